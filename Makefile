@@ -1,0 +1,82 @@
+# make demo    train a small model, break one layer, name it   (FRAMEWORK= SEED= FAULT= STEPS= OUTPUT=)
+# make test    every test, then the core tests once more under numpy 2
+# make check   lint, format and types
+# make bench   what the monitor costs, beside the existing tool   (BENCHMARKS= ARGS=)
+# make venv    the environment for test and check
+# make clean   remove what these made
+#
+# Another interpreter: make PYTHON=python3.11 ...
+
+PYTHON ?= python3
+VENV := .venv
+NUMPY2 := .venv-numpy2
+BENCH := .venv-bench
+
+# Spelled exactly: an open range would fetch whichever build is newest, often gigabytes of another one.
+TORCH := torch==2.13.0
+MINDSPORE := mindspore==2.10.0
+EXISTING_TOOL := mindstudio-probe==26.2.0
+# numpy 1 was never built for Python 3.13.
+NUMPY := "numpy<2; python_version < '3.13'"
+
+PACKAGING := setup.py pyproject.toml
+BENCHMARKS ?= $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
+export OMP_NUM_THREADS ?= 2
+
+.NOTPARALLEL:
+.PHONY: venv demo test check bench clean
+
+venv: $(VENV)/.ready
+
+demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
+	$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
+		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
+
+test: $(VENV)/.ready $(NUMPY2)/.ready
+	$(VENV)/bin/python -m pytest $(ARGS)
+	$(NUMPY2)/bin/python -m pytest tests/core tests/test_layering.py
+
+check: $(VENV)/.ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(BENCH)/.ready
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH)/bin/python "$$script" $(ARGS); done
+
+clean:
+	rm -rf $(VENV) $(NUMPY2) $(BENCH) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
+
+$(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
+	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
+		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
+		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(NUMPY) -e ".[tensorboard,test,check]"
+	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
+
+$(VENV)/.demo-pytorch: $(PACKAGING) | $(VENV)/.created
+	$(VENV)/bin/python -m pip install $(TORCH) $(NUMPY) -e ".[tensorboard]"
+	touch $@
+
+$(VENV)/.demo-mindspore: $(PACKAGING) | $(VENV)/.created
+	$(VENV)/bin/python -m pip install $(MINDSPORE) $(NUMPY) -e ".[tensorboard]"
+	touch $@
+
+$(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
+	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,test]"
+	touch $@
+
+$(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created
+	$(BENCH)/bin/python -m pip install $(TORCH) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard]"
+	touch $@
+
+$(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "Python 3.10 or newer is needed. Name one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(@D)
+	touch $@

@@ -1,0 +1,65 @@
+"""The ``probe`` command. To add a verb, write ``probe/cli/<verb>.py`` and one line in ``VERBS``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from probe import __version__
+
+VERBS: dict[str, str] = {
+    "config": "probe.cli.config:app",
+    "demo": "probe.cli.demo:demo",
+}
+"""Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
+
+
+def _load(verb: str) -> Any:
+    module, _, attribute = VERBS[verb].partition(":")
+    target = getattr(import_module(module), attribute)
+    holder = typer.Typer()
+    if isinstance(target, typer.Typer):
+        holder.add_typer(target, name=verb)
+    else:
+        holder.command(verb)(target)
+    return get_group(holder).commands[verb]
+
+
+class _LazyVerbs(TyperGroup):
+    """Imports a verb when it is run, and all of them to list them or to suggest the nearest one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for verb in [cmd_name] if cmd_name in VERBS else VERBS:
+            if verb not in self.commands:
+                self.commands[verb] = _load(verb)
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(cls=_LazyVerbs, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"probe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _probe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Watches the inside of a training run and names the first bad layer."""
+
+
+def main() -> None:
+    """Runs the command line; the console script starts here."""
+    app(prog_name="probe")

@@ -1,0 +1,181 @@
+"""``probe config``: checks a configuration file, and explains every key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from probe.core.settings import ConfigError, Settings, load, not_built_yet
+from probe.core.settings_problems import nearest
+from probe.core.settings_types import Variants, describe, peel
+
+app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
+
+INTRODUCTION = """\
+# Configuration
+
+A configuration is a JSON file (comments and a comma after a last element are allowed) or a YAML file (`.yaml`, `.yml`).
+Every key may be left out unless its default says `required`. `probe config check FILE` names everything that is wrong
+with a file; `probe config explain KEY` prints one entry of this page.
+
+A key inside another is written with a dot. The keys of `targets` are names of modules, and `alert.rules` is a list: the
+name and the position are left out here.
+
+This page is printed by `probe config explain --markdown`.
+"""
+
+
+class Entry(NamedTuple):
+    """The reference of one key."""
+
+    key: str
+    rule: str
+    """The alert rule whose argument this is, or nothing."""
+    type: str
+    default: str
+    range: str
+    meaning: str
+
+    @property
+    def short(self) -> str:
+        """The first sentence of the meaning."""
+        return re.split(r"(?<=\.) ", self.meaning, maxsplit=1)[0]
+
+
+def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") -> Iterator[Entry]:
+    """The reference of every key of ``model`` and of the mappings inside it, in the order of their declaration."""
+    for name, field in model.model_fields.items():
+        key = f"{above}.{name}" if above else name
+        form = describe(field.annotation, field.metadata)
+        meaning = " ".join((field.description or "").split())
+        yield Entry(key, rule, form.type, _default(field), form.range, meaning)
+        for inner, inner_rule in _inside(field):
+            yield from entries(inner, key, inner_rule or rule)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, BaseModel):
+        return "{}"
+    return "none" if value is None else json.dumps(value)
+
+
+def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
+    """The mappings of known keys that a field holds, each with the rule that it belongs to."""
+    bare, metadata = peel(field.annotation, field.metadata)
+    for variants in metadata:
+        if isinstance(variants, Variants):
+            yield from ((model, rule) for rule, model in variants.models.items())
+    for candidate in (bare, *get_args(bare)) if get_origin(bare) in (tuple, dict) else (bare,):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            yield candidate, ""
+
+
+def full_markdown() -> str:
+    """The text of docs/configuration.md."""
+    head = ("key", "type", "default", "range or values", "meaning")
+    rows = [(_code(e), e.type, f"`{e.default}`", e.range, e.meaning) for e in entries()]
+    return f"{INTRODUCTION}\n{_table(head, rows)}"
+
+
+def short_markdown() -> str:
+    """The table of the README."""
+    return _table(
+        ("key", "type", "default", "meaning"), [(_code(e), e.type, f"`{e.default}`", e.short) for e in entries()]
+    )
+
+
+def _code(entry: Entry) -> str:
+    return f"`{entry.key}`" + (f" of {entry.rule}" if entry.rule else "")
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _plain(entry: Entry, short: bool) -> str:
+    about = f"{entry.key}{f' of {entry.rule}' if entry.rule else ''}: {entry.type}"
+    about += f" ({entry.range})" if entry.range else ""
+    about += ", required" if entry.default == "required" else f", default {entry.default}"
+    meaning = entry.short if short else entry.meaning
+    return about + "\n" + textwrap.fill(meaning, 110, initial_indent="    ", subsequent_indent="    ")
+
+
+@app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="A key such as eps or alert.rules.args.threshold; none: all.")] = "",
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/configuration.md.")] = False,
+    short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
+) -> None:
+    """Say what a key takes, what it is by default and what it means."""
+    if markdown:
+        typer.echo(short_markdown() if short else full_markdown(), nl=False)
+        return
+    wanted = re.sub(r"\[[^\]]*\]", "", key)  # as the errors print it: alert.rules[0].args
+    known = list(entries())
+    found = [entry for entry in known if not wanted or f"{entry.key}.".startswith(f"{wanted}.")]
+    if not found:
+        close = nearest(wanted, [entry.key for entry in known])
+        typer.echo(
+            f"no key {key}" + (f"; did you mean {close}?" if close else "; `probe config explain` lists all"), err=True
+        )
+        raise typer.Exit(2)
+    typer.echo("\n\n".join(_plain(entry, short) for entry in found))
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) -> None:
+    """Name everything that is wrong with a configuration file, or say what it collects."""
+    try:
+        settings = load(file)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    lines = [f"{file}: correct", *(f"  {what:<14}{text}" for what, text in summary(settings))]
+    typer.echo("\n".join(lines))
+
+
+def summary(settings: Settings) -> Iterator[tuple[str, str]]:
+    """What a configuration makes probe do, in pairs of a heading and a text."""
+    collected = list(_collected(settings))
+    yield "collects", ", ".join(collected) or "nothing: switch on xy_, wg_, param_ or mv_distribution"
+    yield "of", ", ".join(settings.targets) or "every module and parameter"
+    yield "numbers", ", ".join((*settings.statistics, "shape", "dtype"))
+    last = f", at most {settings.collect_times} of them" if settings.collect_times != 100_000_000 else ""
+    yield "steps", f"from {settings.start_step}, every {settings.step_interval}{last}"
+    yield "ranks", ", ".join(map(str, settings.module_ranks)) or "all"
+    yield "writes", _written(settings)
+    yield "alerts", ", ".join(rule.rule_name for rule in settings.alert.rules) or "none"
+    if unbuilt := not_built_yet(settings, os.environ):
+        yield "without effect", f"{', '.join(unbuilt)} (not built yet)"
+
+
+def _collected(settings: Settings) -> Iterator[str]:
+    if settings.param_distribution:
+        yield "parameters before and after the update"
+    if settings.xy_distribution and not settings.backward_only:
+        yield "module inputs and outputs"
+    if settings.xy_distribution and not settings.forward_only:
+        yield "gradients of module inputs and outputs"
+    if settings.wg_distribution:
+        yield f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}"
+    if settings.mv_distribution:
+        yield "optimizer state"
+
+
+def _written(settings: Settings) -> str:
+    digits = "6 significant digits" if settings.ndigits is None else f"{settings.ndigits} decimal places"
+    csv = f"csv ({settings.step_count_per_record} steps a file, {digits})"
+    return ", ".join(csv if name == "csv" else name for name in settings.formats)

@@ -1,0 +1,150 @@
+"""The signals ``actv`` and ``actv_grad``: what modules take and give, and the gradients of both."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from probe.core.framework import Tensor
+from probe.core.leaves import children, kind, leaves, numbered
+from probe.core.records import Key
+from probe.core.run import Run
+from probe.core.selection import Names, Watched
+
+Part = tuple[str, Tensor]
+_log = logging.getLogger("probe")
+
+
+@contextmanager
+def activations(run: Run) -> Iterator[None]:
+    """Attaches to every watched module of every chunk."""
+    hooks = run.framework.hooks
+    names = Names(run.settings.squash_name)
+    with ExitStack() as attached:
+        for stage, model in run.chunks:
+            for full, module in hooks.modules(model):
+                watched = names.watch(stage, full, module)
+                if places := run.selection.places(watched):
+                    listener = Listener(run, watched, places)
+                    guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
+                    attached.callback(hooks.on_forward(module, model, listener.before, listener.after, guard))
+                    run.step_ended.append(listener.forget)
+        yield
+
+
+class Listener:
+    """One module's forward and backward within a step."""
+
+    def __init__(self, run: Run, module: Watched, places: dict[str, Any]) -> None:
+        self._run, self._module, self._places = run, module, places
+        self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
+        self._misfits: set[str] = set()
+        self._wants_gradients = "input_grad" in places or "output_grad" in places
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what a step has left; a forward that raised never came to its end."""
+        self._open: list[tuple[int, list[str], Any]] = []
+        self._calls: Counter[tuple[str, int]] = Counter()
+        self._without_graph = False
+
+    def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Inputs are read before the module may change them in place."""
+        if self._run.clock.updating:
+            return
+        call = self._calls[kind_, self._run.clock.micro_step]
+        self._calls[kind_, self._run.clock.micro_step] += 1
+        if kind_ == "training" and "input" in self._places:
+            for part, tensor in self._inputs(inputs, "input"):
+                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+        names: list[str] = []
+        edges = None
+        if "input_grad" in self._places and self._arms(kind_):
+            watched = self._inputs(inputs, "input_grad")
+            names = [part for part, _ in watched]
+            edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
+        self._open.append((call, names, edges))
+
+    def after(self, kind_: str, outputs: Any) -> None:
+        """Outputs are read; hooks for gradients are placed in the graph that this forward has built."""
+        if not self._open or self._run.clock.updating:
+            return
+        call, names, edges = self._open.pop()
+        if kind_ == "training" and "output" in self._places:
+            for part, tensor in self._outputs(outputs, "output"):
+                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+        if not self._wants_gradients or not self._arms(kind_):
+            return
+        if "output_grad" in self._places:
+            for part, tensor in self._outputs(outputs, "output_grad"):
+                self._hooks.on_tensor_gradient(tensor, self._listen(part, call), self._guard)
+        if edges is not None:
+            listeners = [self._listen(part, call) for part in names]
+            results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
+            self._hooks.on_input_gradients(edges, results, listeners, self._guard)
+
+    def _arms(self, kind_: str) -> bool:
+        """Whether the graph of this forward will be differentiated: not if it is built again in the backward."""
+        if kind_ == "training":
+            self._without_graph |= not self._hooks.differentiates()
+            return bool(self._hooks.differentiates())
+        return self._without_graph
+
+    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
+        return self._run.guard(f"gradient of module {self._module.full!r}", function)
+
+    def _listen(self, part: str, call: int) -> Callable[[Tensor], None]:
+        step, micro_step = self._run.clock.step, self._run.clock.micro_step
+
+        def listen(gradient: Tensor) -> None:
+            if self._run.clock.step == step and not self._run.clock.updating:
+                self._record("actv_grad", part, gradient, micro_step, call)
+
+        return listen
+
+    def _record(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        key = Key(self._module.name, part, micro_step, call, self._module.stage)
+        backward = signal == "actv_grad"
+        if backward:
+            key = self._run.recorder.next_call(signal, key)
+        scale = self._hooks.loss_scale() if backward else None
+        self._run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=not backward)
+
+    def _inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], place: str) -> list[Part]:
+        """Tensor arguments in order, keyword arguments after positional ones."""
+        args, kwargs = inputs
+        values = [x for x in leaves((*args, *kwargs.values())) if self._tensors.is_tensor(x)]
+        return self._select(place, args, numbered(values, self._tensors.is_tensor, "input"))
+
+    def _outputs(self, outputs: Any, place: str) -> list[Part]:
+        parts = numbered(list(leaves(outputs)), self._tensors.is_tensor, "output")
+        return self._select(place, outputs, parts)
+
+    def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
+        """The parts that the place's element selector means; all without one."""
+        selector = self._places[place]
+        if selector is None:
+            return parts
+        elements = children(value)
+        came = kind(value)
+        alone = len(elements) == 1 and (came == "tensor" or place.endswith("_grad") or place == "input")
+        fits = selector.kind == came and selector.length in (None, len(elements))
+        if not fits and not (alone and selector.kind in ("tensor", "tuple") and selector.length in (None, 1)):
+            self._misfit(place, selector, f"{came}[{len(elements)}]" if came != "tensor" else came)
+            return []
+        wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
+        return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
+
+    def _misfit(self, place: str, selector: Any, came: str) -> None:
+        if place not in self._misfits:
+            self._misfits.add(place)
+            _log.warning(
+                "targets.%s.%s: expected %s, the module got %s; nothing is recorded there",
+                self._module.full,
+                place,
+                selector,
+                came,
+            )

@@ -1,0 +1,98 @@
+"""What several rules found in a step, in causal order, and which of it came first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite, isinf, isnan
+
+from probe.core.naming import row_name, signal_of
+from probe.core.records import Batch, Finding, Key
+from probe.core.rules import Rule
+
+BEFORE, DURING, AFTER = range(3)
+"""Where a signal stands to the micro steps of its training step."""
+
+WORDS = {"AnomalySpike": "Spike", "AnomalyTurbulence": "Drift", "AnomalyNan": "Excessive value"}
+
+
+def find(
+    rules: Sequence[Rule], batches: Iterable[Batch], failed: Callable[[Rule, Exception], None] | None = None
+) -> list[Finding]:
+    """What ``rules`` find in one step, in causal order.
+
+    Every rule sees every batch; of several that match one (signal, key, op) the first in ``rules`` is reported.
+
+    Args:
+        failed: told of a rule that raised, whose findings in that batch are lost; without it the exception is raised.
+    """
+    first: dict[tuple[str, Key, str], Finding] = {}
+    for batch in batches:
+        for rule in rules:
+            for finding in _judge(rule, batch, failed):
+                first.setdefault((finding.signal, finding.key, finding.op), finding)
+    return sorted(first.values(), key=causal_order)
+
+
+def _judge(rule: Rule, batch: Batch, failed: Callable[[Rule, Exception], None] | None) -> list[Finding]:
+    try:
+        return list(rule.judge(batch))
+    except Exception as error:
+        if failed is None:
+            raise
+        failed(rule, error)
+        return []
+
+
+def causal_order(finding: Finding) -> tuple[int, int, int, int, int]:
+    """Sorts findings such that a cause stands before what it causes.
+
+    Within a step: weights before the forward; then one micro step after the other, forward before backward; then what
+    there is once a step. Last comes the call id. Optimizer state is read before the update, so what is wrong in
+    it because of this step's gradients shows at the next one.
+    """
+    phase = signal_of(finding.signal).phase
+    if finding.micro_stepped:
+        return finding.step, DURING, finding.key.micro_step, phase, finding.order
+    return finding.step, BEFORE if phase == 0 else AFTER, 0, phase, finding.order
+
+
+def diagnose(findings: Iterable[Finding]) -> Finding | None:
+    """The first bad thing of a run so far, or None if there is none."""
+    return min(findings, key=causal_order, default=None)
+
+
+def module_of(finding: Finding) -> str:
+    """The module of an activation, or the one that a parameter belongs to; the root module is ``""``."""
+    key = finding.key
+    return key.name if key.part else key.name.rpartition(".")[0]
+
+
+def explain(finding: Finding) -> str:
+    """The finding as a sentence, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
+    micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
+    meaning = signal_of(finding.signal).meaning
+    return (
+        f"{_what(finding)} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
+        f"in {_module(finding)} is {finding.value:.6g}{_against(finding)}."
+    )
+
+
+def _module(finding: Finding) -> str:
+    return f"module {module_of(finding)}" if module_of(finding) else "the root module"
+
+
+def _what(finding: Finding) -> str:
+    if finding.op == "nans" or isnan(finding.value):
+        return "NaN"
+    if finding.op == "infs" or isinf(finding.value):
+        return "Inf"
+    return WORDS.get(finding.rule, finding.rule)
+
+
+def _against(finding: Finding) -> str:
+    if isnan(finding.expected):
+        return ""
+    if not isfinite(finding.value) or finding.expected == 0:
+        return f", expected {finding.expected:.6g}"
+    bound = "threshold" if finding.rule == "AnomalyNan" else "expected"
+    return f", {abs(finding.value / finding.expected):.4g} times the {bound} {finding.expected:.6g}"

@@ -1,0 +1,81 @@
+"""The bounded queue between a step's drain and the sinks, and the one thread behind it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from probe.core.faults import Faults
+
+Work = Callable[[], None]
+
+
+class Delivery:
+    """Runs work in order on one thread.
+
+    Both queues are ``SimpleQueue``s, whose operations are safe inside a signal handler and in any thread. The thread
+    belongs to the process that started it: in a forked child everything here does nothing.
+    """
+
+    def __init__(self, size: int, when_full: str, faults: Faults) -> None:
+        self._when_full, self._faults, self._process = when_full, faults, os.getpid()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(size):
+            self._room.put(None)
+        self._submitted = self._done = 0
+        self.seconds = 0.0
+        """Time the thread has spent working."""
+        self._thread = threading.Thread(target=self._run, name="probe-delivery", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> bool:
+        """Queues ``work``. When the queue is full, waits for room or drops it, as configured.
+
+        Returns:
+            Whether it was queued.
+        """
+        if not self._here():
+            return False
+        try:
+            self._room.get(block=self._when_full == "wait")
+        except queue.Empty:
+            self._faults.lost("delivery: steps dropped because the queue was full", 1)
+            return False
+        self._submitted += 1
+        self._work.put(work)
+        return True
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until everything submitted so far was worked off; False if that took longer than ``timeout`` seconds."""
+        goal, deadline = self._submitted, time.monotonic() + timeout
+        while self._here() and self._thread.is_alive() and self._done < goal:
+            if time.monotonic() > deadline:
+                self._faults.lost("delivery: steps not written before the deadline", goal - self._done)
+                return False
+            time.sleep(0.001)
+        return True
+
+    def close(self, timeout: float) -> None:
+        """Flushes, then ends the thread."""
+        self.flush(timeout)
+        if self._here() and self._thread.is_alive():
+            self._work.put(None)
+            self._thread.join(timeout)
+
+    def _here(self) -> bool:
+        return os.getpid() == self._process
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            begin = time.thread_time()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread
+                self._faults.note("delivery", error)
+            self.seconds += time.thread_time() - begin
+            self._done += 1
+            self._room.put(None)

@@ -1,0 +1,53 @@
+"""Values for the program that asks for them while training runs."""
+
+from __future__ import annotations
+
+from probe.core.naming import tag
+from probe.core.recorder import Recorder
+from probe.core.records import Batch
+from probe.core.run import Run
+from probe.core.session import Session
+
+Metrics = dict[str, dict[str, float]]
+
+
+def values_of(run: Run | None, session: Session | None, signal: str) -> Metrics:
+    """``{tag: {op: value}}`` of one signal in the step in progress, or in the one that has just ended."""
+    if run is None or session is None:
+        return {}
+    if len(run.recorder):
+        batches = run.recorder.peek([signal]).batches(run.clock.step)
+    elif session.last is not None:
+        step, pending = session.last
+        batches = [batch for batch in pending.batches(step) if batch.signal == signal]
+    else:
+        return {}
+    return {name: values for batch in batches for name, values in _by_tag(run, batch).items()}
+
+
+def gradients_of(run: Run | None, session: Session | None) -> tuple[Metrics, Metrics]:
+    """Reduced and unreduced weight gradients."""
+    unreduced = values_of(run, session, "grad_unreduced")
+    if run is not None and run.clock.sampled and not run.clock.updating and len(run.recorder):
+        return values_before_update(run), unreduced
+    return values_of(run, session, "grad_reduced"), unreduced
+
+
+def values_before_update(run: Run) -> Metrics:
+    """What the optimizer would be given now."""
+    tensors = run.framework.tensors
+    now = Recorder(tensors, run.recorder.columns, run.settings.eps)
+    for collect in run.gradients_now:
+        collect(now)
+    return {
+        name: values for batch in now.drain().batches(run.clock.step) for name, values in _by_tag(run, batch).items()
+    }
+
+
+def _by_tag(run: Run, batch: Batch) -> Metrics:
+    ops = {name: batch.op(name) for name in run.settings.statistics}
+    rank = run.framework.groups.rank()
+    return {
+        tag(batch.signal, key, rank, batch.micro_stepped): {name: float(values[i]) for name, values in ops.items()}
+        for i, key in enumerate(batch.keys)
+    }

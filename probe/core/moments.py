@@ -1,0 +1,113 @@
+"""The columns that one reduction of a tensor yields, and every op derived from them.
+
+A framework computes *moments*; their meaning is decided here, on the host, in float64 NumPy. Moments of shards merge
+exactly. To add an op, add a line to ``OPS``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Shapes = Sequence[tuple[int, ...]]
+
+MOMENTS: dict[str, str] = {
+    "min": "smallest element; NaN if any element is NaN",
+    "max": "largest element; NaN if any element is NaN",
+    "sum": "sum of the elements",
+    "sumsq": "sum of the squares of the elements",
+    "m2": "sum of the squared deviations from the mean",
+    "nans": "number of NaN elements",
+    "infs": "number of infinite elements",
+    "below": "number of elements whose magnitude is below eps",
+}
+"""Every moment a framework may be asked for. Complex elements count by their magnitude, bool as 0 and 1."""
+
+EMPTY: dict[str, float] = {
+    "min": np.nan, "max": np.nan, "sum": 0.0, "sumsq": 0.0, "m2": 0.0, "nans": 0.0, "infs": 0.0, "below": 0.0
+}  # fmt: skip
+"""The moments of a tensor without elements; no framework is asked for them."""
+
+
+def numels(shapes: Shapes) -> Array:
+    """Element counts of ``shapes``."""
+    return np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+
+
+def _mean(total: Array, shapes: Shapes) -> Array:
+    counts = numels(shapes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(counts > 0, total / counts, np.nan)
+
+
+def _scalar(total: Array, shapes: Shapes) -> Array:
+    return np.where([len(shape) == 0 for shape in shapes], total, np.nan).astype(np.float64)
+
+
+class Op(NamedTuple):
+    """A number derived from one moment and the shape."""
+
+    moment: str
+    derive: Callable[[Array, Shapes], Array]
+    meaning: str
+
+
+OPS: dict[str, Op] = {
+    "min": Op("min", lambda x, _: x, "smallest element"),
+    "max": Op("max", lambda x, _: x, "largest element"),
+    "mean": Op("sum", _mean, "arithmetic mean"),
+    "norm": Op("sumsq", lambda x, _: np.sqrt(x), "Euclidean (L2) norm of all elements"),
+    "zeros": Op("below", _mean, "fraction of elements whose magnitude is below eps"),
+    "nans": Op("nans", lambda x, _: x, "number of NaN elements"),
+    "infs": Op("infs", lambda x, _: x, "number of infinite elements"),
+    "std": Op("m2", lambda x, shapes: np.sqrt(_mean(x, shapes)), "population standard deviation, as numpy.std"),
+    "id": Op("sum", _scalar, "the value of a 0-d tensor; NaN for any other"),
+}
+"""Every op that can be configured, besides ``shape`` and ``dtype``, which are always written."""
+
+COUNTS = frozenset({"nans", "infs"})
+"""Ops whose values are whole numbers."""
+
+
+def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
+    """The moments that ``ops`` need, in the order of ``MOMENTS``. No more is ever computed."""
+    needed = {OPS[op].moment for op in ops}
+    return tuple(moment for moment in MOMENTS if moment in needed)
+
+
+def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
+    """Values of ``op``, or of a column that a signal adds under that very name.
+
+    Raises:
+        KeyError: if neither the op's moment nor a column of that name was collected.
+    """
+    known = OPS.get(op)
+    if known is None:
+        return columns[op]
+    return known.derive(columns[known.moment], shapes)
+
+
+def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float]:
+    """The moments of a tensor from those of its disjoint shards; exact up to rounding.
+
+    ``m2`` follows Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
+    (1979), and needs ``sum`` beside it.
+    """
+    merged: dict[str, float] = {}
+    for name in shards[0]:
+        values = np.array([shard[name] for shard, count in zip(shards, counts, strict=True) if count], dtype=np.float64)
+        if not len(values):
+            merged[name] = EMPTY[name]
+        elif name in ("min", "max"):
+            merged[name] = float(values.min() if name == "min" else values.max())
+        else:
+            merged[name] = float(values.sum())
+    if "m2" in merged and sum(counts):
+        mean = merged["sum"] / sum(counts)
+        merged["m2"] += sum(n * (s["sum"] / n - mean) ** 2 for s, n in zip(shards, counts, strict=True) if n)
+    return merged

@@ -1,0 +1,65 @@
+"""Names as users see them: signals, squashed names, stage prefixes, tags."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from probe.core.records import Key
+
+
+class Signal(NamedTuple):
+    """A thing that is measured, and where it stands in a training step."""
+
+    task: str
+    """How tags call it."""
+    phase: int
+    """Causal rank within a step: weights, then forward, backward, reduced gradients, state, updated weights."""
+    meaning: str
+
+
+SIGNALS: dict[str, Signal] = {
+    "param_origin": Signal("param_origin", 0, "parameter before the update"),
+    "actv": Signal("actv", 1, "module inputs and outputs"),
+    "actv_grad": Signal("actv_grad", 2, "gradients of module inputs and outputs"),
+    "grad_unreduced": Signal("pre_grad", 2, "weight gradient of this rank before any reduction"),
+    "grad_reduced": Signal("post_grad", 3, "weight gradient as the optimizer applies it"),
+    "param_updated": Signal("param_updated", 5, "parameter after the update"),
+}
+"""Every fixed signal. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
+
+STATE_PHASE = 4
+
+
+def signal_of(name: str) -> Signal:
+    """The signal called ``name``; anything not fixed is optimizer state, under its own name."""
+    return SIGNALS.get(name) or Signal(name, STATE_PHASE, f"optimizer state {name}")
+
+
+_SQUASH = [re.compile(rf"^.*\.({head}.*)") for head in (r"layers?\.", r"embeddings?\.", "final", "output", "norm")]
+
+
+def squash_name(name: str) -> str:
+    """The part of ``name`` from its last layer, embedding, final, output or norm component on.
+
+    The first of those five that occurs after a dot decides; a name with none of them is returned as it is.
+    """
+    for pattern in _SQUASH:
+        if found := pattern.match(name):
+            return found.group(1)
+    return name
+
+
+def row_name(key: Key) -> str:
+    """The ``name`` column of a CSV row: ``fc.input_0`` for activations, ``fc.weight`` for parameters."""
+    return f"{key.name}.{key.part}" if key.part else key.name
+
+
+def tag(signal: str, key: Key, rank: int, micro_stepped: bool) -> str:
+    """The tag of a row without its op, such as ``0:fc.input:0/rank0/actv`` or ``0:fc.weight/rank0/post_grad``.
+
+    A repetition of a module within one micro step reads ``0:fc.input:0.call1/rank0/actv``.
+    """
+    micro = f":{key.micro_step}" if micro_stepped else ""
+    call = f".call{key.call}" if key.call else ""
+    return f"{key.stage}:{row_name(key)}{micro}{call}/rank{rank}/{signal_of(signal).task}"

@@ -1,0 +1,59 @@
+"""Where a run's files go, and the manifest that says what they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from probe.core.sinks.files import replacing
+
+SCHEMA = 1
+"""Version of the output's layout; raised when a reader of the older one would go wrong."""
+
+ZONE = timezone(timedelta(hours=8), "UTC+08:00")
+"""Directory names are in this zone whatever the machine's, so that those of all ranks and tools compare."""
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def output_root(environ: Mapping[str, str]) -> Path:
+    """``MONITOR_OUTPUT_DIR``, else ``./monitor_output``."""
+    return Path(environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
+
+
+def create(root: Path, rank: int, now: float) -> Path:
+    """Makes this run's directory under ``root``, such as ``Dec03_21-34-40-rank0-1f0c9a3e``.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    start = datetime.fromtimestamp(now, ZONE)
+    time = f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
+    # uuid4 asks the operating system: the random generators of the training run are not touched.
+    directory = root / f"{time}-rank{rank}-{uuid.uuid4().hex[:8]}"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:
+    """Writes ``manifest.json`` as a whole; call it again with more fields when more is known."""
+    text = json.dumps(_plain({"schema": SCHEMA, **fields}), ensure_ascii=False, indent=1)
+    with replacing(directory / "manifest.json") as file:
+        file.write(text + "\n")
+
+
+def _plain(value: object) -> object:
+    """``value`` in what every JSON reader knows: NaN and the infinities, which JSON lacks, become strings."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)

@@ -1,0 +1,212 @@
+"""One step's readings: reduced where the tensors are alive, brought to the host in one trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from probe.core.framework import Block, Tensor, Tensors
+from probe.core.moments import EMPTY
+from probe.core.records import Array, Batch, Key
+
+Reference = int
+"""A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
+NOTHING = 1 << 60
+"""The reference of a tensor without elements."""
+
+
+@dataclass
+class Readings:
+    """The rows of one signal, in parallel lists; a key that comes again replaces its row."""
+
+    micro_stepped: bool
+    scale: Tensor | None = None
+    keys: dict[Key, int] = field(default_factory=dict)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    dtypes: list[object] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    references: list[Reference] = field(default_factory=list)
+
+    def put(self, key: Key, shape: tuple[int, ...], dtype: object, order: int, reference: Reference) -> None:
+        at = self.keys.get(key)
+        if at is None:
+            self.keys[key] = len(self.references)
+            self.shapes.append(shape)
+            self.dtypes.append(dtype)
+            self.order.append(order)
+            self.references.append(reference)
+        else:
+            self.shapes[at], self.dtypes[at], self.order[at], self.references[at] = shape, dtype, order, reference
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step's readings on their way to the host."""
+
+    readings: dict[str, Readings]
+    columns: tuple[str, ...]
+    wait: Callable[[], Array]
+    block_rows: int
+    scale_rows: dict[str, int]
+    """Where the factor stands that a signal's values carry (a gradient scaler's)."""
+
+    def batches(self, step: int) -> list[Batch]:
+        """Waits for the device, once."""
+        rows = self.wait() if self.block_rows else np.empty((0, len(self.columns)))
+        nothing = np.array([[EMPTY[name] for name in self.columns]])
+        rows = np.concatenate([rows, nothing])
+        return [self._batch(signal, readings, rows, step) for signal, readings in self.readings.items()]
+
+    def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
+        at = np.minimum(np.array(readings.references, dtype=np.int64), len(rows) - 1)
+        columns = {name: rows[at, i] for i, name in enumerate(self.columns)}
+        if signal in self.scale_rows:
+            columns = _unscaled(columns, {n: rows[self.scale_rows[signal], i] for i, n in enumerate(self.columns)})
+        dtypes = {dtype: str(dtype) for dtype in set(readings.dtypes)}
+        return Batch(
+            signal=signal,
+            step=step,
+            keys=tuple(readings.keys),
+            shapes=tuple(readings.shapes),
+            dtypes=tuple(dtypes[dtype] for dtype in readings.dtypes),
+            order=np.array(readings.order, dtype=np.int64),
+            columns=columns,
+            micro_stepped=readings.micro_stepped,
+        )
+
+
+def _unscaled(columns: dict[str, Array], factor: dict[str, float]) -> dict[str, Array]:
+    """Moments of ``x / s`` from those of ``x``, ``s`` being known by its own moments."""
+    linear = next((factor[name] for name in ("sum", "min", "max") if name in factor), None)
+    scale = linear if linear is not None else float(np.sqrt(factor.get("sumsq", 1.0)))
+    power = {"min": 1, "max": 1, "sum": 1, "sumsq": 2, "m2": 2}
+    return {name: values / scale ** power.get(name, 0) for name, values in columns.items()}
+
+
+class Recorder:
+    """Collects one step's readings. Used on the training thread alone; waits for no device."""
+
+    def __init__(self, tensors: Tensors, columns: Sequence[str], eps: float) -> None:
+        self._tensors, self.columns, self._eps = tensors, tuple(columns), eps
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the step."""
+        self._readings: dict[str, Readings] = {}
+        self._blocks: list[Block] = []
+        self._rows = 0
+        self._held: list[Tensor] = []
+        self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
+        self._calls = 0
+
+    def __len__(self) -> int:
+        return self._calls
+
+    def record(
+        self,
+        signal: str,
+        key: Key,
+        tensor: Tensor,
+        *,
+        micro_stepped: bool = False,
+        scale: Tensor | None = None,
+        shared: bool = False,
+    ) -> None:
+        """Reduces a tensor that may be freed or changed the next moment.
+
+        Args:
+            micro_stepped: whether rows of this signal are told apart by their micro step.
+            scale: a factor that the values carry, divided out on the host.
+            shared: whether the same object may be recorded again this step, then to be reduced only once.
+        """
+        shape, dtype = self._tensors.describe(tensor)
+        reference = self._once(tensor, shape) if shared else self._reduce(tensor, shape, scale)
+        self._put(signal, micro_stepped, scale).put(key, shape, dtype, self._calls, reference)
+        self._calls += 1
+
+    def record_all(
+        self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor], *, scale: Tensor | None = None
+    ) -> None:
+        """Reduces a list of tensors in few launches."""
+        if not tensors:
+            return
+        readings = self._put(signal, False, scale)
+        described = [self._tensors.describe(tensor) for tensor in tensors]
+        full = [t for t, (shape, _) in zip(tensors, described, strict=True) if 0 not in shape]
+        row = self._add(self._moments(full, scale), len(full)) if full else NOTHING
+        for key, (shape, dtype) in zip(keys, described, strict=True):
+            empty = 0 in shape
+            readings.put(key, shape, dtype, self._calls, NOTHING if empty else row)
+            row += not empty
+            self._calls += 1
+
+    def next_call(self, signal: str, key: Key) -> Key:
+        """``key``, or its next repetition if it was recorded before."""
+        readings = self._readings.get(signal)
+        while readings is not None and key in readings.keys:
+            key = key._replace(call=key.call + 1)
+        return key
+
+    def drain(self) -> Pending:
+        """Hands the step over and begins another; starts the one copy to the host."""
+        pending = self.peek(None)
+        self.clear()
+        return pending
+
+    def peek(self, signals: Iterable[str] | None) -> Pending:
+        """What was seen so far of ``signals`` (all if None), which goes on being collected."""
+        chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
+        self._settle()
+        scale_rows = {
+            signal: self._add(self._moments([readings.scale], None), 1)
+            for signal, readings in chosen.items()
+            if readings.scale is not None
+        }
+        wait = self._tensors.to_host(self._blocks)
+        return Pending(dict(chosen), self.columns, wait, self._rows, scale_rows)
+
+    def _settle(self) -> None:
+        """Reduces the held tensors together and points their rows there."""
+        if not self._held:
+            return
+        first = self._add(self._moments(self._held, None), len(self._held))
+        self._held = []
+        for readings in self._readings.values():
+            readings.references = [r if r >= 0 else first - 1 - r for r in readings.references]
+        self._seen = {k: (alive, r if r >= 0 else first - 1 - r) for k, (alive, r) in self._seen.items()}
+
+    def _put(self, signal: str, micro_stepped: bool, scale: Tensor | None) -> Readings:
+        readings = self._readings.get(signal)
+        if readings is None:
+            readings = self._readings[signal] = Readings(micro_stepped)
+        if scale is not None:
+            readings.scale = scale
+        return readings
+
+    def _once(self, tensor: Tensor, shape: tuple[int, ...]) -> Reference:
+        identity, alive = self._tensors.identity(tensor)
+        seen = self._seen.get(identity)
+        if seen is not None and seen[0]() is not None:
+            return seen[1]
+        reference = self._reduce(tensor, shape, None)
+        self._seen[identity] = (alive, reference)
+        return reference
+
+    def _reduce(self, tensor: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> Reference:
+        if 0 in shape:
+            return NOTHING
+        held = self._tensors.hold(tensor) if scale is None else None
+        if held is None:
+            return self._add(self._moments([tensor], scale), 1)
+        self._held.append(held)
+        return -len(self._held)
+
+    def _moments(self, tensors: Sequence[Tensor], scale: Tensor | None) -> Block:
+        return self._tensors.moments(tensors, self.columns, self._eps, scale)
+
+    def _add(self, block: Block, rows: int) -> Reference:
+        self._blocks.append(block)
+        self._rows += rows
+        return self._rows - rows

@@ -1,0 +1,53 @@
+"""Alert rules: one a file, chosen by the name that a configuration gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from probe.core.records import Batch, Finding
+from probe.core.rules.nan import AnomalyNan
+from probe.core.rules.spike import AnomalySpike
+from probe.core.rules.turbulence import AnomalyTurbulence
+
+GROUP = "probe.rules"
+"""Entry point group in which other packages offer rules."""
+
+
+class Rule(Protocol):
+    """Judges one signal's rows at one step; may remember earlier ones; never sees a framework or a tensor."""
+
+    def judge(self, batch: Batch) -> Iterable[Finding]:
+        """What is wrong in ``batch``. Called once a batch, in the order of steps, always from one thread."""
+
+
+Factory = Callable[[Any, int, Sequence[str]], Rule]
+"""Makes a rule from its configured ``args``, the rank, and the configured ops.
+
+``args`` is an object with the documented attributes; for a rule of another package, the mapping that was configured.
+"""
+
+RULES: dict[str, Factory] = {
+    "AnomalyNan": AnomalyNan,
+    "AnomalySpike": AnomalySpike,
+    "AnomalyTurbulence": AnomalyTurbulence,
+}
+
+
+def factory(name: str) -> Factory:
+    """The factory of the rule called ``name``; other packages are searched only for what is not built in.
+
+    Raises:
+        ValueError: if there is no such rule.
+    """
+    if name in RULES:
+        return RULES[name]
+    for found in entry_points(group=GROUP, name=name):
+        offered: Factory = found.load()
+        return offered
+    offers = sorted({*RULES, *(found.name for found in entry_points(group=GROUP))})
+    near = get_close_matches(name, offers, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"there is no rule {name!r}; there are {', '.join(offers)}{hint}")

@@ -1,0 +1,139 @@
+"""What rules remember of each (signal, key, op): plain arrays, and the row that each key has in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.moments import OPS
+from probe.core.records import Array, Batch, Key
+
+Indices = npt.NDArray[np.int64]
+log = logging.getLogger(__name__)
+
+LIMIT = 1_000_000
+"""The most (signal, key, op) that one rule remembers."""
+FORGET_AFTER = 10_000
+"""Steps after which a key that no longer comes may give its place to another. Only done when there is no room."""
+NEVER = np.iinfo(np.int64).max
+"""A last step that every step lies before: the row is wiped when it is next used."""
+
+
+class Field(NamedTuple):
+    """One number, or a vector of them, that is remembered for each (signal, key, op)."""
+
+    initial: float
+    dtype: type[np.generic]
+    shape: tuple[int, ...] = ()
+
+
+class Readings(NamedTuple):
+    """The values of several ops of one batch in one line; four columns of equal length."""
+
+    values: Array
+    slots: Indices
+    """Where each value's memory lies in :meth:`History.of`."""
+    op: Indices
+    """Index of its op."""
+    at: Indices
+    """Row in the batch."""
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Readings:
+        return Readings(self.values[mask], self.slots[mask], self.op[mask], self.at[mask])
+
+
+class History:
+    """Memory for ``ops`` of every key seen, bounded, and wiped for a key whose step goes back (a rollback)."""
+
+    def __init__(self, ops: Sequence[str], fields: Mapping[str, Field], limit: int = LIMIT) -> None:
+        self.dropped = 0
+        """Values that were not judged because there was no room to remember them."""
+        self._ops = tuple(ops)
+        self._fields = dict(fields)
+        self._arrays = {name: _rows(field, 0, len(self._ops)) for name, field in fields.items()}
+        self._last_step = np.empty(0, dtype=np.int64)
+        self._limit = limit // max(len(self._ops), 1)
+        self._index: dict[str, dict[Key, int]] = {}
+        self._free: list[int] = []
+        self._latest: dict[str, tuple[tuple[Key, ...], Indices]] = {}
+
+    def of(self, name: str) -> npt.NDArray[Any]:
+        """The array of a field, by slot. Writing to it remembers; fetch it anew after each :meth:`read`."""
+        return self._arrays[name].reshape(-1, *self._fields[name].shape)
+
+    def read(self, batch: Batch) -> Readings:
+        """What ``batch`` holds of these ops, without NaN and without what there is no room for."""
+        ops = [n for n, op in enumerate(self._ops) if op in OPS and OPS[op].moment in batch.columns]
+        if not ops or not len(batch):
+            return Readings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
+        rows = self._rows_of(batch)
+        values = np.stack([batch.op(self._ops[n]) for n in ops])
+        op, at = np.nonzero(~np.isnan(values) & (rows >= 0))
+        kinds = np.array(ops, dtype=np.int64)[op]
+        return Readings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
+
+    def _rows_of(self, batch: Batch) -> Indices:
+        """Each key's row; -1 where there is no room."""
+        keys, rows = self._latest.get(batch.signal, ((), None))
+        if rows is None or keys != batch.keys:
+            rows = self._look_up(batch)
+        held = rows[rows >= 0]
+        self._wipe(held[self._last_step[held] > batch.step])
+        self._last_step[held] = batch.step
+        return rows
+
+    def _look_up(self, batch: Batch) -> Indices:
+        index = self._index.setdefault(batch.signal, {})
+        self._admit(index, [key for key in batch.keys if key not in index], batch.step)
+        rows = np.fromiter((index.get(key, -1) for key in batch.keys), dtype=np.int64, count=len(batch))
+        missing = int((rows < 0).sum())
+        if missing:
+            self._count_dropped(missing)
+        else:
+            self._latest[batch.signal] = (batch.keys, rows)
+        return rows
+
+    def _admit(self, index: dict[Key, int], keys: Sequence[Key], step: int) -> None:
+        if len(keys) > len(self._free):
+            self._grow(len(self._last_step) + len(keys) - len(self._free))
+        if len(keys) > len(self._free):
+            self._forget_before(step - FORGET_AFTER)
+        for key in keys[: len(self._free)]:
+            index[key] = self._free.pop()
+
+    def _grow(self, wanted: int) -> None:
+        """Makes room for ``wanted`` rows or more, by doubling, up to the limit."""
+        old = len(self._last_step)
+        added = min(max(wanted, 2 * old, 64), self._limit) - old
+        self._last_step = np.append(self._last_step, np.full(added, NEVER))
+        for name, field in self._fields.items():
+            self._arrays[name] = np.concatenate([self._arrays[name], _rows(field, added, len(self._ops))])
+        self._free += range(old + added - 1, old - 1, -1)
+
+    def _forget_before(self, step: int) -> None:
+        gone = set(np.flatnonzero(self._last_step < step).tolist())
+        if not gone:
+            return
+        for signal, index in self._index.items():
+            self._index[signal] = {key: row for key, row in index.items() if row not in gone}
+        self._last_step[list(gone)] = NEVER
+        self._free += gone
+        self._latest.clear()
+
+    def _wipe(self, rows: Indices) -> None:
+        if len(rows):
+            for name, field in self._fields.items():
+                self._arrays[name][rows] = field.initial
+
+    def _count_dropped(self, keys: int) -> None:
+        if not self.dropped:
+            log.warning("alert rule has no room for more keys: limit=%d; further ones are not judged", self._limit)
+        self.dropped += keys * len(self._ops)
+
+
+def _rows(field: Field, count: int, ops: int) -> npt.NDArray[Any]:
+    return np.full((count, ops, *field.shape), field.initial, dtype=field.dtype)

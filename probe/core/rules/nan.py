@@ -1,0 +1,57 @@
+"""Numbers that no training should show: NaN, Inf and, if a threshold is given, anything beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.moments import COUNTS, OPS, derive
+from probe.core.records import Array, Batch, Finding
+from probe.core.rules.findings import Reporter
+
+
+class AnomalyNan:
+    """Reports NaN and Inf in every configured op, and magnitudes above ``args.threshold`` if it is not None.
+
+    It has no memory, so a value that stays NaN is reported at every sampled step. The counts ``nans`` and ``infs`` are
+    findings where they are above 0, whatever the threshold. A NaN that only says that an op has no answer is none:
+    ``min``, ``max``, ``mean``, ... of a tensor without elements, ``id`` of a tensor that is not a scalar.
+    """
+
+    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+        self._threshold: float | None = args.threshold
+        self._ops = ops
+        self._reporter = Reporter("AnomalyNan", rank, "threshold")
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        for op in self._ops:
+            moment = OPS[op].moment if op in OPS else op
+            if moment not in batch.columns:
+                continue
+            at = np.array([row for row in self._bad(batch, op, moment) if _answers(op, batch.shapes[row])], dtype=int)
+            if len(at):
+                values = derive(op, {moment: batch.columns[moment][at]}, [batch.shapes[row] for row in at])
+                expected = np.full(len(at), np.nan) if op in COUNTS else self._expected(values)
+                yield from self._reporter.findings(batch, op, at, values, expected)
+
+    def _bad(self, batch: Batch, op: str, moment: str) -> npt.NDArray[np.int64]:
+        """Rows to look at more closely. A moment is finite just where its op is, and needs no division by shapes."""
+        column = batch.columns[moment]
+        if op in COUNTS:
+            return np.flatnonzero(~(column == 0))
+        bad = ~np.isfinite(column)
+        if self._threshold is not None:
+            bad |= np.abs(batch.op(op)) > self._threshold
+        return np.flatnonzero(bad)
+
+    def _expected(self, values: Array) -> Array:
+        threshold = np.nan if self._threshold is None else self._threshold
+        return np.where(np.isfinite(values), threshold, np.nan)
+
+
+def _answers(op: str, shape: tuple[int, ...]) -> bool:
+    """Whether ``op`` of a tensor of this shape is a number at all."""
+    return shape == () if op == "id" else 0 not in shape

@@ -1,0 +1,131 @@
+"""Values of another order of magnitude than what the same key showed lately."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import log, prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.records import Array, Batch, Finding
+from probe.core.rules.findings import Reporter
+from probe.core.rules.history import Field, History, Indices, Readings
+
+Mask = npt.NDArray[np.bool_]
+
+EXTREMES = ("min", "max")
+FEW = 4
+"""A norm that fewer elements than this make up is near 0 by mere chance now and then."""
+MAD_TO_SIGMA = 1.4826
+"""The standard deviation of a normal distribution, in median absolute deviations."""
+
+
+class AnomalySpike:
+    """Reports magnitudes far from the median of the last ``args.window`` ones of the same (signal, key, op).
+
+    With ``x = ln|value|`` a value spikes if ``|x - median| > max(ln(args.min_ratio), args.threshold * 1.4826 * MAD)``,
+    MAD being the median absolute deviation of the window (Hampel's identifier; Davies and Gather, "The identification
+    of multiple outliers", 1993). Logarithms, because healthy norms swing by factors; medians, because a spike in the
+    window must not hide the next one; ``min_ratio``, because a constant has no spread. A norm may be too large or too
+    small. Any other op can only be too large, as extremes and means come close to 0 when they change sign; and so can
+    a norm that few elements make up (a small tensor, or a sparse one such as the output of a ReLU that is mostly off).
+
+    Nothing is judged before ``args.warm_up`` values are held. Zeros are neither judged nor held, nor are NaN and Inf,
+    which ``AnomalyNan`` reports, nor integers and booleans: ids and masks have no typical size. A spike is not held.
+    After one is reported, a key's op stays silent for ``args.cool_down`` values; that many spikes in a row are a
+    new level, with which its history begins anew.
+    The ``expected`` of a finding, the median, is a magnitude: it has no sign.
+    """
+
+    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+        self._args = args
+        self._ops = [op for op in args.ops if op in ops]
+        self._two_sided = np.array([op == "norm" for op in self._ops], dtype=bool)
+        fields = {
+            "window": Field(np.nan, np.float32, (args.window,)),
+            "held": Field(0, np.int64),
+            "streak": Field(0, np.int64),
+            "silent": Field(0, np.int64),
+        }
+        self.history = History(self._ops, fields)
+        self._reporter = Reporter("AnomalySpike", rank, "history median")
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        readings = self.history.read(batch)
+        readings = readings.where(
+            np.isfinite(readings.values) & (readings.values != 0) & _has_size(batch.dtypes)[readings.at]
+        )
+        sizes = np.log(np.abs(readings.values))
+        spikes, medians = self._spikes(batch, readings, sizes)
+        reported = self._remember(readings.slots, sizes, spikes)
+        found, expected = readings.where(reported), np.exp(medians[reported])
+        for n in np.unique(found.op).tolist():
+            own = found.op == n
+            yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
+
+    def _spikes(self, batch: Batch, readings: Readings, sizes: Array) -> tuple[Mask, Array]:
+        """Which values spike, and the medians of those that might (NaN elsewhere)."""
+        spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
+        windows = self.history.of("window")[readings.slots]
+        likely = self._candidates(readings, sizes, windows)
+        medians[likely] = _medians(windows[likely])
+        above = sizes[likely] - medians[likely]
+        spread = _medians(np.abs(windows[likely] - medians[likely, None]))
+        limit = np.maximum(log(self._args.min_ratio), self._args.threshold * MAD_TO_SIGMA * spread)
+        for n, excess, bound in zip(likely.tolist(), above.tolist(), limit.tolist(), strict=True):
+            spikes[n] = excess > bound or (-excess > bound and self._may_be_small(batch, readings, n))
+        return spikes, medians
+
+    def _candidates(self, readings: Readings, sizes: Array, windows: npt.NDArray[np.float32]) -> Indices:
+        """Values that could spike, by bounds that are cheaper than a median: it lies between the extremes."""
+        ready = self.history.of("held")[readings.slots] >= self._args.warm_up
+        above = sizes - np.fmin.reduce(windows, axis=1)
+        below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)
+        return np.flatnonzero(ready & (np.maximum(above, below) > log(self._args.min_ratio)))
+
+    def _may_be_small(self, batch: Batch, readings: Readings, n: int) -> bool:
+        """Whether a small value of this reading can be judged at all."""
+        row = readings.at[n]
+        return bool(self._two_sided[readings.op[n]]) and _elements(batch, row, readings.values[n]) >= FEW
+
+    def _remember(self, slots: Indices, sizes: Array, spikes: Mask) -> Mask:
+        """Updates the history; which spikes to report."""
+        window, held = self.history.of("window"), self.history.of("held")
+        streak, silent = self.history.of("streak"), self.history.of("silent")
+        reported: Mask = spikes & (silent[slots] == 0)
+        silent[slots] = np.where(reported, self._args.cool_down, np.maximum(silent[slots] - 1, 0))
+        streak[slots] = np.where(spikes, streak[slots] + 1, 0)
+        settled = streak[slots] >= max(self._args.cool_down, 1)
+        window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
+        kept = ~spikes | settled
+        places = slots[kept]
+        window[places, held[places] % self._args.window] = sizes[kept]
+        held[places] += 1
+        return reported
+
+
+def _elements(batch: Batch, row: int, norm: float) -> float:
+    """How many elements make up ``norm``: at least as many as elements of the largest magnitude would give it."""
+    peak = max((abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns), default=0.0)
+    return float((norm / peak) ** 2) if peak else prod(batch.shapes[row])
+
+
+def _medians(windows: npt.NDArray[np.floating[Any]]) -> Array:
+    """The median of each row, leaving out the NaN with which it is filled up; every row has a number.
+
+    Several times faster than ``numpy.nanmedian``, which treats short rows one by one.
+    """
+    ordered = np.sort(windows, axis=1)  # NaN last
+    counts = (~np.isnan(windows)).sum(axis=1)
+    rows = np.arange(len(windows))
+    middle: Array = (ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]).astype(np.float64) / 2
+    return middle
+
+
+@lru_cache(maxsize=64)
+def _has_size(dtypes: tuple[str, ...]) -> Mask:
+    """Which dtypes are measurements; under every framework's spelling."""
+    return np.array([not ("int" in name.lower() or "bool" in name.lower()) for name in dtypes], dtype=bool)

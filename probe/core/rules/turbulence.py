@@ -1,0 +1,53 @@
+"""Values that stray from their own running mean by more than a given part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.records import Array, Batch, Finding
+from probe.core.rules.findings import Reporter
+from probe.core.rules.history import Field, History
+
+DECAY = 0.99
+OPS = ("norm", "mean")
+
+
+class AnomalyTurbulence:
+    """Reports ``|value| > mean * (1 + args.threshold)`` for the ops norm and mean.
+
+    ``mean`` is the exponential mean (decay 0.99) of the magnitudes before this value, without bias correction. It
+    begins with the first magnitude that is not 0: a key that starts at 0 (a bias, an unused branch) has nothing yet
+    to be compared with, and its first step away from 0 is no alarm. NaN is no turbulence, Inf is, and neither is
+    remembered. ``args.both_sides`` also reports ``|value| < mean * (1 - args.threshold)``, which needs a threshold
+    below 1.
+    """
+
+    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+        self._threshold: float = args.threshold
+        self._both_sides: bool = args.both_sides
+        self._ops = [op for op in OPS if op in ops]
+        self.history = History(self._ops, {"mean": Field(np.nan, np.float64)})
+        self._reporter = Reporter("AnomalyTurbulence", rank, "history mean")
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        readings = self.history.read(batch)
+        sizes = np.abs(readings.values)
+        means = self.history.of("mean")
+        before: Array = means[readings.slots]
+        strays = self._strays(sizes, before)
+        learned = np.isfinite(sizes) & ~(np.isnan(before) & (sizes == 0))
+        after = np.where(np.isnan(before), sizes, DECAY * before + (1 - DECAY) * sizes)
+        means[readings.slots[learned]] = after[learned]
+        found, expected = readings.where(strays), before[strays]
+        for n in np.unique(found.op).tolist():
+            own = found.op == n
+            yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
+
+    def _strays(self, sizes: Array, means: Array) -> npt.NDArray[np.bool_]:
+        """Comparisons with a mean that has not begun (NaN) are false."""
+        strays: npt.NDArray[np.bool_] = sizes > means * (1 + self._threshold)
+        return strays | (sizes < means * (1 - self._threshold)) if self._both_sides else strays

@@ -1,0 +1,101 @@
+"""What a source sees of the run it watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from probe.core.faults import Faults
+from probe.core.framework import FrameworkAdapter, Optimizer, Remove, Tensor
+from probe.core.recorder import Recorder
+from probe.core.selection import Selection, Watched
+
+
+@dataclass
+class Clock:
+    """Where the run is. Hooks test ``sampled`` and nothing else on steps that are not."""
+
+    step: int = 0
+    sampled: bool = False
+    micro_step: int = 0
+    updating: bool = False
+    """Whether the gradients of this step are complete: what a closure computes from now on is line search."""
+    _forward: bool = False
+    _backward: bool = False
+    _backward_id: int | None = None
+
+    def begin(self, step: int, sampled: bool) -> None:
+        """Another training step."""
+        self.step, self.sampled, self.micro_step, self.updating = step, sampled, 0, False
+        self._forward = self._backward = False
+        self._backward_id = None
+
+    def forward_began(self) -> None:
+        """A forward of the whole model: the first after a backward begins another micro batch."""
+        if self._backward:
+            self.micro_step += 1
+            self._backward = False
+        self._forward = True
+
+    def backward_began(self, identity: int) -> None:
+        """A gradient has come; where no forward of the whole model is seen, each backward is a micro batch."""
+        if not self._forward and self._backward_id not in (None, identity):
+            self.micro_step += 1
+        self._backward_id, self._backward = identity, True
+
+
+@dataclass
+class Cost:
+    """Seconds that probe spent on the training thread in this step."""
+
+    hooks: float = 0.0
+    drain: float = 0.0
+
+
+@dataclass
+class Run:
+    """The run, for sources: what to watch, where to record, when steps begin and end."""
+
+    settings: Any
+    framework: FrameworkAdapter
+    chunks: list[tuple[int, Any]]
+    """Model chunks by virtual pipeline stage."""
+    optimizers: list[Optimizer]
+    selection: Selection
+    recorder: Recorder
+    faults: Faults
+    main_grad: bool
+    clock: Clock = field(default_factory=Clock)
+    cost: Cost = field(default_factory=Cost)
+    before_update: list[Callable[[Optimizer, list[Watched], Tensor | None], None]] = field(default_factory=list)
+    after_update: list[Callable[[Optimizer, list[Watched]], None]] = field(default_factory=list)
+    step_ended: list[Callable[[], None]] = field(default_factory=list)
+    gradients_now: list[Callable[[Recorder], None]] = field(default_factory=list)
+    """Record the gradients that are held now, for who asks before the update."""
+    parameters: list[Watched] = field(default_factory=list)
+    attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
+    attached: ExitStack = field(default_factory=ExitStack)
+    """Hooks on parameters; closed when the sources are."""
+
+    def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
+        """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise."""
+        clock, cost, faults = self.clock, self.cost, self.faults
+
+        def hook(*args: Any) -> None:
+            if not clock.sampled:
+                return
+            begin = time.perf_counter()
+            try:
+                function(*args)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+                faults.note(where, error)
+            cost.hooks += time.perf_counter() - begin
+
+        return hook
+
+    def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
+        """Attaches to every watched parameter that can have a gradient, and to those that come later."""
+        self.attachers.append(attach)

@@ -1,0 +1,193 @@
+"""Attach, count steps, deliver, detach. The one place that owns the step counter and every hook."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from probe.core.delivery import Delivery
+from probe.core.framework import Optimizer, Tensor
+from probe.core.records import Batch, Snapshot
+from probe.core.recorder import Pending
+from probe.core.run import Cost, Run
+from probe.core.schedule import Schedule
+from probe.core.selection import Names, Watched
+from probe.core.sources import Source
+
+Judge = Callable[[Sequence[Batch]], list[Any]]
+
+
+class Session:
+    """One monitored run between attaching and detaching.
+
+    Args:
+        run: what is watched; its clock, recorder and lists of listeners are this session's from now on.
+        deliver: gets every sampled step on the delivery thread.
+    """
+
+    def __init__(
+        self, run: Run, schedule: Schedule, start: int, delivery: Delivery | None, deliver: Callable[[Snapshot], None]
+    ) -> None:
+        self._run, self._schedule, self._delivery, self._deliver = run, schedule, delivery, deliver
+        self._hooks = run.framework.hooks
+        self._names = Names(run.settings.squash_name)
+        self._known: dict[int, Watched] = {}
+        self._waiting: list[Watched] = []
+        self._owned: dict[int, list[Watched]] = {}
+        self._stepped: set[int] = set()
+        self._census: tuple[int, ...] = ()
+        self._outcome = "applied"
+        self._stack = ExitStack()
+        self._retire_with: Callable[[], None] | None = None
+        self.last: tuple[int, Pending] | None = None
+        """The step that ended last, if it was sampled and nothing of the next has been seen."""
+        run.clock.begin(start, schedule.samples(start))
+
+    def attach(self, sources: Sequence[Source]) -> None:
+        """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
+        try:
+            self._stack.callback(self._run.attached.close)
+            for source in sources:
+                self._stack.enter_context(source(self._run))
+            self._find_parameters()
+            for optimizer in self._run.optimizers:
+                self._stack.callback(self._hooks.on_step(optimizer, self))
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Takes every hook away; afterwards model, optimizer and framework are as they were found."""
+        self._run.clock.sampled = False
+        self._stack.close()
+
+    def retire(self, remove: Callable[[], None]) -> None:
+        """Calls ``remove`` at the next forward, where hooks may be taken away safely: the hooks of the step that has
+        just ended are still being iterated."""
+        self._retire_with = remove
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be sampled."""
+        return self._schedule.finished
+
+    # What the optimizer's hooks call.
+
+    def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Gradients are as they will be applied."""
+        if id(optimizer) in self._stepped:
+            self._guarded("end of step", self._end)
+        if not self._run.clock.sampled:
+            return
+        begin = time.perf_counter()
+        for listen in self._run.before_update:
+            self._guarded("before the update", lambda listen=listen: listen(optimizer, self._of(optimizer), scale))
+        self._run.clock.updating = len(self._stepped) + 1 == len(self._run.optimizers)
+        self._run.cost.hooks += time.perf_counter() - begin
+
+    def after(self, optimizer: Optimizer, outcome: str) -> None:
+        """The update was applied or skipped; the step ends when every optimizer has had its turn."""
+        if self._run.clock.sampled:
+            begin = time.perf_counter()
+            for listen in self._run.after_update:
+                self._guarded("after the update", lambda listen=listen: listen(optimizer, self._of(optimizer)))
+            self._run.cost.hooks += time.perf_counter() - begin
+        self._outcome = outcome
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._run.optimizers):
+            self._guarded("end of step", self._end)
+
+    def _end(self) -> None:
+        """Hands a sampled step over and begins the next."""
+        run, step = self._run, self._run.clock.step
+        self.last = None
+        try:
+            if run.clock.sampled:
+                self._hand_over(self._outcome)
+                self._schedule.collected += 1
+        finally:
+            self._stepped.clear()
+            run.clock.begin(step + 1, self._schedule.samples(step + 1))
+        if run.clock.sampled:
+            self._find_parameters()
+        if self._schedule.finished and self._retire_with is not None:
+            self._arm_retirement()
+
+    def flush_partial(self) -> None:
+        """Delivers what was seen of a step that will never end."""
+        if self._run.clock.sampled and len(self._run.recorder):
+            self._guarded("end of step", lambda: self._hand_over("partial"))
+
+    def _hand_over(self, outcome: str) -> None:
+        run, begin = self._run, time.perf_counter()
+        step, now = run.clock.step, time.time()
+        try:
+            pending = run.recorder.drain()
+        finally:
+            for listen in run.step_ended:
+                listen()
+            run.recorder.clear()
+        self.last = (step, pending)
+        cost, run.cost = run.cost, Cost()
+        cost.drain = time.perf_counter() - begin
+        if self._delivery is not None:
+            self._delivery.submit(lambda: self._deliver_step(pending, step, now, cost, outcome))
+
+    def _deliver_step(self, pending: Pending, step: int, now: float, cost: Cost, outcome: str) -> None:
+        batches = pending.batches(step)
+        spent = {"hooks": cost.hooks, "drain": cost.drain}
+        rank = self._run.framework.groups.rank()
+        self._deliver(Snapshot(step, rank, now, batches, self._run.settings.statistics, cost=spent, outcome=outcome))
+
+    def _arm_retirement(self) -> None:
+        remove, self._retire_with = self._retire_with, None
+        _, model = self._run.chunks[0]
+        if remove is not None:
+            self._stack.callback(self._hooks.at_next_forward(model, remove))
+
+    def _guarded(self, where: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._run.faults.note(where, error)
+
+    # Parameters, including those that come later.
+
+    def _find_parameters(self) -> None:
+        """Watches parameters that are new since the last look, and hooks those that have become trainable."""
+        census = tuple(len(self._hooks.owned(optimizer)) for optimizer in self._run.optimizers)
+        if census != self._census:
+            self._census = census
+            self._watch_new()
+            self._share_out()
+        still: list[Watched] = []
+        for parameter in self._waiting:
+            if self._hooks.trainable(parameter.thing):
+                for attach in self._run.attachers:
+                    self._run.attached.callback(attach(parameter))
+            else:
+                still.append(parameter)
+        self._waiting = still
+
+    def _watch_new(self) -> None:
+        for stage, model in self._run.chunks:
+            for full, thing in self._hooks.parameters(model):
+                if id(thing) in self._known:
+                    continue
+                watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
+                if self._run.selection.watches(watched):
+                    self._run.parameters.append(watched)
+                    self._waiting.append(watched)
+
+    def _share_out(self) -> None:
+        """Which optimizer's step each parameter belongs to; what none updates goes with the first."""
+        mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
+        first = id(self._run.optimizers[0])
+        self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
+        for parameter in self._run.parameters:
+            self._owned[mine.get(id(parameter.thing), first)].append(parameter)
+
+    def _of(self, optimizer: Optimizer) -> list[Watched]:
+        return self._owned.get(id(optimizer), [])

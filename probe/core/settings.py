@@ -1,0 +1,292 @@
+"""The configuration: every key, its type, range, default and meaning; JSON and YAML in, all problems at once.
+
+The docstring under a field is what `probe config explain` prints and what docs/configuration.md holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike, fspath
+from typing import Annotated, Any, Literal
+
+import annotated_types as ranges
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from probe.core.moments import OPS
+from probe.core.settings_alerts import RULE_ARGS, Alert, Rule
+from probe.core.settings_files import read
+from probe.core.settings_problems import ConfigError, problems
+from probe.core.settings_types import (
+    Flag,
+    Form,
+    Integer,
+    Names,
+    Number,
+    Place,
+    Rank,
+    Section,
+    Selector,
+    Text,
+    not_empty,
+    wrong,
+)
+
+__all__ = ["NOT_BUILT", "RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load", "not_built_yet"]
+
+logger = logging.getLogger("probe.settings")
+
+ALWAYS_WRITTEN = ("shape", "dtype")
+_FORMATS = Names(("csv", "tensorboard", "api"))
+_MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_STAMP = Form("timestamp", "such as Dec03_21-34-40")
+_STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
+
+
+def _one_or_list(value: object, each: ValidatorFunctionWrapHandler) -> Any:
+    return (_FORMATS.check(value),) if isinstance(value, str) else each(value)
+
+
+def _flag_or_accumulated(value: object) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    if value == "accumulated":
+        return "accumulated"
+    raise wrong(_MICRO_BATCH.expected)
+
+
+def _none_or_two(stamps: tuple[str, ...]) -> tuple[str, ...]:
+    if len(stamps) in (0, 2):
+        return stamps
+    raise wrong(_STAMPS.expected)
+
+
+def _without_spaces(value: object) -> object:
+    return value.replace(" ", "") if isinstance(value, str) else value
+
+
+class Target(Section):
+    """What of one module is watched."""
+
+    input: Place = None
+    """Which of the module's positional inputs is watched, by its type: `tensor`, or `tuple[2]:0` for element 0 of a
+    tuple of 2 (`tuple[2]` means the same). `list[3]:1` and `dict[2]:0` read alike, a dict in the order of its keys. Of
+    input, output, input_grad and output_grad only those listed are watched; `{}` watches all four with every tensor in
+    them."""
+    output: Place = None
+    """Which of the module's outputs is watched, written as for input."""
+    input_grad: Place = None
+    """Which gradient with respect to the module's inputs is watched, written as for input."""
+    output_grad: Place = None
+    """Which gradient with respect to the module's outputs is watched, written as for input."""
+
+    @property
+    def places(self) -> Mapping[str, Selector | None]:
+        """The watched places, each with its selector; None stands for every tensor there."""
+        listed = {name: place for name in type(self).model_fields if (place := getattr(self, name)) is not None}
+        return listed or dict.fromkeys(type(self).model_fields)
+
+
+class CcDistribution(Section):
+    """Monitoring of collective communication."""
+
+    enable: Flag = False
+    """Whether collectives are monitored, in runs of several processes. Create the monitor early, before other libraries
+    keep references to the collectives."""
+    cc_codeline: tuple[Text, ...] = ()
+    r"""Lines of code whose collectives are monitored, as regular expressions such as `train.py\[23\]`. Empty: all."""
+    cc_pre_hook: Flag = False
+    """Whether the tensors before communication are monitored too."""
+    cc_log_only: Flag = False
+    """Whether the calls (stack, dtype, group) are only logged, once, without monitoring any tensor; training is then
+    stopped."""
+
+
+class L2Targets(Section):
+    """Modules of the interpretable features."""
+
+    attention_hook: tuple[Text, ...] | None = None
+    """Attention modules whose entropy and softmax_max are recorded, by their exact names such as
+    `0:layers.0.attention`. Missing or empty: none."""
+    linear_hook: tuple[Text, ...] | None = None
+    """Linear modules whose stable rank and kernel_norm are recorded. Missing: none; empty list: every module with a
+    two-dimensional weight."""
+    moe_router_weight_hook: tuple[Text, ...] | None = None
+    """Router modules of mixtures of experts whose weight similarity is recorded. Missing or empty: none."""
+    moe_router_logit_hook: tuple[Text, ...] | None = None
+    """Router modules of mixtures of experts whose entropy over the experts is recorded for each token. Missing or
+    empty: none."""
+
+
+class Settings(Section):
+    """Everything a user can configure."""
+
+    targets: dict[Text, Target] = Field(default_factory=dict)
+    """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
+    squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
+    `layers.1` never takes `layers.10`. Empty: everything."""
+    dynamic_on: Flag = False
+    """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
+    it this key has no effect. Not built yet: accepted and checked, without effect."""
+    start_step: Integer = Field(0, ge=0)
+    """First step that is collected."""
+    collect_times: Integer = Field(100_000_000, ge=0)
+    """Number of steps that are collected; then monitoring ends."""
+    step_interval: Integer = Field(1, ge=1)
+    """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
+    print_struct: Flag = False
+    """Whether the names and structures of all modules are written after the first step and training is then stopped.
+    Not built yet: accepted and checked, without effect."""
+    module_ranks: tuple[Rank, ...] = ()
+    """Ranks that collect and write. Empty: all."""
+    ur_distribution: Flag = False
+    """Whether distributions of the optimizer's update vectors and update ratios are shown as heatmaps. Not built yet:
+    accepted and checked, without effect."""
+    xy_distribution: Flag = False
+    """Whether module inputs and outputs (`actv`) and their gradients (`actv_grad`) are collected."""
+    all_xy: Flag = False
+    """With xy_distribution: whether every module is watched. Modules listed in targets keep the places listed there,
+    all others give all four."""
+    forward_only: Flag = False
+    """With xy_distribution: collects inputs and outputs only, not their gradients."""
+    backward_only: Flag = False
+    """With xy_distribution: collects gradients of inputs and outputs only. With forward_only as well neither is
+    collected, and a warning says so."""
+    mv_distribution: Flag = False
+    """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
+    keeps."""
+    param_distribution: Flag = False
+    """Whether parameters are collected, before (`param_origin`) and after (`param_updated`) the update."""
+    wg_distribution: Flag = False
+    """Whether weight gradients are collected, before (`grad_unreduced`) and after (`grad_reduced`) reduction over
+    ranks."""
+    monitor_mbs_grad: Annotated[bool | Literal["accumulated"], PlainValidator(_flag_or_accumulated), _MICRO_BATCH] = (
+        False
+    )
+    """With wg_distribution: whether unreduced gradients are collected for each micro batch. true gives that micro
+    batch's own gradient; `accumulated` gives the running sum over the micro batches of the step, where the framework
+    keeps one; false gives the step's local total."""
+    mg_direction: Flag = False
+    """Whether the fraction of elements whose gradient and momentum agree in sign is collected. Not built yet: accepted
+    and checked, without effect."""
+    cc_distribution: CcDistribution = CcDistribution()
+    """Monitoring of collective communication. Not built yet: accepted and checked, without effect."""
+    alert: Alert = Alert()
+    """Rules that report suspicious values while training runs."""
+    format: Annotated[
+        tuple[Annotated[Text, _FORMATS], ...],
+        AfterValidator(not_empty),
+        WrapValidator(_one_or_list),
+        Form("name or list of names", ", ".join(_FORMATS.names), f"one or a list of {', '.join(_FORMATS.names)}"),
+    ] = ("csv",)
+    """Where values go: `csv` files, `tensorboard` event files, or `api`, which writes nothing and keeps them for the
+    program to ask for. A list writes to several at once."""
+    ops: tuple[Annotated[Text, Names((*OPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
+    """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
+    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions. shape and
+    dtype are written in any case. Empty: norm, and a warning says so."""
+    eps: Number = Field(1e-8, ge=0)
+    """Magnitude below which the op zeros counts an element."""
+    ndigits: Annotated[Integer, ranges.Ge(0), ranges.Le(20)] | None = None
+    """Decimal places of the numbers in CSV files. Missing: 6 significant digits, so that small numbers stay
+    readable."""
+    step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
+    """Number of steps that one CSV file holds."""
+    append_output: Annotated[
+        tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
+        AfterValidator(_none_or_two),
+        _STAMPS,
+    ] = ()
+    """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`, between which each
+    rank finds the directory that it goes on writing to. Not built yet: accepted and checked, without effect."""
+    squash_name: Flag = True
+    """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
+    it off where shortened names clash, as in multimodal models."""
+    stack_info: Flag = False
+    """Whether each module's call stack at the first collected step is written. Not built yet: accepted and checked,
+    without effect."""
+    recording_l2_features: Flag = False
+    """Whether the interpretable features of the modules in l2_targets are recorded. Not built yet: accepted and
+    checked, without effect."""
+    l2_targets: L2Targets = L2Targets()
+    """Modules whose interpretable features are recorded. Not built yet: accepted and checked, without effect."""
+    sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
+    """Order of the dimensions of the query and key tensors of attention_hook: s is the sequence, b the batch, h the
+    head, d the dimension within a head."""
+    queue_size: Integer = Field(8, ge=1, le=1000)
+    """Number of collected steps that may wait between training and the files."""
+    when_queue_full: Annotated[Text, Names(("wait", "drop"))] = "wait"
+    """What happens if queue_size steps wait and another comes: `wait` holds training up and loses nothing; `drop` loses
+    that step and counts it."""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats without repetition."""
+        return tuple(dict.fromkeys(self.format))
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
+        return tuple(dict.fromkeys(op for op in self.ops if op not in ALWAYS_WRITTEN)) or ("norm",)
+
+
+def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
+    """The settings in a JSON or YAML file or in a mapping.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    name, values, found = "the given mapping", source, list[str]()
+    if isinstance(source, str | PathLike):
+        name = fspath(source)
+        values, found = read(source)
+    if not isinstance(values, Mapping):
+        raise ConfigError(name, [f"expected the path of a file or a mapping, got {type(source).__name__}"])
+    try:
+        settings = Settings.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(name, [*found, *problems(error, Settings)]) from None
+    if found:
+        raise ConfigError(name, found)
+    for warning in _doubts(settings):
+        logger.warning("%s: %s", name, warning)
+    return settings
+
+
+def _doubts(settings: Settings) -> Iterator[str]:
+    if settings.forward_only and settings.backward_only:
+        yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
+    if not set(settings.ops) - set(ALWAYS_WRITTEN):
+        yield "ops names nothing to compute: norm is collected"
+
+
+def _dynamic(environ: Mapping[str, str]) -> bool:
+    return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
+
+
+NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
+    "dynamic_on": lambda _, environ: _dynamic(environ),
+    "print_struct": lambda settings, _: settings.print_struct,
+    "ur_distribution": lambda settings, _: settings.ur_distribution,
+    "mg_direction": lambda settings, _: settings.mg_direction,
+    "cc_distribution": lambda settings, _: settings.cc_distribution.enable or settings.cc_distribution.cc_log_only,
+    "append_output": lambda settings, _: bool(settings.append_output),
+    "stack_info": lambda settings, _: settings.stack_info,
+    "recording_l2_features": lambda settings, _: settings.recording_l2_features,
+    "l2_targets": lambda settings, _: any(names is not None for _, names in settings.l2_targets),
+}
+"""Keys that are accepted and checked but have no effect yet, and whether a configuration switches them on."""
+
+
+def not_built_yet(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """The keys that are switched on but have no effect yet; `environ` as `os.environ` gives it."""
+    return [key for key, switched_on in NOT_BUILT.items() if switched_on(settings, environ)]

@@ -1,0 +1,123 @@
+"""The `alert` section of the configuration: which rules judge the values, and with what arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from probe.core.moments import OPS
+from probe.core.settings_types import (
+    Flag,
+    Form,
+    Integer,
+    Names,
+    Number,
+    Section,
+    Text,
+    Threshold,
+    Variants,
+    not_empty,
+    wrong,
+)
+
+RULES_GROUP = "probe.rules"
+"""The entry point group by which third parties add rules."""
+
+
+class TurbulenceArgs(Section):
+    """Deviation from the history mean."""
+
+    threshold: Threshold
+    """Relative deviation from the history mean that is reported, as a fraction: 0.5 means more than half above it.
+    Judges the ops norm and mean."""
+    both_sides: Flag = False
+    """Whether values below (1 - threshold) times the history mean are reported too."""
+
+
+class NanArgs(Section):
+    """NaN, infinity and excess."""
+
+    threshold: Threshold | None = None
+    """Magnitude above which a value is reported, in the unit of the op. NaN and infinity are reported in any case."""
+
+
+class SpikeArgs(Section):
+    """Robust deviation from the recent past."""
+
+    window: Integer = Field(32, ge=4, le=10_000)
+    """Number of latest samples of each value that its median and spread are taken from."""
+    warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
+    """Number of samples of a value before it is judged. Not more than window."""
+    threshold: Number = Field(12.0, gt=0)
+    """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
+    deviation, both of the logarithm of the magnitude."""
+    min_ratio: Number = Field(20.0, gt=1)
+    """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that very steady values
+    do not alarm at small changes."""
+    cool_down: Integer = Field(10, ge=0)
+    """Number of samples after a report during which the same value is not reported again."""
+    ops: Annotated[tuple[Annotated[Text, Names(tuple(OPS))], ...], AfterValidator(not_empty)] = ("norm", "min", "max")
+    """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left
+    out."""
+
+    @field_validator("warm_up")
+    @classmethod
+    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
+        window = info.data.get("window", warm_up)
+        if warm_up > window:
+            raise wrong(f"an integer 2..{window} (not more than window; 10 if missing)")
+        return warm_up
+
+
+RULE_ARGS: dict[str, type[Section]] = {
+    "AnomalyTurbulence": TurbulenceArgs,
+    "AnomalyNan": NanArgs,
+    "AnomalySpike": SpikeArgs,
+}
+"""The rules that come with probe, and the model of what each takes."""
+
+
+def _known_rule(name: str) -> str:
+    if name not in RULE_ARGS:
+        Names((*RULE_ARGS, *(point.name for point in entry_points(group=RULES_GROUP)))).check(name)
+    return name
+
+
+def _args_of_rule(value: object, info: ValidationInfo) -> Any:
+    """The model of the rule named beside it; a third party's rule gets a plain dict."""
+    model = RULE_ARGS.get(info.data.get("rule_name", ""))
+    if model is None:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise wrong("a mapping")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise PydanticCustomError("inside", "see error", {"model": model, "error": error}) from None
+
+
+_RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}")
+
+
+class Rule(Section):
+    """One alert rule."""
+
+    rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME]
+    """Name of the rule. AnomalyTurbulence compares with the history mean, AnomalyNan finds NaN, infinity and too large
+    values, AnomalySpike finds leaps against the recent past. Other names are those of installed packages with an entry
+    point in the group `probe.rules`."""
+    args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
+    """What the rule takes. A third party's rule gets this mapping as it is."""
+
+
+class Alert(Section):
+    """Automatic alerts."""
+
+    rules: tuple[Rule, ...] = ()
+    """Rules that judge every collected value. For one value the first rule that matches is reported."""
+    dump: Flag = False
+    """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""

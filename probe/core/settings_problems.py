@@ -1,0 +1,110 @@
+"""What is wrong with a configuration, one line a problem, led by the key's path."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from probe.core.settings_types import describe, peel
+
+Path = tuple[int | str, ...]
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_KEY = "[key]"  # pydantic's last part of the location of a dict's key
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        super().__init__(source, problems)
+        self.source = source
+        """The file, or ``configuration`` if it came as a mapping."""
+        self.problems = tuple(problems)
+        """One line each, led by the path of a key or by ``file:line:column``."""
+
+    def __str__(self) -> str:
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
+        advice = "Correct these and start again; `probe config explain KEY` says what a key takes."
+        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, advice))
+
+
+def path_text(path: Path) -> str:
+    """A path as users write it: ``alert.rules[0].args``, ``targets["layers.0"].input``."""
+    text = ""
+    for part in path:
+        if not text:
+            text = str(part) or '""'
+        elif isinstance(part, str) and _IDENTIFIER.fullmatch(part):
+            text += f".{part}"
+        else:
+            text += f"[{json.dumps(part, ensure_ascii=False)}]"
+    return text
+
+
+def nearest(name: object, names: Sequence[str]) -> str | None:
+    """The name of ``names`` that a user may have meant, whatever the case."""
+    known = {candidate.casefold(): candidate for candidate in names}
+    close = get_close_matches(str(name).casefold(), list(known), n=1)
+    return known[close[0]] if close else None
+
+
+def problems(error: ValidationError, model: type[BaseModel], at: Path = ()) -> Iterator[str]:
+    """Every problem of ``error``, raised by ``model``, which stands at the path ``at``."""
+    for entry in error.errors(include_url=False):
+        context: Mapping[str, Any] = entry.get("ctx", {})
+        path = (*at, *entry["loc"])
+        if entry["type"] == "inside":
+            yield from problems(context["error"], context["model"], path)
+        else:
+            shown = path_text(path[:-1] if path[-1:] == (_KEY,) else path)
+            yield f"{shown}: {_sentence(entry['type'], entry['loc'], entry['input'], context, model)}"
+
+
+def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> str:
+    if kind == "invalid_key" or loc[-1:] == (_KEY,):
+        return f"expected a string as key, got {_shown(loc[-1] if kind == 'invalid_key' else value)}; put it in quotes"
+    if kind == "extra_forbidden":
+        return _unknown_key(loc[-1], list(_resolve(model, loc[:-1])[0].model_fields))
+    expected = context.get("expected") or describe(*_resolve(model, loc)).expected
+    if kind == "missing":
+        return f"missing; expected {expected}"
+    hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
+    return f"expected {expected}, got {_shown(value)}{hint}"
+
+
+def _unknown_key(key: object, known: Sequence[str]) -> str:
+    listed = f"one of {', '.join(known)}" if len(known) <= 10 else "one that `probe config explain` lists"
+    return f"unknown key{_hint(key, known) or f'; expected {listed}'}"
+
+
+def _hint(name: object, names: Sequence[str]) -> str:
+    close = nearest(name, names)
+    return f"; did you mean {close}?" if close else ""
+
+
+def _shown(value: object) -> str:
+    """``value`` as JSON writes it, cut to what fits a line."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError, RecursionError):  # keys that JSON lacks; a YAML alias inside its own anchor
+        text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _resolve(model: type[BaseModel], loc: Path) -> tuple[Any, Sequence[object]]:
+    """The annotation and metadata at ``loc`` inside ``model``."""
+    annotation: Any = model
+    metadata: Sequence[object] = ()
+    for part in loc:
+        bare, _ = peel(annotation, metadata)
+        if get_origin(bare) in (tuple, dict):
+            annotation, metadata = get_args(bare)[0 if get_origin(bare) is tuple else 1], ()
+        else:
+            field = bare.model_fields[part]
+            annotation, metadata = field.annotation, field.metadata
+    return annotation, metadata

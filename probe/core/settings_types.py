@@ -1,0 +1,192 @@
+"""The kinds of value a configuration takes: what each accepts, and how the reference and the errors describe it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+import annotated_types as ranges
+from pydantic import (
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    Strict,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+class Section(BaseModel):
+    """A mapping of known keys, read once and never changed; the docstring under each field is its reference."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Form(NamedTuple):
+    """How a kind of value is described. As metadata of an annotation it replaces the description made from it."""
+
+    type: str
+    range: str = ""
+    phrase: str = ""
+    """What an error says was expected, if that is not an article, the type and the range."""
+
+    @property
+    def expected(self) -> str:
+        article = "an" if self.type[0] in "aeiou" else "a"
+        return self.phrase or " ".join(filter(None, (article, self.type, self.range)))
+
+
+@dataclass(frozen=True)
+class Names:
+    """Metadata that admits these strings only."""
+
+    names: tuple[str, ...]
+
+    @property
+    def listed(self) -> str:
+        """The names as users read them, in quotes where they hold commas themselves."""
+        return ", ".join(f'"{name}"' if "," in name else name for name in self.names)
+
+    def check(self, value: str) -> str:
+        if value not in self.names:
+            raise PydanticCustomError(
+                "unknown_name", "unknown name", {"names": self.names, "expected": f"one of {self.listed}"}
+            )
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Metadata of a mapping whose keys depend on a name given beside it."""
+
+    models: Mapping[str, type[Section]]
+
+
+def wrong(expected: str) -> PydanticCustomError:
+    """The error of a validator that expected something else."""
+    return PydanticCustomError("expected", "expected {expected}", {"expected": expected})
+
+
+def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``values``. Not pydantic's own check of the length, which counts wrong elements as missing."""
+    if not values:
+        raise PydanticCustomError("empty", "empty")
+    return values
+
+
+def _integral(value: object) -> object:
+    """JSON writers print whole numbers as 1e8; what is not whole is left to the strict check."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Flag = Annotated[bool, Strict()]
+Integer = Annotated[int, Strict(), BeforeValidator(_integral)]
+Rank = Annotated[Integer, ranges.Ge(0)]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Threshold = Annotated[Number, ranges.Ge(0)]
+Text = Annotated[str, Strict()]
+
+_SELECTOR = re.compile(r"(tensor)|(tuple|list|dict)\[(\d{1,6})\](?::(\d{1,6}))?", re.ASCII)
+_SELECTOR_FORM = Form("element selector", 'such as "tensor", "tuple[2]:0", "list[3]:1" or "dict[2]:0"')
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Which element of a module's inputs or outputs is watched."""
+
+    kind: str
+    """``tensor``, ``tuple``, ``list`` or ``dict``."""
+    length: int
+    """Number of elements that are expected; 1 for a tensor."""
+    index: int = 0
+    """Position of the element, from 0; within a dict in the order of its keys."""
+
+    @classmethod
+    def parse(cls, text: str) -> Selector:
+        """The selector written as ``text``; without an index it means element 0.
+
+        Raises:
+            ValueError: if ``text`` is no selector or its index is not below its length.
+        """
+        found = _SELECTOR.fullmatch(text.replace(" ", ""))
+        if not found:
+            raise wrong(_SELECTOR_FORM.expected)
+        tensor, kind, length, index = found.groups(default="0")
+        if found[1]:
+            return cls(tensor, 1)
+        if int(index) >= int(length):
+            raise wrong(f"an element selector whose index is below its length {int(length)}")
+        return cls(kind, int(length), int(index))
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "tensor" else f"{self.kind}[{self.length}]:{self.index}"
+
+
+def _selector(value: object) -> Selector | None:
+    if value is None or isinstance(value, Selector):
+        return value
+    if not isinstance(value, str):
+        raise wrong(_SELECTOR_FORM.expected)
+    return Selector.parse(value)
+
+
+Place = Annotated[
+    Selector | None,
+    PlainValidator(_selector),
+    PlainSerializer(lambda selector: selector and str(selector), return_type=str | None),
+    _SELECTOR_FORM,
+]
+
+
+def peel(annotation: Any, metadata: Sequence[object] = ()) -> tuple[Any, list[object]]:
+    """The bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
+    found = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        bare, inside = peel(annotation.__origin__, annotation.__metadata__)
+        return bare, found + inside
+    if origin in (Union, UnionType):
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        if len(members) == 1:
+            bare, inside = peel(members[0])
+            return bare, found + inside
+    return annotation, found
+
+
+_NOUNS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
+    """How values of an annotated type are described."""
+    bare, found = peel(annotation, metadata)
+    for item in found:
+        if isinstance(item, Form):
+            return item
+        if isinstance(item, Names):
+            return Form("name", item.listed, f"one of {item.listed}")
+    if bare is bool:
+        return Form("boolean", "", "true or false")
+    if get_origin(bare) is tuple:
+        item_form = describe(get_args(bare)[0])
+        among = f"out of {item_form.range}" if item_form.type == "name" else item_form.range
+        return Form(f"list of {item_form.type}s", item_form.range, f"a list of {item_form.type}s {among}".strip())
+    return Form(_NOUNS.get(bare, "mapping"), _range(found))
+
+
+def _range(metadata: Sequence[object]) -> str:
+    low = next((item.ge for item in metadata if isinstance(item, ranges.Ge)), None)
+    high = next((item.le for item in metadata if isinstance(item, ranges.Le)), None)
+    above = next((item.gt for item in metadata if isinstance(item, ranges.Gt)), None)
+    if low is not None and high is not None:
+        return f"{low}..{high}"
+    return f">= {low}" if low is not None else f"> {above}" if above is not None else ""

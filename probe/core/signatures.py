@@ -1,0 +1,59 @@
+"""The two positional orders of ``set_monitor``: the documented one, and the one the existing tool really takes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Attachment(NamedTuple):
+    """What ``set_monitor`` was given."""
+
+    model: Any
+    grad_acc_steps: int
+    optimizer: Any
+    dp_group: Any
+    tp_group: Any
+    start_iteration: int
+
+
+def read(*args: Any, **kwargs: Any) -> Attachment:
+    """The arguments under their names; an optimizer in second place means the existing tool's order.
+
+    Raises:
+        TypeError: for a missing, repeated or unknown argument.
+        ValueError: for a value out of range.
+    """
+    existing = len(args) > 1 and callable(getattr(args[1], "step", None))
+    attachment = (_existing if existing else _documented)(*args, **kwargs)
+    _check("grad_acc_steps", attachment.grad_acc_steps, 1)
+    _check("start_iteration", attachment.start_iteration, 0)
+    return attachment
+
+
+def _documented(
+    model: Any,
+    grad_acc_steps: int = 1,
+    optimizer: Any = None,
+    dp_group: Any = None,
+    tp_group: Any = None,
+    start_iteration: int = 0,
+) -> Attachment:
+    if optimizer is None:
+        raise TypeError("set_monitor: the optimizer is missing; call set_monitor(model, grad_acc_steps, optimizer)")
+    return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
+
+
+def _existing(
+    model: Any,
+    optimizer: Any,
+    grad_acc_steps: int = 1,
+    tp_group: Any = None,
+    dp_group: Any = None,
+    start_iteration: int = 0,
+) -> Attachment:
+    return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
+
+
+def _check(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"set_monitor: {name}: expected an integer of at least {least}, got {value!r}")

@@ -1,0 +1,47 @@
+"""Where snapshots go. To add a writer or an alert channel, write one file here and add one line to ``SINKS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from probe.core.records import Snapshot
+from probe.core.sinks.context import SinkContext
+
+
+class Sink(Protocol):
+    """Takes snapshots, one after the other, on the delivery thread.
+
+    Any method may raise: the caller counts it and goes on, and the next ``write`` must work again if it can.
+    """
+
+    def open(self) -> None:
+        """Called once, before the first ``write``."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Returns when whoever reads what this sink writes can see all of ``snapshot``."""
+
+    def close(self) -> None:
+        """Called once, after the last ``write``, also when that failed."""
+
+
+def _csv(context: SinkContext) -> Sink:
+    from probe.core.sinks.csv_files import CsvSink
+
+    return CsvSink(context)
+
+
+def _tensorboard(context: SinkContext) -> Sink:
+    from probe.core.sinks.tensorboard import TensorBoardSink
+
+    return TensorBoardSink(context)
+
+
+def _anomaly(context: SinkContext) -> Sink:
+    from probe.core.sinks.anomaly import AnomalySink
+
+    return AnomalySink(context)
+
+
+SINKS: dict[str, Callable[[SinkContext], Sink]] = {"csv": _csv, "tensorboard": _tensorboard, "anomaly": _anomaly}
+"""Every built-in sink. What a sink needs is imported only when it is asked for."""

@@ -1,0 +1,136 @@
+"""``anomaly.json``: the findings of a rank, over all its runs, in the documented form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import textwrap
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from probe.core.naming import tag
+from probe.core.records import Finding
+from probe.core.sinks.context import SinkContext
+from probe.core.sinks.files import open_for_append, replacing, write_all
+
+logger = logging.getLogger("probe.anomaly")
+
+MOST_ENTRIES = 10_000
+"""Entries that one run adds at most; more are counted."""
+MOST_BYTES = 64 << 20
+"""Size from which an earlier file is put aside rather than continued."""
+END = "\n}"
+
+
+class AnomalyFile:
+    """``{root}/anomaly_detected/rank{r}/anomaly.json``; after every write it is a valid JSON object.
+
+    New entries go in place of the closing brace, so the cost of a write does not grow with the file.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._path = context.root / "anomaly_detected" / f"rank{context.rank}" / "anomaly.json"
+        self._size = -1
+        """Size that the file must have if it is as this object left it."""
+        self._keys: set[str] = set()
+        self._written = 0
+        self._dropped = 0
+
+    def write(self, findings: Sequence[Finding]) -> None:
+        """Adds ``findings`` in one write."""
+        taken = findings[: MOST_ENTRIES - self._written]
+        self._drop(len(findings) - len(taken))
+        if not taken:
+            return
+        if not self._path.exists() or self._path.stat().st_size != self._size:
+            self._keys = _adopt(self._path)
+        entries = self._entries(taken)
+        self._size = _splice(self._path, ",\n".join(entries.values()))
+        self._keys.update(entries)
+        self._written += len(entries)
+
+    def close(self) -> None:
+        """Says how many findings found no place."""
+        if self._dropped:
+            logger.warning("%d findings were not written to %s", self._dropped, self._path)
+
+    def _drop(self, number: int) -> None:
+        if number and not self._dropped:
+            logger.warning("%s has %d entries of this run; further findings are only counted", self._path, MOST_ENTRIES)
+        self._dropped += number
+
+    def _entries(self, findings: Sequence[Finding]) -> dict[str, str]:
+        """Each finding as an indented JSON member, by a key that the file does not have yet."""
+        entries: dict[str, str] = {}
+        for finding in findings:
+            name = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
+            wanted = f"{name}_step_{finding.step}_call_{finding.order}_{finding.op}"
+            repeated = (f"{wanted}_{number}" for number in count(2))
+            key = wanted
+            while key in self._keys or key in entries:
+                key = next(repeated)
+            body = json.dumps(self._fields(finding, name), indent=1)
+            entries[key] = textwrap.indent(f"{json.dumps(key)}: {body}", " ")
+        return entries
+
+    def _fields(self, finding: Finding, name: str) -> dict[str, object]:
+        return {
+            "rank": finding.rank,
+            "step": finding.step,
+            "micro_step": finding.key.micro_step,
+            "pp_stage": self._context.pp_stage,
+            "vpp_stage": finding.key.stage,
+            "call_id": finding.order,
+            "tag_name": name,
+            "message": finding.message,
+            "group_mates": list(self._context.group_mates),
+        }
+
+
+def _adopt(path: Path) -> set[str]:
+    """Makes what is at ``path`` continuable, or puts it aside if it cannot be; returns its keys."""
+    if not path.exists() or not path.stat().st_size:
+        return set()
+    try:
+        text = path.read_text(encoding="utf-8") if path.stat().st_size <= MOST_BYTES else ""
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict):
+        _put_aside(path)
+        return set()
+    if not text.endswith(END) or not entries:
+        with replacing(path) as file:
+            json.dump(entries, file, indent=1)
+    return set(entries)
+
+
+def _put_aside(path: Path) -> None:
+    names = (path.with_name(f"{path.stem}_aside_{number}{path.suffix}") for number in count(1))
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    logger.warning("%s cannot be continued (too large, torn, or not ours): kept as %s", path, aside.name)
+
+
+def _splice(path: Path, members: str) -> int:
+    """Adds ``members`` to the object in ``path``, made if missing; returns the size of the file.
+
+    Raises:
+        OSError: if they do not fit; the file then ends as it did.
+    """
+    open_for_append(path).close()
+    with path.open("r+b", buffering=0) as file:
+        size = len(file.read())
+        position = max(0, size - len(END))
+        file.seek(position)
+        data = (("," if position else "{") + "\n" + members + END).encode()
+        try:
+            write_all(file, data)
+        except OSError:
+            file.truncate(position)
+            file.seek(position)
+            write_all(file, END.encode() if position else b"")
+            raise
+    return position + len(data)

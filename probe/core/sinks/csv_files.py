@@ -1,0 +1,186 @@
+"""Tables as text: one CSV file a signal and range of steps, laid out as existing readers know it."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+from collections.abc import Callable, Iterator
+from io import FileIO
+from itertools import chain, count, repeat
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from probe.core.moments import COUNTS
+from probe.core.naming import row_name
+from probe.core.records import Batch, Snapshot
+from probe.core.sinks.columns import ops_of
+from probe.core.sinks.context import SinkContext
+from probe.core.sinks.files import append, open_for_append, replacing
+
+logger = logging.getLogger("probe.csv")
+
+CALL = ",call"
+"""What the header of a file ends with that tells repetitions of a module apart."""
+LONGEST_LINE = 1 << 16
+"""Bytes at either end of a file that are searched for a line break."""
+
+
+class _Layout(NamedTuple):
+    """All of a batch but its numbers, ready to be filled in."""
+
+    about: tuple[object, ...]
+    """What the rest follows from; as long as it stays the same from step to step, so does the rest."""
+    header: str
+    """Without ``call``, without line break."""
+    rows: dict[bool, str]
+    """Format string of all rows, without and with ``call``."""
+    calls: bool
+    """Whether any row needs ``call``."""
+
+
+class CsvSink:
+    """Writes ``{signal}_{first}-{last}.csv``; each write is one append, so a killed run leaves whole files."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._directory = context.directory
+        self._ndigits = context.ndigits
+        self._steps_per_file = context.steps_per_file
+        self._layouts: dict[str, _Layout] = {}
+        self._segments: dict[str, tuple[int, Path]] = {}
+
+    def open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Appends every batch, also after one has failed; the first failure is raised at the end."""
+        failures: list[OSError] = []
+        for batch in snapshot.batches:
+            try:
+                self._write(batch, ops_of(batch, snapshot.ops))
+            except OSError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def _write(self, batch: Batch, ops: tuple[str, ...]) -> None:
+        if not len(batch):
+            return
+        layout = self._layout(batch, ops)
+        for last, path in self._candidates(batch):
+            if self._append(path, layout, batch, ops):
+                self._segments[batch.signal] = (last, path)
+                return
+
+    def _layout(self, batch: Batch, ops: tuple[str, ...]) -> _Layout:
+        about = (batch.keys, batch.shapes, batch.dtypes, ops)
+        known = self._layouts.get(batch.signal)
+        if known is None or known.about != about:
+            known = self._layouts[batch.signal] = _lay_out(batch, ops, self._ndigits)
+        return known
+
+    def _candidates(self, batch: Batch) -> Iterator[tuple[int, Path]]:
+        """Files that may take ``batch``, best first; one that has other columns cannot.
+
+        When the columns change inside a file's range, the new file begins its range at that step: readers that look
+        for ``_{digits}-{digits}.csv`` find it, and no step is in two files.
+        """
+        first = batch.step // self._steps_per_file * self._steps_per_file
+        last = first + self._steps_per_file - 1
+        kind = quote(batch.signal, safe="")  # a signal may be called anything, a file may not
+        segment_last, segment = self._segments.get(batch.signal, (None, Path()))
+        if segment_last == last:
+            yield last, segment
+        yield last, self._directory / f"{kind}_{first}-{last}.csv"
+        yield last, self._directory / f"{kind}_{batch.step}-{last}.csv"
+        for part in count(1):
+            yield last, self._directory / f"{kind}_{batch.step}-{last}_part_{part}.csv"
+
+    def _append(self, path: Path, layout: _Layout, batch: Batch, ops: tuple[str, ...]) -> bool:
+        """Appends to ``path`` unless that has other columns."""
+        with open_for_append(path) as file:
+            found = _header(file, layout.header + CALL)
+            if found not in ("", layout.header, layout.header + CALL):
+                return False
+            _cut_torn_row(file, path)
+            if found != layout.header or not layout.calls:
+                append(file, self._text(layout, found, batch, ops))
+                return True
+        _add_call_column(path)
+        return self._append(path, layout, batch, ops)
+
+    def _text(self, layout: _Layout, found: str, batch: Batch, ops: tuple[str, ...]) -> bytes:
+        """The rows of ``batch`` for a file whose header is ``found``; one without any gets it first."""
+        calls = layout.calls or found.endswith(CALL)
+        header = "" if found else layout.header + CALL * calls + "\n"
+        return (header + layout.rows[calls] % self._numbers(batch, ops)).encode("utf-8", "backslashreplace")
+
+    def _numbers(self, batch: Batch, ops: tuple[str, ...]) -> tuple[float, ...]:
+        """What fills in the rows of a layout: for each row its step and its values."""
+        columns = (self._rounded(op, batch.op(op).tolist()) for op in ops)
+        return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, strict=True)))
+
+    def _rounded(self, op: str, values: list[float]) -> list[float]:
+        # Python's round is exact where NumPy's multiplies by a power of ten and overflows.
+        return values if self._ndigits is None or op in COUNTS else [round(value, self._ndigits) for value in values]
+
+
+def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout:
+    micro_step = ("micro_step",) if batch.micro_stepped else ()
+    header = ",".join(map(_cell, ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype")))
+    values = ",".join("%.0f" if op in COUNTS else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
+    rows, with_call = [], []
+    for key, shape, dtype in zip(batch.keys, batch.shapes, batch.dtypes, strict=True):
+        micro = f"{key.micro_step}," if batch.micro_stepped else ""
+        tail = f"{_cell(str(list(shape)))},{_cell(dtype)}".replace("%", "%%")
+        row = f"{key.stage},{_cell(row_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
+        rows.append(row)
+        with_call.append(f"{row},{key.call}")
+    return _Layout(
+        about=(batch.keys, batch.shapes, batch.dtypes, ops),
+        header=header,
+        rows={False: "\n".join(rows) + "\n", True: "\n".join(with_call) + "\n"},
+        calls=any(key.call for key in batch.keys),
+    )
+
+
+def _cell(text: str) -> str:
+    """``text`` as a CSV cell, quoted only if it must be (RFC 4180)."""
+    if any(special in text for special in ',"\n\r'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _header(file: FileIO, expected: str) -> str:
+    """First line of ``file`` without its break; of a header torn in the middle nothing is left, and ``""`` returned."""
+    file.seek(0)
+    start = file.read(LONGEST_LINE).decode("utf-8", "replace")
+    line, ended, _ = start.partition("\n")
+    if not ended and expected.startswith(line):
+        file.truncate(0)
+        return ""
+    return line
+
+
+def _cut_torn_row(file: FileIO, path: Path) -> None:
+    """Takes away an unfinished last row, which would spoil the row appended to it, quotes and all."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LONGEST_LINE))
+    torn = len(file.read().rpartition(b"\n")[2])
+    if torn:
+        file.truncate(size - torn)
+        logger.warning("cut an unfinished row of %d bytes off %s", torn, path)
+
+
+def _add_call_column(path: Path) -> None:
+    """Gives every row of ``path`` a ``call`` of 0."""
+    with replacing(path) as target, path.open(newline="", encoding="utf-8") as source:
+        rows = csv.reader(source)
+        write: Callable[[list[str]], object] = csv.writer(target, lineterminator="\n").writerow
+        write([*next(rows), CALL.lstrip(",")])
+        for row in rows:
+            write([*row, "0"])

@@ -1,0 +1,56 @@
+"""Appending and replacing so that whoever reads a file, at whatever moment, finds it whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import TextIO
+
+
+def open_for_append(path: Path) -> FileIO:
+    """``path`` for reading and appending, unbuffered; it and its directory are made if missing."""
+    try:
+        return path.open("a+b", buffering=0)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+b", buffering=0)
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Adds ``data`` in one write, or nothing.
+
+    Raises:
+        OSError: if it does not fit; the file is then cut back to what it was.
+    """
+    size = file.seek(0, os.SEEK_END)
+    try:
+        write_all(file, data)
+    except OSError:
+        with suppress(OSError):
+            file.truncate(size)
+        raise
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Writes ``data`` where ``file`` stands; after a short write it tries the rest, which says what is wrong."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

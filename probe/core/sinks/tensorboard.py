@@ -1,0 +1,99 @@
+"""Curves for TensorBoard: one event file a rank, one event a signal and step."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from itertools import count
+from typing import Any, NamedTuple
+
+from probe.core.naming import tag
+from probe.core.records import Batch, Snapshot
+from probe.core.sinks.columns import ops_of
+from probe.core.sinks.context import SinkContext
+from probe.core.sinks.crc32c import masked
+from probe.core.sinks.files import append, open_for_append
+
+Event = Any
+
+_FILE_NUMBERS = count()
+
+
+class _Curves(NamedTuple):
+    """The event of a signal, kept from step to step: only its values change."""
+
+    about: tuple[object, ...]
+    event: Event
+
+
+class TensorBoardSink:
+    """Writes scalars at their step; a value beyond float32, which is all that an event holds, becomes infinite.
+
+    An event holds all values of a signal, because an event a value costs more than measuring it.
+
+    Raises:
+        ImportError: if tensorboardX is missing.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        try:
+            from tensorboardX.proto.event_pb2 import Event as NewEvent
+        except ImportError as missing:
+            raise ImportError(
+                'format "tensorboard" needs tensorboardX: pip install "probe-monitor[tensorboard]"'
+            ) from missing
+        self._new_event = NewEvent
+        self._rank = context.rank
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_FILE_NUMBERS)}"
+        self._path = context.directory / name
+        self._curves: dict[str, _Curves] = {}
+
+    def open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Appends the events of one step in one write."""
+        events = [self._measured(batch, ops_of(batch, snapshot.ops)) for batch in snapshot.batches if len(batch)]
+        events.append(self._run(snapshot))
+        for event in events:
+            event.step, event.wall_time = snapshot.step, snapshot.time
+        with open_for_append(self._path) as file:
+            if not file.seek(0, os.SEEK_END):
+                events.insert(0, self._new_event(wall_time=snapshot.time, file_version="brain.Event:2"))
+            append(file, b"".join(_record(event.SerializeToString()) for event in events))
+
+    def _measured(self, batch: Batch, ops: tuple[str, ...]) -> Event:
+        """The event of ``batch``, op by op."""
+        about = (batch.keys, ops, batch.micro_stepped)
+        known = self._curves.get(batch.signal)
+        if known is None or known.about != about:
+            tags = [tag(batch.signal, key, self._rank, batch.micro_stepped) for key in batch.keys]
+            known = _Curves(about, self._event((f"{name}_{op}", 0.0) for op in ops for name in tags))
+            self._curves[batch.signal] = known
+        values = [value for op in ops for value in batch.op(op).tolist()]
+        for scalar, value in zip(known.event.summary.value, values, strict=True):
+            scalar.simple_value = value
+        return known.event
+
+    def _run(self, snapshot: Snapshot) -> Event:
+        """The event of what is one number a step."""
+        cost = ((f"probe/rank{self._rank}/{name}_seconds", value) for name, value in snapshot.cost.items())
+        return self._event([*((f"{n}/rank{self._rank}", value) for n, value in snapshot.scalars.items()), *cost])
+
+    def _event(self, scalars: Iterable[tuple[str, float]]) -> Event:
+        event = self._new_event()
+        for name, value in scalars:
+            event.summary.value.add(tag=name, simple_value=value)
+        return event
+
+
+def _record(data: bytes) -> bytes:
+    """``data`` framed as a TFRecord: length, its checksum, data, its checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))

@@ -1,0 +1,124 @@
+"""One context manager a signal: attaches on entry, detaches on exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from probe.core.activations import activations
+from probe.core.framework import Optimizer, Remove, Tensor
+from probe.core.leaves import leaves
+from probe.core.recorder import Recorder
+from probe.core.records import Key
+from probe.core.run import Run
+from probe.core.selection import Watched
+
+Source = Callable[[Run], AbstractContextManager[None]]
+
+
+def _key(parameter: Watched) -> Key:
+    return Key(parameter.name, stage=parameter.stage)
+
+
+@contextmanager
+def weight_gradients(run: Run) -> Iterator[None]:
+    """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
+
+    A parameter without a new gradient in this step gives no row.
+    """
+    hooks, per_micro_batch = run.framework.hooks, run.settings.monitor_mbs_grad
+    touched: set[int] = set()
+
+    def attach(parameter: Watched) -> Remove:
+        def listen(gradient: Tensor) -> None:
+            if run.clock.updating:
+                return
+            touched.add(id(parameter.thing))
+            run.clock.backward_began(hooks.backward_id())
+            key = _key(parameter)
+            if per_micro_batch:
+                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.micro_step))
+            scale = hooks.loss_scale()
+            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=bool(per_micro_batch), scale=scale)
+
+        return hooks.on_gradient(
+            parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")
+        )
+
+    def collect(into: Recorder, owned: list[Watched], scale: Tensor | None) -> None:
+        fresh = [(p, hooks.gradient(p.thing, run.main_grad)) for p in owned if id(p.thing) in touched]
+        held = [(_key(p), gradient) for p, gradient in fresh if gradient is not None]
+        into.record_all("grad_reduced", [key for key, _ in held], [g for _, g in held], scale=scale)
+
+    run.each_parameter(attach)
+    run.before_update.append(lambda _, owned, scale: collect(run.recorder, owned, scale))
+    run.gradients_now.append(lambda into: collect(into, run.parameters, None))
+    run.step_ended.append(touched.clear)
+    yield
+
+
+@contextmanager
+def parameters(run: Run) -> Iterator[None]:
+    """``param_origin`` before and ``param_updated`` after the update."""
+
+    def record(signal: str, owned: list[Watched]) -> None:
+        run.recorder.record_all(signal, [_key(p) for p in owned], [p.thing for p in owned])
+
+    run.before_update.append(lambda _, owned, __: record("param_origin", owned))
+    run.after_update.append(lambda _, owned: record("param_updated", owned))
+    yield
+
+
+@contextmanager
+def optimizer_state(run: Run) -> Iterator[None]:
+    """Every tensor that the optimizer keeps for a parameter, before the update, one signal a kind."""
+
+    def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
+        kinds: dict[str, list[tuple[Key, Tensor]]] = {}
+        for parameter in owned:
+            for kind, tensor in run.framework.hooks.state(optimizer, parameter.thing).items():
+                kinds.setdefault(kind, []).append((_key(parameter), tensor))
+        for kind, rows in kinds.items():
+            run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
+
+    run.before_update.append(before)
+    yield
+
+
+@contextmanager
+def micro_batches(run: Run) -> Iterator[None]:
+    """Counts micro batches by the forwards of each whole model and the backwards through their outputs."""
+
+    def after(_kind: str, outputs: Any) -> None:
+        for tensor in filter(is_tensor, leaves(outputs)):
+            hooks.on_tensor_gradient(tensor, lambda _: run.clock.backward_began(hooks.backward_id()), guard)
+
+    def before(kind: str, _inputs: Any) -> None:
+        if kind == "training" and not run.clock.updating:
+            run.clock.forward_began()
+
+    hooks, guard = run.framework.hooks, _guard(run, "micro batch")
+    is_tensor = run.framework.tensors.is_tensor
+    with ExitStack() as attached:
+        for _, model in run.chunks:
+            attached.callback(hooks.on_forward(model, model, before, after, guard))
+        yield
+
+
+def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return lambda function: run.guard(where, function)
+
+
+def chosen(run: Run) -> list[Source]:
+    """The sources that the settings switch on, in the order in which they attach."""
+    settings = run.settings
+    needs_micro_steps = settings.xy_distribution or settings.monitor_mbs_grad
+    switched = [
+        (needs_micro_steps, micro_batches),
+        (settings.wg_distribution, weight_gradients),
+        (settings.param_distribution, parameters),
+        (settings.mv_distribution, optimizer_state),
+        (settings.xy_distribution, activations),
+    ]
+    return [source for on, source in switched if on]

@@ -1,0 +1,301 @@
+"""The public ``TrainerMon``, over a session: the only place that knows the names of the existing tools' interface."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from probe import __version__
+from probe.core import output, signatures
+from probe.core.delivery import Delivery
+from probe.core.endings import Endings
+from probe.core.faults import Faults
+from probe.core.framework import FrameworkAdapter
+from probe.core.metrics import gradients_of, values_of
+from probe.core.moments import columns_for
+from probe.core.recorder import Recorder
+from probe.core.records import Finding
+from probe.core.rules import factory
+from probe.core.run import Run
+from probe.core.schedule import Schedule
+from probe.core.selection import Selection, Watched
+from probe.core.session import Session
+from probe.core.settings import load, not_built_yet
+from probe.core.sinks import SINKS
+from probe.core.sinks.context import SinkContext
+from probe.core.sources import chosen
+from probe.core.writing import Writer
+
+FLUSH_SECONDS = 30.0
+"""How long an ending run waits for its files."""
+
+_log = logging.getLogger("probe")
+Metrics = dict[str, dict[str, float]]
+
+
+class Monitor:
+    """Watches a training run as configured.
+
+    Args:
+        config_file_path: JSON or YAML file, or a mapping with the same keys.
+        process_group: the pipeline-parallel group; orders findings across its ranks.
+        params_have_main_grad: whether to read ``main_grad`` where a parameter has one.
+        opt_ty: without effect; old scripts may still pass it.
+
+    Raises:
+        ConfigError: naming every problem of the configuration.
+    """
+
+    framework: FrameworkAdapter
+
+    def __init__(
+        self,
+        config_file_path: str | os.PathLike[str] | Mapping[str, Any],
+        process_group: Any = None,
+        params_have_main_grad: bool = True,
+        opt_ty: str | None = None,
+    ) -> None:
+        if opt_ty is not None:
+            warnings.warn("opt_ty has no effect: leave it out", DeprecationWarning, stacklevel=2)
+        self.settings = load(config_file_path)
+        if unbuilt := not_built_yet(self.settings, os.environ):
+            _log.warning("accepted, but without effect in this version: %s", ", ".join(unbuilt))
+        self._process_group, self._main_grad = process_group, params_have_main_grad
+        self._faults = Faults()
+        self._run: Run | None = None
+        self._session: Session | None = None
+        self._writer: Writer | None = None
+        self._delivery: Delivery | None = None
+        self._endings: Endings | None = None
+        self._ended_at: int | None = None
+        self.output_directory: str | None = None
+        """Where this run's files are; None before ``set_monitor`` and where nothing is written."""
+
+    def set_monitor(self, *args: Any, **kwargs: Any) -> None:
+        """Attaches to a model and its optimizer.
+
+        Takes ``(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)``, or, with an
+        optimizer in second place, ``(model, optimizer, grad_acc_steps=1, tp_group=None, dp_group=None,
+        start_iteration=0)``. ``model`` may be a list of virtual pipeline stages, ``optimizer`` a list: a training step
+        then ends when each has stepped once. Attach before ``torch.compile``.
+
+        Args:
+            start_iteration: number of the first step, when a run is resumed.
+
+        Raises:
+            RuntimeError: if this monitor is attached already; ``stop()`` it first.
+            ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
+        """
+        if self._session is not None:
+            raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
+        given = signatures.read(*args, **kwargs)
+        run = self._new_run(given)
+        schedule = Schedule(self.settings.start_step, self.settings.step_interval, self.settings.collect_times)
+        if not self._takes_part():
+            schedule.collect_times = 0
+        self._open_output(run)
+        writer, delivery = self._writer, self._delivery
+        session = Session(run, schedule, given.start_iteration, delivery, writer.write if writer else _nowhere)
+        try:
+            session.attach(chosen(run) if self._takes_part() else [])
+            self._check_targets(run)
+        except BaseException:
+            session.detach()
+            self._close_output()
+            raise
+        self._run, self._session = run, session
+        self._endings = Endings(self._process_ended)
+        session.retire(self.stop)
+
+    def _new_run(self, given: signatures.Attachment) -> Run:
+        chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
+        optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
+        self.framework.hooks.check(chunks, optimizers, self.settings)
+        settings = self.settings
+        return Run(
+            settings=settings,
+            framework=self.framework,
+            chunks=chunks,
+            optimizers=optimizers,
+            selection=Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only),
+            recorder=Recorder(self.framework.tensors, columns_for(settings.statistics), settings.eps),
+            faults=self._faults,
+            main_grad=self._main_grad,
+        )
+
+    def _takes_part(self) -> bool:
+        ranks = self.settings.module_ranks
+        return not ranks or self.framework.groups.rank() in ranks
+
+    def _check_targets(self, run: Run) -> None:
+        """A target that names nothing is an error; with several processes another rank may have it."""
+        if not self._takes_part():
+            return
+        names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
+        names += [parameter.full for parameter in run.parameters]
+        for stage, model in run.chunks:
+            for name, module in run.framework.hooks.modules(model):
+                run.selection.places(Watched(stage, name, name, module))
+        if problems := run.selection.check(names):
+            if self.framework.groups.world_size() > 1:
+                _log.warning("not on this rank: %s", "; ".join(problems))
+            else:
+                raise ValueError("\n".join(problems))
+
+    # Output.
+
+    def _open_output(self, run: Run) -> None:
+        if not self._takes_part():
+            return
+        rank = self.framework.groups.rank()
+        root = output.output_root(os.environ)
+        writes = set(self.settings.formats) - {"api"}
+        directory = root
+        if writes or self.settings.alert.dump:
+            directory = output.create(root, rank, time.time()) if writes else root
+            self.output_directory = str(directory) if writes else None
+        mates = self.framework.groups.ranks_of(self._process_group)
+        context = SinkContext(
+            directory=directory,
+            root=root,
+            rank=rank,
+            ndigits=self.settings.ndigits,
+            steps_per_file=self.settings.step_count_per_record,
+            pp_stage=mates.index(rank) if rank in mates else 0,
+            group_mates=tuple(mates),
+            dump=self.settings.alert.dump,
+        )
+        rules = [factory(r.rule_name)(r.args, rank, self.settings.statistics) for r in self.settings.alert.rules]
+        sinks = [SINKS[name](context) for name in (*self.settings.formats, "anomaly") if name in SINKS]
+        self._writer = Writer(rules, sinks, self._faults)
+        self._writer.open()
+        self._delivery = Delivery(self.settings.queue_size, self.settings.when_queue_full, self._faults)
+        self._manifest = self._describe(run, rank)
+        self._write_manifest()
+
+    def _describe(self, run: Run, rank: int) -> dict[str, object]:
+        now = time.time()
+        return {
+            "probe": __version__,
+            "framework": self.framework.name,
+            "framework_version": self.framework.version,
+            "rank": rank,
+            "world_size": self.framework.groups.world_size(),
+            "model": [type(model).__name__ for _, model in run.chunks],
+            "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
+            "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
+            "time_zone": time.strftime("%Z", time.localtime(now)),
+            "directory_time_zone": str(output.ZONE),
+            "config": self.settings.model_dump(mode="json"),
+        }
+
+    def _write_manifest(self, **more: object) -> None:
+        if self.output_directory is None:
+            return
+        try:
+            output.write_manifest(output.Path(self.output_directory), self._manifest | more)
+        except OSError as error:
+            self._faults.note("manifest", error)
+
+    def _close_output(self) -> None:
+        delivery, writer = self._delivery, self._writer
+        if delivery is None or writer is None:
+            return
+        delivery.close(FLUSH_SECONDS)
+        writer.close()
+        cost = writer.cost | {"delivery": delivery.seconds, "steps": float(writer.steps)}
+        self._write_manifest(
+            end_time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            cost_seconds=cost,
+            findings=writer.found,
+            faults=self._faults.counts,
+        )
+        if faults := self._faults.counts:
+            _log.warning("probe failed in places, training was not affected: %s", faults)
+
+    # The end.
+
+    def stop(self) -> None:
+        """Takes every hook away, writes what is pending and closes the files. Calling it again is harmless."""
+        self._end(partial=False)
+
+    close = stop
+
+    def _end(self, partial: bool) -> None:
+        session, self._session = self._session, None
+        if session is None or self._run is None:
+            return
+        self._ended_at = self._run.clock.step
+        if partial:
+            session.flush_partial()
+        session.detach()
+        if self._endings is not None:
+            self._endings.forget()
+        self._close_output()
+
+    def _process_ended(self, partial: bool) -> None:
+        try:
+            self._end(partial)
+        except Exception as error:  # noqa: BLE001 - the process is ending for a reason of its own
+            self._faults.note("end of the run", error)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._end(partial=kind is not None)
+
+    # What a program may ask.
+
+    @property
+    def monitoring(self) -> bool:
+        """Whether anything will still be collected."""
+        return self._session is not None and self._takes_part() and not self._session.finished
+
+    @property
+    def step(self) -> int:
+        """Number of the training step in progress."""
+        if self._session is not None and self._run is not None:
+            return self._run.clock.step
+        return self._ended_at or 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The first findings of the run (at most a thousand), as far as the delivery thread has come."""
+        return list(self._writer.findings) if self._writer else []
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Seconds that probe itself has spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
+        if self._writer is None or self._delivery is None:
+            return {}
+        return self._writer.cost | {"delivery": self._delivery.seconds, "steps": float(self._writer.steps)}
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """What failed or was lost inside probe, counted by place."""
+        return self._faults.counts
+
+    def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Waits until every finished step is written; False if that took longer than ``timeout`` seconds."""
+        return self._delivery.flush(timeout) if self._delivery is not None else True
+
+    def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
+        """Weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
+
+        Waits for the device. Between the end of a step and the first gradient of the next, gives the step that ended;
+        before the update, reduced gradients are those held now. Empty for steps that are not sampled.
+        """
+        return gradients_of(self._run, self._session)
+
+    def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
+        """Activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` gives gradients."""
+        return values_of(self._run, self._session, "actv"), values_of(self._run, self._session, "actv_grad")
+
+
+def _nowhere(_: Any) -> None:
+    """Where the steps of a rank go that does not take part."""

@@ -1,0 +1,17 @@
+"""PyTorch as core sees it."""
+
+from __future__ import annotations
+
+import torch
+
+from probe.core.framework import FrameworkAdapter
+from probe.core.trainer_mon import Monitor
+from probe.pytorch import groups, hooks, tensors
+
+ADAPTER = FrameworkAdapter("pytorch", str(torch.__version__), tensors, hooks, groups, {})
+
+
+class TrainerMon(Monitor):
+    """Watches the training of a ``torch.nn.Module``. See :class:`probe.core.trainer_mon.Monitor`."""
+
+    framework = ADAPTER

@@ -1,0 +1,27 @@
+"""What core asks of process groups, for ``torch.distributed``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+
+def _ready() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's rank: the group's if there is one, else what the launcher says, else 0."""
+    return dist.get_rank() if _ready() else int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if _ready() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def ranks_of(group: Any) -> list[int]:
+    """Global ranks of ``group``; this rank alone if there is none."""
+    return list(dist.get_process_group_ranks(group)) if group is not None and _ready() else [rank()]

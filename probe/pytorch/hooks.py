@@ -1,0 +1,254 @@
+"""What core asks of models, for torch: names, and hooks that change nothing.
+
+No module backward hooks: they wrap every input and output, cost when idle and raise on in-place modules. Gradients of
+outputs come from tensor hooks armed in the forward. The gradient of an input *through its module* (other branches left
+out) comes from hooks on the graph nodes that consume it inside the module: what a full backward hook would report.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import Node, get_gradient_edge
+
+from probe.pytorch.optimizers import on_step, owned, state
+from probe.pytorch.optimizers.scaling import loss_scale
+
+__all__ = [
+    "at_next_forward",
+    "backward_id",
+    "check",
+    "differentiates",
+    "gradient",
+    "loss_scale",
+    "modules",
+    "on_forward",
+    "on_gradient",
+    "on_input_gradients",
+    "on_step",
+    "on_tensor_gradient",
+    "owned",
+    "parameters",
+    "state",
+    "trainable",
+    "watch_inputs",
+]
+
+Remove = Callable[[], None]
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module once, under its first name; the root is ``""``."""
+    yield from model.named_modules()
+
+
+def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Every parameter once; a tied one under its first name."""
+    yield from model.named_parameters()
+
+
+def trainable(parameter: torch.nn.Parameter) -> bool:
+    """Whether a gradient hook can be placed now."""
+    return parameter.requires_grad
+
+
+def check(chunks: Sequence[tuple[int, Any]], optimizers: Sequence[Any], settings: Any) -> None:
+    """Refuses what cannot be watched.
+
+    Raises:
+        ValueError: saying what was expected, what came and what to do.
+    """
+    for _, model in chunks:
+        if not isinstance(model, torch.nn.Module):
+            raise ValueError(f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}")
+        if settings.xy_distribution and (names := _compiled(model)):
+            raise ValueError(
+                f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
+                "attach the monitor first, then call torch.compile"
+            )
+    for optimizer in optimizers:
+        if not callable(getattr(optimizer, "step", None)):
+            raise ValueError(f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}")
+
+
+def _compiled(model: torch.nn.Module) -> list[str]:
+    """Names of modules that ``torch.compile`` has taken already."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    ]
+
+
+def gradient(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
+    """``main_grad`` where asked for and present, else ``grad``."""
+    held = getattr(parameter, "main_grad", None) if main_grad else None
+    return parameter.grad if held is None else held
+
+
+def backward_id() -> int:
+    """Identity of the running backward pass; -1 outside of one."""
+    return torch._C._current_graph_task_id()
+
+
+def differentiates() -> bool:
+    """Whether operations now become part of a graph."""
+    return torch.is_grad_enabled()
+
+
+def on_gradient(
+    parameter: torch.nn.Parameter, listen: Callable[[torch.Tensor], None], *, own: bool, main_grad: bool, guard: Guard
+) -> Remove:
+    """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum held after it."""
+    if own:
+        return parameter.register_hook(guard(listen)).remove
+
+    def accumulated(held: torch.nn.Parameter) -> None:
+        total = gradient(held, main_grad)
+        if total is not None:
+            listen(total)
+
+    return parameter.register_post_accumulate_grad_hook(guard(accumulated)).remove
+
+
+def on_tensor_gradient(tensor: torch.Tensor, listen: Callable[[torch.Tensor], None], guard: Guard) -> None:
+    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
+    if tensor.requires_grad:
+        tensor.register_hook(guard(listen))
+
+
+def on_forward(
+    module: torch.nn.Module,
+    root: torch.nn.Module,
+    before: Callable[[str, Any], None],
+    after: Callable[[str, Any], None],
+    guard: Guard,
+) -> Remove:
+    """Listens to forwards that are training data; each is told its kind, ``training`` or ``recompute``."""
+
+    def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kind := _kind(root):
+            before(kind, (args, kwargs))
+
+    def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
+        if kind := _kind(root):
+            after(kind, outputs)
+
+    entering = module.register_forward_pre_hook(guard(enter), with_kwargs=True)
+    leaving = module.register_forward_hook(guard(leave))
+
+    def remove() -> None:
+        entering.remove()
+        leaving.remove()
+
+    return remove
+
+
+def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
+    """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
+    return model.register_forward_pre_hook(lambda *_: function()).remove
+
+
+def _kind(root: torch.nn.Module) -> str | None:
+    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation."""
+    if not root.training:
+        return None
+    if backward_id() != -1:
+        return "recompute"
+    return "training" if torch.is_grad_enabled() or _inside_function() else None
+
+
+def _inside_function() -> bool:
+    """Whether a custom autograd function's forward is running: reentrant checkpointing runs the model in one, without
+    gradients, and again in its backward."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Inputs(NamedTuple):
+    """Where gradients of a module's inputs will arrive."""
+
+    edges: list[tuple[Node, int] | None]
+    began: int
+    """Sequence number of the graph when the module began."""
+
+
+def watch_inputs(tensors: Sequence[torch.Tensor]) -> Inputs | None:
+    """To be called before the forward; None if no input takes part in differentiation."""
+    edges = [_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+    return Inputs(edges, torch._C._autograd._get_sequence_nr()) if any(edges) else None
+
+
+def _edge(tensor: torch.Tensor) -> tuple[Node, int]:
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def on_input_gradients(
+    inputs: Inputs, outputs: Sequence[torch.Tensor], listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard
+) -> None:
+    """Listens to the gradient of each watched input through the graph that leads from it to ``outputs``."""
+    targets: dict[tuple[Node, int], list[Callable[[torch.Tensor], None]]] = {}
+    for edge, listen in zip(inputs.edges, listeners, strict=True):
+        if edge is not None:
+            targets.setdefault(edge, []).append(listen)
+    consumers: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
+    for node, index, edge in _consumers(inputs, outputs, targets):
+        consumers.setdefault(edge, []).append((node, index))
+    for edge, places in consumers.items():
+        total = _Total(len(places), targets[edge])
+        for node, index in places:
+            node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
+    for tensor in outputs:  # what is handed through unchanged has no node of its own
+        if tensor.requires_grad and (edge := _edge(tensor)) in targets and edge not in consumers:
+            for listen in targets[edge]:
+                tensor.register_hook(guard(listen))
+
+
+def _consumers(
+    inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Any
+) -> Iterator[tuple[Node, int, tuple[Node, int]]]:
+    """Nodes made since the module began whose gradients flow into a watched input."""
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node._sequence_nr() < inputs.began:
+            continue
+        seen.add(node)
+        for index, edge in enumerate(node.next_functions):
+            if edge in targets:
+                yield node, index, edge
+            elif edge[0] is not None:
+                waiting.append(edge[0])
+
+
+class _Total:
+    """Adds up the gradients that reach one input along several edges; until the last comes, their sum is kept."""
+
+    def __init__(self, edges: int, listeners: Sequence[Callable[[torch.Tensor], None]]) -> None:
+        self._edges, self._missing, self._listeners = edges, edges, listeners
+        self._sum: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            self._sum = gradient if self._sum is None else self._sum + gradient
+        self._missing -= 1
+        if self._missing:
+            return
+        total, self._sum, self._missing = self._sum, None, self._edges
+        if total is not None:
+            for listen in self._listeners:
+                listen(total)

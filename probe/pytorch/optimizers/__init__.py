@@ -1,0 +1,35 @@
+"""Where each kind of optimizer keeps gradients and state, and when it takes a training step.
+
+The first dialect that knows the object in hand is used; ``native`` knows every optimizer with a ``step``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from probe.core.framework import StepListener
+from probe.pytorch.optimizers import native
+
+DIALECTS = (native,)
+
+
+def _dialect(optimizer: Any) -> Any:
+    return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
+    """Tells ``listener`` of every training step of ``optimizer``; returns what ends that."""
+    return _dialect(optimizer).on_step(optimizer, listener)  # type: ignore[no-any-return]
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+    """The optimizer's tensors for ``parameter``."""
+    return _dialect(optimizer).state(optimizer, parameter)  # type: ignore[no-any-return]
+
+
+def owned(optimizer: Any) -> list[torch.nn.Parameter]:
+    """The parameters that ``optimizer`` updates."""
+    return _dialect(optimizer).owned(optimizer)  # type: ignore[no-any-return]

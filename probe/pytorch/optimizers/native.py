@@ -1,0 +1,149 @@
+"""Optimizers of torch itself, and anything else with a ``step`` and ``param_groups``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from probe.core.framework import StepListener
+from probe.pytorch.optimizers.scaling import on_scaled_step
+
+Remove = Callable[[], None]
+
+
+def knows(optimizer: Any) -> bool:
+    """Whether ``optimizer`` can be listened to."""
+    return callable(getattr(optimizer, "step", None))
+
+
+def owned(optimizer: Any) -> list[torch.nn.Parameter]:
+    """Every parameter of every group."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+    """The tensors kept for ``parameter`` under the optimizer's own names; the step counter is none."""
+    kept = getattr(optimizer, "state", {}).get(parameter, {})
+    return {
+        kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor) and (kind != "step" or value.dim())
+    }
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Listens through torch's own step hooks, or else by wrapping ``step`` on this one object."""
+    steps = Steps(optimizer, listener)
+    if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        handles = [optimizer.register_step_pre_hook(steps.enter), optimizer.register_step_post_hook(steps.leave)]
+        removes = [handle.remove for handle in handles]
+    else:
+        removes = [_wrap(optimizer, steps)]
+    removes.append(on_scaled_step(optimizer, steps))
+    return lambda: [remove() for remove in removes] and None
+
+
+class Steps:
+    """Turns calls of ``step`` into training steps."""
+
+    def __init__(self, optimizer: Any, listener: StepListener) -> None:
+        self._optimizer, self._listener = optimizer, listener
+        self._depth = 0
+        self._stepped = self._told = False
+
+    def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before ``step``; a subclass that calls its parent's comes here twice."""
+        if self._depth and self._running() <= 1:
+            self._depth = 0  # an earlier step raised and never came to its end
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        self._told, self._skipped = False, self._overflow()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure):
+            return self._with(closure, args, kwargs)
+        self._tell()
+        return None
+
+    def leave(self, *_: Any) -> None:
+        """After ``step``."""
+        self._depth = max(self._depth - 1, 0)
+        if self._depth:
+            return
+        self._tell()
+        self._stepped = True
+        self._listener.after(self._optimizer, self._skipped)
+
+    def scaled_began(self) -> None:
+        """Before ``GradScaler.step``."""
+        self._stepped = False
+
+    def scaled_ended(self) -> None:
+        """After ``GradScaler.step``: if it called no ``step``, it skipped this one and has unscaled the gradients."""
+        if not self._stepped:
+            self._listener.before(self._optimizer, None)
+            self._listener.after(self._optimizer, "skipped")
+
+    def _with(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The gradients are known after the first evaluation; later ones are line search."""
+
+        @functools.wraps(closure)
+        def evaluate() -> Any:
+            loss = closure()
+            self._tell()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], evaluate, *args[2:]), kwargs
+        return args, kwargs | {"closure": evaluate}
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._listener.before(self._optimizer, getattr(self._optimizer, "grad_scale", None))
+
+    def _overflow(self) -> str:
+        """What a fused optimizer will do, as far as the host knows."""
+        found = getattr(self._optimizer, "found_inf", None)
+        if found is None:
+            return "applied"
+        if isinstance(found, torch.Tensor) and found.device.type != "cpu":
+            return "unknown"
+        return "skipped" if float(found) else "applied"
+
+    def _running(self) -> int:
+        """How many calls of this optimizer's ``step`` are on the stack."""
+        count, frame = 0, sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is self._optimizer:
+                count += "profile_name" in frame.f_locals
+            frame = frame.f_back  # type: ignore[assignment]
+        return count
+
+
+def _wrap(optimizer: Any, steps: Steps) -> Remove:
+    """Replaces ``step`` on an object that offers no hooks."""
+    original = optimizer.step
+    inherited = "step" not in vars(optimizer)
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        changed = steps.enter(optimizer, (optimizer, *args), kwargs)
+        args, kwargs = (changed[0][1:], changed[1]) if changed else (args, kwargs)
+        result = original(*args, **kwargs)
+        steps.leave()
+        return result
+
+    optimizer.step = step
+
+    def remove() -> None:
+        if vars(optimizer).get("step") is not step:
+            return
+        if inherited:
+            del optimizer.step
+        else:
+            optimizer.step = original
+
+    return remove

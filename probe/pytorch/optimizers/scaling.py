@@ -1,0 +1,91 @@
+"""Listening to ``torch.amp.GradScaler``, which skips steps and knows the loss scale.
+
+A skipped step leaves no trace in the optimizer, so that ``GradScaler.step`` itself has to be heard: its class attribute
+is replaced while somebody listens, and put back when the last one leaves. torch has no hook there (2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+class ScaledStepListener(Protocol):
+    """Told when a scaler begins and ends a step, skipped or not."""
+
+    def scaled_began(self) -> None: ...
+    def scaled_ended(self) -> None: ...
+
+
+_watched: list[tuple[Any, ScaledStepListener]] = []
+_originals: dict[str, Any] = {}
+_current: weakref.ref[Any] | None = None
+
+
+def _scaler() -> type:
+    return torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
+
+
+def loss_scale() -> torch.Tensor | None:
+    """The factor on the losses of the step in progress, where a listened-to scaler has scaled one."""
+    scaler = _current() if _current is not None else None
+    return getattr(scaler, "_scale", None)
+
+
+def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:
+    """Tells ``listener`` of every step of ``optimizer`` that a scaler takes or skips."""
+    entry = (optimizer, listener)
+    if not _watched:
+        _install()
+    _watched.append(entry)
+
+    def remove() -> None:
+        if entry in _watched:
+            _watched.remove(entry)
+            if not _watched:
+                _restore()
+
+    return remove
+
+
+def _install() -> None:
+    scaler = _scaler()
+    _originals.update({name: scaler.__dict__[name] for name in ("scale", "step", "update")})
+    for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
+        wrapped = functools.wraps(_originals[name])(wrap)
+        wrapped.__probe__ = True  # type: ignore[attr-defined]
+        setattr(scaler, name, wrapped)
+
+
+def _restore() -> None:
+    global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
+    _current = None
+    for name, original in _originals.items():
+        if getattr(_scaler().__dict__[name], "__probe__", False):
+            setattr(_scaler(), name, original)
+
+
+def _scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+    global _current  # noqa: PLW0603
+    result = _originals["scale"](self, *args, **kwargs)
+    _current = weakref.ref(self) if self.is_enabled() else None
+    return result
+
+
+def _step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    listeners = [listener for watched, listener in _watched if watched is optimizer]
+    for listener in listeners:
+        listener.scaled_began()
+    result = _originals["step"](self, optimizer, *args, **kwargs)
+    for listener in listeners:
+        listener.scaled_ended()
+    return result
+
+
+def _update(self: Any, *args: Any, **kwargs: Any) -> Any:
+    global _current  # noqa: PLW0603
+    _current = None
+    return _originals["update"](self, *args, **kwargs)

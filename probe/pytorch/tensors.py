@@ -1,0 +1,69 @@
+"""What core asks of tensors, for torch: which can be read, and their moments."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from probe.pytorch import device_moments, host_moments
+
+Array = npt.NDArray[np.float64]
+
+HELD_ELEMENTS = 4096
+"""Host tensors up to this size are copied and reduced together: the copy costs less than one reduction."""
+
+
+def is_tensor(value: object) -> bool:
+    """Whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
+    return isinstance(value, torch.Tensor) and value.device.type != "meta"
+
+
+def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object]:
+    """Shape and dtype."""
+    return tuple(tensor.shape), tensor.dtype
+
+
+def identity(tensor: torch.Tensor) -> tuple[Hashable, Callable[[], object]]:
+    """Object and version; every in-place change through autograd's view of the tensor makes another version."""
+    version: object = object() if tensor.is_inference() else tensor._version
+    return (id(tensor), version), weakref.ref(tensor)
+
+
+def hold(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a small tensor in host memory."""
+    if tensor.device.type != "cpu" or tensor.numel() > HELD_ELEMENTS or tensor.layout is not torch.strided:
+        return None
+    with unseen():
+        return tensor.detach().clone()
+
+
+def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
+    """Moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors (read at once,
+    there is nothing to wait for), a tensor on the device for others (no wait)."""
+    with unseen():
+        plain = [tensor.detach() for tensor in tensors]
+        if all(tensor.device.type == "cpu" for tensor in plain):
+            return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))
+        return device_moments.moments(plain, columns, eps if scale is None else eps * scale)
+
+
+def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
+    """One asynchronous copy of all blocks that are on a device; host blocks are passed on."""
+    return device_moments.to_host(blocks)
+
+
+def unseen() -> AbstractContextManager[object]:
+    """Inside, the user's dispatch modes (selective checkpointing, FLOP counters) do not see our operators."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
+def no_grad() -> AbstractContextManager[object]:
+    """Inside, nothing is recorded for differentiation."""
+    return torch.no_grad()

@@ -1,0 +1,83 @@
+"""What `probe-monitor` is made of and what it needs; the tools are configured in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+REQUIRED = [
+    "numpy>=1.23",  # every number after it left the device; 1.26 and 2.x alike
+    "pyyaml",  # configuration files in YAML
+    "pydantic>=2.7",  # the configuration: types, ranges, and all problems at once
+    "typer>=0.12",  # the `probe` command
+    "rich>=13",  # tables and progress in the terminal
+]
+
+FRAMEWORKS = {
+    "pytorch": ["torch>=2.1"],
+    "mindspore": ["mindspore>=2.4.10"],
+}
+
+FEATURES = {
+    "tensorboard": ["tensorboardX"],  # writes event files without TensorFlow or TensorBoard
+    "report": ["plotly"],  # the HTML report
+    "services": [
+        "prometheus-client",  # metrics to be scraped
+        "httpx",  # heartbeats and web hooks
+        "tenacity",  # their retries
+        "starlette",  # the heartbeat server
+        "uvicorn",  # what runs it
+        "psutil",  # host memory and load
+        "nvidia-ml-py",  # GPU memory and load
+        "apprise",  # mail and chat channels
+    ],
+}
+
+DEVELOPMENT = {
+    "test": [
+        "pytest>=8",
+        "tensorboard",  # reads event files back, independently of what wrote them
+    ],
+    "check": [
+        "ruff==0.17.5",  # pinned: another version formats differently
+        "mypy==2.4.1",
+        "types-PyYAML",
+    ],
+}
+
+
+def version() -> str:
+    """The version as `probe/__init__.py` has it, read without importing it."""
+    source = (HERE / "probe" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+    assert found, "probe/__init__.py states no version"
+    return found.group(1)
+
+
+setup(
+    name="probe-monitor",
+    version=version(),
+    description="Watches the inside of a training run and names the first bad layer.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["probe", "probe.*"]),
+    package_data={"probe": ["py.typed"]},
+    install_requires=REQUIRED,
+    extras_require={
+        **FRAMEWORKS,
+        **FEATURES,
+        # Every feature and no framework: a run has its framework already, and which build of it is its own affair.
+        "all": [package for feature in FEATURES.values() for package in feature],
+        **DEVELOPMENT,
+    },
+    entry_points={"console_scripts": ["probe = probe.cli:main"]},
+    classifiers=[
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,15 @@
+"""What every test gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where monitors of this test write by default: never the repository."""
+    path = tmp_path / "monitor_output"
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(path))
+    return path

@@ -1,0 +1,124 @@
+"""`probe config`: checking a file and explaining keys; the documents that are printed by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from probe.cli.config import app, entries
+from probe.core.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_check_says_what_is_collected(tmp_path: Path) -> None:
+    """A correct file exits with 0 and a summary."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "wg_distribution: true\nmonitor_mbs_grad: true\nformat: [csv, api]\nstep_interval: 10\nstack_info: true"
+    )
+    result = run("check", path)
+    assert result.exit_code == 0
+    for said in (
+        "weight gradients of each micro batch",
+        "every 10",
+        "norm, shape, dtype",
+        "csv (",
+        "api",
+        "stack_info",
+    ):
+        assert said in result.stdout
+    assert "optimizer" not in result.stdout
+
+
+def test_check_of_nothing_collected(tmp_path: Path) -> None:
+    """A file that switches nothing on is correct, and the summary says that nothing is collected."""
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    assert "nothing: switch on" in run("check", path).stdout
+
+
+def test_check_tells_every_problem(tmp_path: Path) -> None:
+    """A wrong file exits with 1 and every problem on standard error."""
+    path = tmp_path / "a.json"
+    path.write_text('{"wg_distribtion": true, "eps": "x"}')
+    result = run("check", path)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "did you mean wg_distribution?" in result.stderr
+    assert 'eps: expected a number >= 0, got "x"' in result.stderr
+
+
+def test_explain_without_a_key_explains_all() -> None:
+    """Every key, on every level, is explained."""
+    result = run("explain")
+    assert result.exit_code == 0
+    for key in (*Settings.model_fields, "alert.rules.args.min_ratio", "targets.output_grad", "l2_targets.linear_hook"):
+        assert f"\n{key}" in f"\n{result.stdout}"
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("eps", ["eps: number (>= 0), default 1e-08", "zeros"]),
+        ("queue_size", ["integer (1..1000), default 8"]),
+        ("cc_distribution.enable", ["boolean, default false"]),
+        (
+            "alert.rules.args.threshold",
+            ["of AnomalyTurbulence: number (>= 0), required", "of AnomalySpike: number (> 0)"],
+        ),
+        ("alert.rules[2].args.warm_up", ["of AnomalySpike: integer (2..10000), default 10"]),
+        ('targets["layers.0"].input', ["element selector"]),
+        ("cc_distribution", ["cc_distribution.cc_codeline: list of strings"]),
+    ],
+)
+def test_explain_a_key(key: str, said: list[str]) -> None:
+    """A key is explained with type, range, default and meaning, also as errors print its path."""
+    result = run("explain", key)
+    assert result.exit_code == 0
+    for words in said:
+        assert words in result.stdout
+
+
+def test_explain_takes_whole_components() -> None:
+    """A key that begins another does not explain that one."""
+    assert "format" not in run("explain", "step_interval").stdout
+    assert run("explain", "cc").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"), [("epss", "eps"), ("alert.rules.args.treshold", "alert.rules.args.threshold")]
+)
+def test_explain_an_unknown_key(key: str, nearest: str) -> None:
+    """An unknown key exits with 2 and names the nearest one."""
+    result = run("explain", key)
+    assert result.exit_code == 2
+    assert f"did you mean {nearest}?" in result.stderr
+
+
+def test_every_entry_is_complete() -> None:
+    """No entry lacks its type, default or meaning, and each meaning ends."""
+    for entry in entries():
+        assert all((entry.key, entry.type, entry.default)), entry
+        assert entry.short.endswith("."), entry
+        assert entry.meaning.endswith("."), entry
+
+
+def test_reference_is_what_explain_prints() -> None:
+    """docs/configuration.md is the output of `probe config explain --markdown`."""
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == run("explain", "--markdown").stdout
+
+
+def test_table_of_the_readme_is_what_explain_prints() -> None:
+    """The README's block is the output of `probe config explain --markdown --short`."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    start, end = "<!-- configuration -->", "<!-- /configuration -->"
+    if start not in text:
+        pytest.skip("the README has no such block")
+    assert text.split(start)[1].split(end)[0].strip() == run("explain", "--markdown", "--short").stdout.strip()

@@ -1,0 +1,89 @@
+"""Directories and the manifest."""
+
+from __future__ import annotations
+
+import json
+import locale
+import math
+import random
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from probe.core import output
+
+
+def test_root_is_the_environment_variable_with_home_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` is the home directory; without the variable, or with an empty one, the default is used."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert output.output_root({"MONITOR_OUTPUT_DIR": "~/out put"}) == Path("/somewhere/out put")
+    assert output.output_root({}) == output.output_root({"MONITOR_OUTPUT_DIR": ""}) == Path("monitor_output")
+
+
+def test_directory_is_named_after_the_time_in_shanghai(tmp_path: Path) -> None:
+    """2 December, 20:04:05 UTC is 3 December, 04:04:05 there."""
+    now = datetime(2024, 12, 2, 20, 4, 5, tzinfo=timezone.utc).timestamp()
+    directory = output.create(tmp_path / "输出 目录", 3, now)
+    assert directory.is_dir()
+    assert re.fullmatch(r"Dec03_04-04-05-rank3-[0-9a-f]{8}", directory.name)
+
+
+def test_months_are_english_in_any_locale(tmp_path: Path) -> None:
+    """Readers look for English names; Python's ``%b`` would follow the locale."""
+    for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "zh_CN.UTF-8", "C"):
+        try:
+            locale.setlocale(locale.LC_TIME, name)
+        except locale.Error:
+            continue
+        now = datetime(2024, 5, 1, tzinfo=timezone.utc).timestamp()
+        assert output.create(tmp_path, 0, now).name.startswith("May01_08-00-00-")
+    locale.setlocale(locale.LC_TIME, "C")
+
+
+def test_directories_of_one_second_differ_and_leave_random_alone(tmp_path: Path) -> None:
+    """The same seed gives different directories, and the training's random numbers go on as they would have."""
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    first, second = output.create(tmp_path, 0, 0.0), output.create(tmp_path, 0, 0.0)
+    assert random.random() == expected
+    assert first != second
+
+
+def test_manifest_is_strict_json_with_a_schema(tmp_path: Path) -> None:
+    """Numbers that JSON lacks are strings, text is UTF-8, and what JSON does not know is text."""
+    fields = {"model": "模型", "lr": math.nan, "nested": [{"a": (math.inf, -math.inf)}], "path": Path("x y"), "rank": 0}
+    output.write_manifest(tmp_path / "gone", fields)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = (tmp_path / "gone" / "manifest.json").read_bytes().decode("utf-8")
+    assert json.loads(text, parse_constant=refuse) == {
+        "schema": 1, "model": "模型", "lr": "nan", "nested": [{"a": ["inf", "-inf"]}], "path": "x y", "rank": 0
+    }  # fmt: skip
+    assert "模型" in text
+
+
+def test_manifest_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """A failed update leaves the earlier manifest, and nothing else."""
+
+    class Unprintable:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    output.write_manifest(tmp_path, {"end": None})
+    with pytest.raises(ValueError, match="no text"):
+        output.write_manifest(tmp_path, {"end": Unprintable()})
+    assert json.loads((tmp_path / "manifest.json").read_text()) == {"schema": 1, "end": None}
+    output.write_manifest(tmp_path, {"end": 5.0})
+    assert json.loads((tmp_path / "manifest.json").read_text())["end"] == 5.0
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_manifest_takes_names_that_are_no_unicode(tmp_path: Path) -> None:
+    """A path of undecodable bytes is escaped, not an error."""
+    output.write_manifest(tmp_path, {"path": "a\udc80"})
+    assert json.loads((tmp_path / "manifest.json").read_bytes())["path"] == "a\udc80"

@@ -1,0 +1,155 @@
+"""Who may import whom: read from the sources, and watched in a fresh interpreter."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMEWORKS = ("torch", "mindspore")
+ADAPTERS = ("probe.pytorch", "probe.mindspore")
+RUNNING = tuple(f"probe.core.{name}" for name in ("framework", "recorder", "run", "session", "sources", "trainer_mon"))
+
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.services", "probe.cli"),
+    "probe.core.sinks": RUNNING,
+    "probe.core.rules": RUNNING,
+    "probe.pytorch": ("mindspore", "probe.mindspore", "probe.services", "probe.cli"),
+    "probe.mindspore": ("torch", "probe.pytorch", "probe.services", "probe.cli"),
+}
+"""What no module of a package may import, not even inside a function."""
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "probe.core.records": ("numpy", "probe.core.moments"),
+    "probe.core.moments": ("numpy", "probe.core.records"),
+}
+"""All that a module may import besides the standard library."""
+
+WATCHED_IMPORT = """
+import importlib, json, sys
+
+modules, watched, tried = json.loads(sys.argv[1]), set(json.loads(sys.argv[2])), []
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in watched:
+            tried.append([name, module])
+
+sys.meta_path.insert(0, Watch())
+for module in modules:
+    importlib.import_module(module)
+print(json.dumps(tried))
+"""
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Every module of ``package``, itself included, by its dotted name; empty if there is no such package yet."""
+    names = {}
+    for path in sorted(ROOT.joinpath(*package.split(".")).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports_of(source: str, package: str) -> set[str]:
+    """Dotted names that ``source``, a module of ``package``, imports anywhere, with the names taken from each."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            found |= {origin} | {f"{origin}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imports_of_module(name: str, path: Path) -> set[str]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return imports_of(path.read_text(encoding="utf-8"), package)
+
+
+def within(imported: Iterable[str], packages: Iterable[str]) -> list[str]:
+    """Those of ``imported`` that lie in one of ``packages``."""
+    heads = tuple(f"{package}." for package in packages)
+    return sorted(name for name in imported if f"{name}.".startswith(heads))
+
+
+def tried_imports(modules: Iterable[str], watched: Iterable[str]) -> list[list[str]]:
+    """Which of ``watched`` a fresh interpreter looks for while importing ``modules``, installed or not."""
+    arguments = [json.dumps(list(modules)), json.dumps(list(watched))]
+    run = subprocess.run(
+        [sys.executable, "-c", WATCHED_IMPORT, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    tried: list[list[str]] = json.loads(run.stdout)
+    return tried
+
+
+def test_importing_probe_loads_nothing_heavy() -> None:
+    """`import probe` looks for no framework, not even for NumPy, pydantic or the command line's packages."""
+    assert tried_imports(["probe"], [*FRAMEWORKS, "numpy", "pydantic", "typer", "rich", "yaml"]) == []
+
+
+def test_importing_probe_takes_less_than_50_ms() -> None:
+    """`import probe` costs a program that does not use it next to nothing."""
+    timed = "import time; start = time.perf_counter(); import probe; print(time.perf_counter() - start)"
+    seconds = [float(subprocess.check_output([sys.executable, "-c", timed], cwd=ROOT)) for _ in range(5)]
+    assert min(seconds) < 0.050
+
+
+def test_core_loads_no_framework_and_no_optional_package() -> None:
+    """Every module of core can be imported where no framework and no extra is installed."""
+    modules = modules_of("probe.core")
+    assert {"probe.core", "probe.core.records", "probe.core.moments"} <= set(modules)
+    assert tried_imports(modules, [*FRAMEWORKS, "tensorboardX", "tensorboard", "plotly"]) == []
+
+
+def test_a_watched_import_is_noticed() -> None:
+    """The watch that the tests here rely on sees what a module looks for."""
+    assert tried_imports(["json.tool"], ["argparse"]) == [["argparse", "json.tool"]]
+
+
+def test_the_command_line_imports_a_verb_only_to_run_it() -> None:
+    """`probe --version` waits for no verb and none of what verbs need."""
+    assert tried_imports(["probe.cli"], ["probe.cli.config", "probe.cli.demo", "probe.core", *FRAMEWORKS]) == []
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_a_package_imports_nothing_from_above_or_beside_it(package: str) -> None:
+    """Imports point one way: sources to core, never core to frameworks, and no framework to another."""
+    found = {
+        name: within(imports_of_module(name, path), FORBIDDEN[package]) for name, path in modules_of(package).items()
+    }
+    assert {name: imported for name, imported in found.items() if imported} == {}
+
+
+@pytest.mark.parametrize("module", ALLOWED)
+def test_the_records_know_only_numpy_and_each_other(module: str) -> None:
+    """What flows between the parts depends on none of them."""
+    imported = {name for name in imports_of_module(module, modules_of("probe.core")[module]) if name != "__future__"}
+    allowed = (*ALLOWED[module], *sys.stdlib_module_names)
+    assert imported - set(within(imported, allowed)) == set()
+
+
+def test_every_form_of_import_is_read() -> None:
+    """Absolute, relative, nested and conditional imports all count."""
+    source = """
+import a.b as c
+from d.e import f
+from . import g
+from ..h import i
+if TYPE_CHECKING:
+    import j
+def late():
+    from k import l
+"""
+    assert imports_of(source, "p.q") == {
+        "a.b", "d.e", "d.e.f", "p.q", "p.q.g", "p.h", "p.h.i", "j", "k", "k.l"
+    }  # fmt: skip
