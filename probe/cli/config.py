@@ -68,7 +68,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, BaseModel):
         return "{}"
-    return "none" if value is None else json.dumps(value)
+    return "none" if value is None else json.dumps(value, default=lambda rule: rule.rule_name)
 
 
 def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:

@@ -117,7 +117,8 @@ class Rule(Section):
 class Alert(Section):
     """Automatic alerts."""
 
-    rules: tuple[Rule, ...] = ()
-    """Rules that judge every collected value. For one value the first rule that matches is reported."""
+    rules: tuple[Rule, ...] = (Rule(rule_name="AnomalyNan"), Rule(rule_name="AnomalySpike"))
+    """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
+    judges only the ops that are collected. Missing: AnomalyNan and AnomalySpike with their defaults; an empty list: none."""
     dump: Flag = False
     """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""

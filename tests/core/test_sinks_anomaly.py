@@ -166,7 +166,7 @@ def test_eight_lines_a_step_then_a_count(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_what_stays_bad_is_counted_not_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A NaN that is there at every step is printed once, new findings beside it are printed; and again after a pause."""
+    """A NaN that stays is printed once, what is new beside it too, and it again after a pause."""
     sink = SINKS["anomaly"](context(tmp_path))
     steps = [["a"], ["a"], ["a", "b"], [], ["a"]]
     for step, bad in enumerate(steps):
