@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +19,8 @@ Block = Any
 """Moments of one or more tensors, on whatever device they were computed: opaque to core."""
 Remove = Callable[[], None]
 """Takes away the hook that the call which returned it has placed. Calling it twice is harmless."""
+Listen = Callable[[Tensor], None]
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Tensors(Protocol):
@@ -31,59 +32,110 @@ class Tensors(Protocol):
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], object]:
         """Shape, and the dtype as an object whose ``str`` is what users read."""
 
-    def identity(self, tensor: Tensor) -> tuple[Hashable, Callable[[], bool]]:
-        """A key that two readings share only if they see the same object at the same version, and whether that object
-        is still alive (an id may be given again)."""
+    def identity(self, tensor: Tensor) -> tuple[Hashable, Callable[[], object]]:
+        """A key that two readings share only if they see one object at one version, and what gives None once that
+        object is gone (its id may be given again)."""
 
     def hold(self, tensor: Tensor) -> Tensor | None:
         """A private copy if copying is cheaper than reducing at once (small tensors in host memory), else None."""
 
-    def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float) -> Block:
-        """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device."""
+    def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float, scale: Tensor | None) -> Block:
+        """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. The values are
+        ``scale`` times too large, and stay so: only eps is multiplied."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
-
-    def no_grad(self) -> AbstractContextManager[object]:
-        """Inside, nothing is recorded for differentiation."""
-
-
-class ForwardListener(Protocol):
-    """Told of every run of a module's forward that is training data (or its recomputation)."""
-
-    def before(self, module: Module, inputs: object) -> None: ...
-    def after(self, module: Module, inputs: object, outputs: object) -> None: ...
 
 
 class StepListener(Protocol):
     """Told of every training step by :meth:`Hooks.on_step`."""
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Gradients are as they will be applied, up to a factor ``1 / scale``."""
+        """Gradients are as they will be applied, but ``scale`` times too large."""
 
     def after(self, optimizer: Optimizer, outcome: str) -> None:
-        """``applied`` or ``skipped``."""
+        """``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
 
 
 class Hooks(Protocol):
-    """What core asks of models and optimizers. Every ``on_...`` returns what takes its hook away."""
+    """What core asks of models and optimizers. Every ``on_...`` that lasts returns what takes its hook away.
 
-    def modules(self, model: Module) -> Iterable[tuple[str, Module]]: ...
-    def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]: ...
-    def trainable(self, parameter: Parameter) -> bool: ...
+    ``guard`` wraps the function that the framework will call: on steps that are not sampled it returns at once.
+    """
+
+    def check(self, chunks: Sequence[tuple[int, Module]], optimizers: Sequence[Optimizer], settings: Any) -> None:
+        """Raises ValueError for what cannot be watched."""
+
+    def modules(self, model: Module) -> Iterable[tuple[str, Module]]:
+        """Every module once, by name; the root is ``""``."""
+
+    def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]:
+        """Every parameter once, by name."""
+
+    def trainable(self, parameter: Parameter) -> bool:
+        """Whether a gradient hook can be placed now."""
+
     def gradient(self, parameter: Parameter, main_grad: bool) -> Tensor | None:
         """The gradient held now: ``main_grad`` if asked for and there, else ``grad``."""
+
+    def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
+        """The parameters that ``optimizer`` updates."""
 
     def state(self, optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Tensor]:
         """The optimizer's tensors for ``parameter``, by the framework-neutral name."""
 
+    def loss_scale(self) -> Tensor | None:
+        """The factor on the losses of the step in progress, if known."""
+
+    def backward_id(self) -> int:
+        """Identity of the running backward pass; -1 outside of one."""
+
+    def differentiates(self) -> bool:
+        """Whether operations now become part of a graph."""
+
+    def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
+        """Listens to training steps: see decision 3 of the architecture."""
+
+    def on_gradient(
+        self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard
+    ) -> Remove:
+        """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far."""
+
+    def on_forward(
+        self,
+        module: Module,
+        root: Module,
+        before: Callable[[str, Any], None],
+        after: Callable[[str, Any], None],
+        guard: Guard,
+    ) -> Remove:
+        """Listens to forwards that are training data. Both are told the kind, ``training`` or ``recompute``; ``before``
+        gets ``(args, kwargs)`` and ``after`` the outputs."""
+
+    def on_tensor_gradient(self, tensor: Tensor, listen: Listen, guard: Guard) -> None:
+        """Listens to the gradient of ``tensor``; the hook goes with the graph."""
+
+    def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
+        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come."""
+
+    def on_input_gradients(self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard) -> None:
+        """Listens to the gradient of each input *through this module*, other branches left out."""
+
+    def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:
+        """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
+
 
 class Groups(Protocol):
-    """What core asks of the process group."""
+    """What core asks of process groups."""
 
-    def rank(self) -> int: ...
-    def world_size(self) -> int: ...
-    def ranks_of(self, group: object) -> list[int]: ...
+    def rank(self) -> int:
+        """This process's rank."""
+
+    def world_size(self) -> int:
+        """Number of processes."""
+
+    def ranks_of(self, group: Any) -> list[int]:
+        """Global ranks of ``group``; this rank alone if there is none."""
 
 
 class FrameworkAdapter(NamedTuple):
@@ -92,7 +144,7 @@ class FrameworkAdapter(NamedTuple):
     name: str
     version: str
     tensors: Tensors
-    hooks: Any
+    hooks: Hooks
     groups: Groups
     sources: Mapping[str, Any]
     """Signals that only this framework has."""

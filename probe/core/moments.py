@@ -107,7 +107,9 @@ def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
             merged[name] = float(values.min() if name == "min" else values.max())
         else:
             merged[name] = float(values.sum())
-    if "m2" in merged and sum(counts):
-        mean = merged["sum"] / sum(counts)
-        merged["m2"] += sum(n * (s["sum"] / n - mean) ** 2 for s, n in zip(shards, counts, strict=True) if n)
+    total = sum(counts)
+    if "m2" in merged and total:
+        mean = merged["sum"] / total
+        apart = [(s["sum"] / n - mean, n) for s, n in zip(shards, counts, strict=True) if n]
+        merged["m2"] += sum(n * distance * distance for distance, n in apart)  # where ** 2 would raise OverflowError
     return merged

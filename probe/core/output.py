@@ -7,6 +7,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from numbers import Integral, Real
 from pathlib import Path
 
 from probe.core.sinks.files import replacing
@@ -52,8 +53,10 @@ def _plain(value: object) -> object:
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Integral):  # NumPy's too
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else str(float(value))
     return str(value)

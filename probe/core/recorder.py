@@ -63,7 +63,7 @@ class Pending:
         at = np.minimum(np.array(readings.references, dtype=np.int64), len(rows) - 1)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns)}
         if signal in self.scale_rows:
-            columns = _unscaled(columns, {n: rows[self.scale_rows[signal], i] for i, n in enumerate(self.columns)})
+            columns = _unscaled(columns, rows[self.scale_rows[signal], 0])
         dtypes = {dtype: str(dtype) for dtype in set(readings.dtypes)}
         return Batch(
             signal=signal,
@@ -77,10 +77,8 @@ class Pending:
         )
 
 
-def _unscaled(columns: dict[str, Array], factor: dict[str, float]) -> dict[str, Array]:
-    """Moments of ``x / s`` from those of ``x``, ``s`` being known by its own moments."""
-    linear = next((factor[name] for name in ("sum", "min", "max") if name in factor), None)
-    scale = linear if linear is not None else float(np.sqrt(factor.get("sumsq", 1.0)))
+def _unscaled(columns: dict[str, Array], scale: float) -> dict[str, Array]:
+    """Moments of ``x / scale`` from those of ``x``."""
     power = {"min": 1, "max": 1, "sum": 1, "sumsq": 2, "m2": 2}
     return {name: values / scale ** power.get(name, 0) for name, values in columns.items()}
 
@@ -160,7 +158,7 @@ class Recorder:
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
         scale_rows = {
-            signal: self._add(self._moments([readings.scale], None), 1)
+            signal: self._add(self._tensors.moments([readings.scale], ("sum",) * len(self.columns), 0.0, None), 1)
             for signal, readings in chosen.items()
             if readings.scale is not None
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from probe.core.delivery import Delivery
@@ -83,7 +84,7 @@ class Session:
             return
         begin = time.perf_counter()
         for listen in self._run.before_update:
-            self._guarded("before the update", lambda listen=listen: listen(optimizer, self._of(optimizer), scale))
+            self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
         self._run.clock.updating = len(self._stepped) + 1 == len(self._run.optimizers)
         self._run.cost.hooks += time.perf_counter() - begin
 
@@ -92,7 +93,7 @@ class Session:
         if self._run.clock.sampled:
             begin = time.perf_counter()
             for listen in self._run.after_update:
-                self._guarded("after the update", lambda listen=listen: listen(optimizer, self._of(optimizer)))
+                self._guarded("after the update", partial(listen, optimizer, self._of(optimizer)))
             self._run.cost.hooks += time.perf_counter() - begin
         self._outcome = outcome
         self._stepped.add(id(optimizer))

@@ -117,7 +117,10 @@ class Rule(Section):
 class Alert(Section):
     """Automatic alerts."""
 
-    rules: tuple[Rule, ...] = (Rule(rule_name="AnomalyNan"), Rule(rule_name="AnomalySpike"))
+    rules: tuple[Rule, ...] = (
+        Rule(rule_name="AnomalyNan", args={}),
+        Rule(rule_name="AnomalySpike", args={}),
+    )
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
     judges only the ops that are collected. Missing: AnomalyNan and AnomalySpike with their defaults; an empty list: none."""
     dump: Flag = False

@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from probe import __version__
@@ -197,7 +198,7 @@ class Monitor:
         if self.output_directory is None:
             return
         try:
-            output.write_manifest(output.Path(self.output_directory), self._manifest | more)
+            output.write_manifest(Path(self.output_directory), self._manifest | more)
         except OSError as error:
             self._faults.note("manifest", error)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,44 @@ Array = npt.NDArray[np.float64]
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
-    """``len(tensors) x len(columns)`` float64 on the tensors' device."""
-    return torch.stack([_row(tensor, columns, eps) for tensor in tensors])
+    """``len(tensors) x len(columns)`` float64 on the tensors' device: in a few launches where Triton is at hand, else
+    with torch's own reductions, some for each tensor."""
+    kernels = _kernels()
+    if kernels is None or any(tensor.device.type != "cuda" for tensor in tensors):
+        return torch.stack([_row(tensor, columns, eps) for tensor in tensors])
+    readable = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in tensors]
+    return grouped(kernels, readable, columns, eps)
+
+
+def grouped(kernels: ModuleType, tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
+    """One call of the kernels for each dtype and device, the rows put back in order."""
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(i)
+    first = tensors[0].device
+    blocks = []
+    for (_, device), members in groups.items():
+        limit = torch.as_tensor(eps).to(device, torch.float64) if torch.is_tensor(eps) else _full(eps, device)
+        blocks.append(kernels.moments([tensors[i] for i in members], columns, limit).to(first))
+    if len(blocks) == 1:
+        return blocks[0]
+    order = np.argsort(np.concatenate(list(groups.values())))
+    rows = torch.cat(blocks).unbind()
+    return torch.stack([rows[i] for i in order])
+
+
+def _full(value: float, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    """The Triton kernels; torch for CUDA on Linux comes with Triton."""
+    try:
+        from probe.pytorch import multi_tensor
+    except ImportError:
+        return None
+    return multi_tensor
 
 
 def _row(tensor: torch.Tensor, columns: Sequence[str], eps: Any) -> torch.Tensor:
@@ -39,7 +77,10 @@ def _squares(x: torch.Tensor, _: Any) -> torch.Tensor:
 
 
 def _deviations(x: torch.Tensor, _: Any) -> torch.Tensor:
-    return (x - x.mean(dtype=torch.float64)).square().sum()
+    """Squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``host_moments``."""
+    shifted = x - x.mean(dtype=torch.float64).to(x.dtype)
+    off = shifted.mean(dtype=torch.float64)
+    return (_squares(shifted, None) - x.numel() * off.square()).clamp(min=0)
 
 
 _COLUMNS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
@@ -56,19 +97,20 @@ _COLUMNS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """Starts the copy of all device blocks, one a device; the function returned waits for them and gives all rows."""
-    arrived: dict[torch.device, Callable[[], Array]] = {}
+    arriving: dict[torch.device, Callable[[], Array]] = {}
     for device in {block.device for block in blocks if isinstance(block, torch.Tensor)}:
-        arrived[device] = _copy(torch.cat([b for b in blocks if isinstance(b, torch.Tensor) and b.device == device]))
+        arriving[device] = _copy(torch.cat([b for b in blocks if isinstance(b, torch.Tensor) and b.device == device]))
 
     def wait() -> Array:
-        here = {device: iter(np.split(rows(), _ends(blocks, device))) for device, rows in arrived.items()}
-        rows = [next(here[b.device]) if isinstance(b, torch.Tensor) else b for b in blocks]
-        return np.concatenate(rows) if rows else np.empty((0, 0))
+        if not arriving:
+            return np.concatenate(blocks) if blocks else np.empty((0, 0))
+        here = {device: iter(np.split(rows(), _ends(blocks, device))) for device, rows in arriving.items()}
+        return np.concatenate([next(here[b.device]) if isinstance(b, torch.Tensor) else b for b in blocks])
 
     return wait
 
 
-def _ends(blocks: Sequence[Any], device: torch.device) -> Array:
+def _ends(blocks: Sequence[Any], device: torch.device) -> npt.NDArray[np.int64]:
     return np.cumsum([len(b) for b in blocks if isinstance(b, torch.Tensor) and b.device == device])
 
 

@@ -212,8 +212,8 @@ def on_input_gradients(
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
     for tensor in outputs:  # what is handed through unchanged has no node of its own
-        if tensor.requires_grad and (edge := _edge(tensor)) in targets and edge not in consumers:
-            for listen in targets[edge]:
+        if tensor.requires_grad and (own := _edge(tensor)) in targets and own not in consumers:
+            for listen in targets[own]:
                 tensor.register_hook(guard(listen))
 
 
@@ -228,11 +228,13 @@ def _consumers(
         if node in seen or node._sequence_nr() < inputs.began:
             continue
         seen.add(node)
-        for index, edge in enumerate(node.next_functions):
-            if edge in targets:
-                yield node, index, edge
-            elif edge[0] is not None:
-                waiting.append(edge[0])
+        for index, (source, number) in enumerate(node.next_functions):
+            if source is None:
+                continue
+            if (source, number) in targets:
+                yield node, index, (source, number)
+            else:
+                waiting.append(source)
 
 
 class _Total:

@@ -62,7 +62,7 @@ def _column(name: str, flat: Array, starts: npt.NDArray[np.int64], counts: npt.N
     elif name == "sumsq":
         flat = np.square(flat)
     elif name != "sum":
-        marked = {"nans": np.isnan, "infs": np.isinf, "below": lambda x: np.abs(x) < eps}[name](flat)
+        marked = np.isnan(flat) if name == "nans" else np.isinf(flat) if name == "infs" else np.abs(flat) < eps
         if not marked.any():
             return np.zeros(len(counts))
         flat = marked.astype(np.float64)

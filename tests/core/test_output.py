@@ -10,6 +10,7 @@ import re
 from datetime import datetime, timezone
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from probe.core import output
@@ -32,14 +33,16 @@ def test_directory_is_named_after_the_time_in_shanghai(tmp_path: Path) -> None:
 
 def test_months_are_english_in_any_locale(tmp_path: Path) -> None:
     """Readers look for English names; Python's ``%b`` would follow the locale."""
+    before = locale.setlocale(locale.LC_TIME)
     for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "zh_CN.UTF-8", "C"):
         try:
             locale.setlocale(locale.LC_TIME, name)
         except locale.Error:
             continue
         now = datetime(2024, 5, 1, tzinfo=timezone.utc).timestamp()
-        assert output.create(tmp_path, 0, now).name.startswith("May01_08-00-00-")
-    locale.setlocale(locale.LC_TIME, "C")
+        made = output.create(tmp_path, 0, now)
+        locale.setlocale(locale.LC_TIME, before)
+        assert made.name.startswith("May01_08-00-00-")
 
 
 def test_directories_of_one_second_differ_and_leave_random_alone(tmp_path: Path) -> None:
@@ -54,7 +57,13 @@ def test_directories_of_one_second_differ_and_leave_random_alone(tmp_path: Path)
 
 def test_manifest_is_strict_json_with_a_schema(tmp_path: Path) -> None:
     """Numbers that JSON lacks are strings, text is UTF-8, and what JSON does not know is text."""
-    fields = {"model": "模型", "lr": math.nan, "nested": [{"a": (math.inf, -math.inf)}], "path": Path("x y"), "rank": 0}
+    fields = {
+        "model": "模型",
+        "lr": np.float32("nan"),
+        "nested": [{"a": (math.inf, -math.inf)}],
+        "path": Path("x y"),
+        "rank": np.int64(0),
+    }
     output.write_manifest(tmp_path / "gone", fields)
 
     def refuse(constant: str) -> None:

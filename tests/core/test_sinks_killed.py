@@ -16,16 +16,22 @@ import pytest
 ROWS = 500
 
 WRITER = """
-import itertools, sys
+import sys
 from pathlib import Path
 from probe.core.sinks import SINKS
 from tests.core.sink_data import batch, context, finding, snapshot
 sink = SINKS[sys.argv[1]](context(Path(sys.argv[2]), steps_per_file=10**6, dump=True))
 sink.open()
-for step in itertools.count():
+for step in range(int(sys.argv[3])):
     sink.write(snapshot(step, batch("actv", step, {"min": [step] * 500}), findings=[finding(step)]))
     print(step, flush=True)
+sys.stdin.read()
 """
+
+MANY = 10**6
+"""Steps that no process gets to before it is killed."""
+FEW = 100
+"""Steps that a reader slower than the writer can still catch up with."""
 
 
 def csv_steps(root: Path) -> list[int]:
@@ -50,9 +56,10 @@ def anomaly_steps(root: Path) -> list[int]:
 
 
 @contextmanager
-def writing(sink: str, root: Path) -> Iterator[subprocess.Popen[str]]:
+def writing(sink: str, root: Path, steps: int) -> Iterator[subprocess.Popen[str]]:
     """A process that writes step after step and prints each when it is written; killed (SIGKILL) at the end."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, sink, str(root)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WRITER, sink, str(root), str(steps)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -73,7 +80,7 @@ def test_a_reader_beside_the_writer_finds_every_step_written_so_far(
     """While the process goes on writing, the files can be read, up to the last step it has announced."""
     if live is tensorboard_steps:
         pytest.importorskip("tensorboardX")
-    with writing(live.__name__.removesuffix("_steps"), tmp_path) as process:
+    with writing(live.__name__.removesuffix("_steps"), tmp_path, FEW) as process:
         for _ in range(3):
             last = announced(process, 5)
             assert live(tmp_path)[: last + 1] == list(range(last + 1))
@@ -84,6 +91,6 @@ def test_a_killed_process_leaves_every_step_it_announced(tmp_path: Path, left: C
     """After SIGKILL in the middle of writing, the files are readable up to their last flush."""
     if left is tensorboard_steps:
         pytest.importorskip("tensorboardX")
-    with writing(left.__name__.removesuffix("_steps"), tmp_path) as process:
+    with writing(left.__name__.removesuffix("_steps"), tmp_path, MANY) as process:
         last = announced(process, 20)
     assert left(tmp_path)[: last + 1] == list(range(last + 1))

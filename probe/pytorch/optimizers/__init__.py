@@ -22,14 +22,14 @@ def _dialect(optimizer: Any) -> Any:
 
 def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     """Tells ``listener`` of every training step of ``optimizer``; returns what ends that."""
-    return _dialect(optimizer).on_step(optimizer, listener)  # type: ignore[no-any-return]
+    return _dialect(optimizer).on_step(optimizer, listener)
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
     """The optimizer's tensors for ``parameter``."""
-    return _dialect(optimizer).state(optimizer, parameter)  # type: ignore[no-any-return]
+    return _dialect(optimizer).state(optimizer, parameter)
 
 
 def owned(optimizer: Any) -> list[torch.nn.Parameter]:
     """The parameters that ``optimizer`` updates."""
-    return _dialect(optimizer).owned(optimizer)  # type: ignore[no-any-return]
+    return _dialect(optimizer).owned(optimizer)

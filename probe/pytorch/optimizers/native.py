@@ -28,9 +28,8 @@ def owned(optimizer: Any) -> list[torch.nn.Parameter]:
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
     """The tensors kept for ``parameter`` under the optimizer's own names; the step counter is none."""
     kept = getattr(optimizer, "state", {}).get(parameter, {})
-    return {
-        kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor) and (kind != "step" or value.dim())
-    }
+    tensors = {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor)}
+    return {kind: value for kind, value in tensors.items() if kind != "step" or value.dim()}
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
@@ -42,7 +41,12 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     else:
         removes = [_wrap(optimizer, steps)]
     removes.append(on_scaled_step(optimizer, steps))
-    return lambda: [remove() for remove in removes] and None
+
+    def remove_all() -> None:
+        for remove in removes:
+            remove()
+
+    return remove_all
 
 
 class Steps:

@@ -1,0 +1,72 @@
+"""Attaching probe and the existing tool to the same training with the same configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _gpt import Training
+
+EXISTING_TOOL = "mindstudio-probe==26.2.0"
+OPS = ["min", "max", "mean", "norm", "nans"]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "weight gradients": {"wg_distribution": True},
+    "parameters": {"param_distribution": True},
+    "optimizer state": {"mv_distribution": True},
+    "activations": {"xy_distribution": True, "all_xy": True},
+}
+SETTINGS["everything"] = {key: on for setting in SETTINGS.values() for key, on in setting.items()}
+
+TARGETS = {
+    "weight gradients": 1 / 6,
+    "parameters": 1 / 4,
+    "optimizer state": 1 / 4,
+    "activations": 1 / 8,
+    "everything": 1 / 8,
+}
+"""What probe may add to a step, as a part of what the existing tool adds."""
+
+
+def configuration(setting: str, **more: Any) -> dict[str, Any]:
+    """What both are given: CSV files, and no alerts."""
+    return {"targets": {}, "ops": OPS, "format": "csv", "alert": {"rules": []}, **SETTINGS[setting], **more}
+
+
+def has_existing_tool() -> bool:
+    """Whether the existing tool is installed here, as only the benchmarks' own environment has it."""
+    return importlib.util.find_spec("msprobe") is not None
+
+
+def attach_probe(training: Training, config: dict[str, Any], directory: Path, **more: Any) -> Any:
+    """A monitor of ours, writing to ``directory``."""
+    from probe.pytorch import TrainerMon
+
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
+    monitor = TrainerMon(config, params_have_main_grad=False)
+    monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer, **more)
+    return monitor
+
+
+def attach_existing_tool(training: Training, config: dict[str, Any], directory: Path) -> Any:
+    """A monitor of the existing tool's, writing to ``directory``."""
+    import json
+
+    from msprobe.pytorch import TrainerMon
+
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
+    file = directory.with_suffix(".json")
+    file.write_text(json.dumps(config))
+    monitor = TrainerMon(str(file), params_have_main_grad=False)
+    monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
+    return monitor
+
+
+ATTACH: dict[str, Callable[[Training, dict[str, Any], Path], Any]] = {
+    "probe": attach_probe,
+    "existing tool": attach_existing_tool,
+}

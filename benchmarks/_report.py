@@ -1,0 +1,98 @@
+"""What every benchmark says beside its figures: the machine, tables in Markdown, medians with their intervals."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+RESAMPLES = 4000
+CONFIDENCE = 95
+
+
+def arguments(purpose: str | None, rounds: int) -> argparse.ArgumentParser:
+    """A parser with the arguments that all benchmarks take, so that one ``ARGS`` suits them all."""
+    parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help="repetitions of every measurement")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
+    parser.add_argument("--output", type=Path, help="file for the same text, or a directory to put it in")
+    return parser
+
+
+def machine() -> str:
+    """The processor, its cores, the memory and the versions that the figures depend on."""
+    import torch
+
+    parts = [
+        _processor(),
+        f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores",
+    ]
+    if torch.cuda.is_available():
+        parts.append(torch.cuda.get_device_name())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    return f"{', '.join(parts)}; {platform.system()}; {versions}"
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown: text to the left, figures to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def publish(title: str, paragraphs: Iterable[str], output: Path | None) -> None:
+    """Prints a result and writes the same to ``output``, followed by the machine and the command."""
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings_of(sys.argv[1:])])
+    text = "\n\n".join([f"### {title}", *paragraphs, f"{machine()}; `{command}`."]) + "\n"
+    print(text)
+    if output is not None:
+        if output.suffix != ".md":
+            output.mkdir(parents=True, exist_ok=True)
+            output = output / f"{Path(sys.argv[0]).stem}.md"
+        output.write_text(text, encoding="utf-8")
+
+
+def _settings_of(given: Sequence[str]) -> list[str]:
+    """The arguments that a result depends on: all but where it is written."""
+    kept, skip = [], False
+    for argument in given:
+        if not skip and not argument.startswith("--output"):
+            kept.append(argument)
+        skip = argument == "--output"
+    return kept
+
+
+def interval(statistic: Callable[[Array], Array], samples: Array) -> tuple[float, float, float]:
+    """``statistic`` of ``samples`` and the ends of its bootstrap interval.
+
+    Args:
+        statistic: reduces the last axis but one, along which the rounds lie.
+        samples: rounds x whatever was measured in each; resampled by whole rounds, so that pairs stay pairs.
+
+    Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13: the percentile interval.
+    """
+    picks = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
+    edge = (100 - CONFIDENCE) / 2
+    low, high = np.percentile(statistic(samples[picks]), [edge, 100 - edge])
+    return float(statistic(samples)), float(low), float(high)
+
+
+def milliseconds(seconds: float) -> str:
+    """``seconds`` with as many digits as they are worth."""
+    return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{1e3 * seconds:.0f} ms"

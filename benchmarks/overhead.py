@@ -1,0 +1,268 @@
+"""What watching costs a training step, for probe and for the existing tool.
+
+Plain, probe and the existing tool take turns in one process, each on a model of its own with the same weights, and what
+counts is the median of the paired differences: whatever slows the machine down slows all three. Each turn is a block of
+several steps and ends when every file is written, so that nothing is hidden on a thread. Each setting has a process
+of its own, because the existing tool leaves hooks behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _report import Array, arguments, interval, milliseconds, publish, table
+
+WARM_UP = 3
+UNSAMPLED_TURNS = 10
+"""How often the two models of the unsampled comparison change places."""
+MEMORY_STEPS = 6
+MEMORY_VARIANTS = ("plain", "probe imported", "probe", "existing tool")
+
+
+# In the processes that measure.
+
+
+def settings_case(args: argparse.Namespace, setting: str, scratch: Path) -> dict[str, Any]:
+    """Seconds a step for each round and variant under one setting."""
+    from _gpt import Training
+    from _monitors import ATTACH, configuration, has_existing_tool
+
+    variants = ["plain", "probe", *["existing tool"] * has_existing_tool()]
+    trainings = {name: Training(args.device) for name in variants}
+    blocks = {name: block(training, args) for name, training in trainings.items()}
+    rounds(blocks, WARM_UP)
+    unwatched = rounds(blocks, args.rounds // 4)
+    for name in variants[1:]:
+        monitor = ATTACH[name](trainings[name], configuration(setting), scratch / name.replace(" ", "_"))
+        blocks[name] = block(trainings[name], args, getattr(monitor, "flush", None))
+    rounds(blocks, WARM_UP)
+    return {"variants": variants, "unwatched": unwatched, "seconds": rounds(blocks, args.rounds)}
+
+
+def block(training: Any, args: argparse.Namespace, flush: Callable[[], Any] | None = None) -> Callable[[], float]:
+    """A function that takes several steps, waits until all is done and written, and gives the seconds a step."""
+    from _gpt import wait
+
+    def run() -> float:
+        begin = time.perf_counter()
+        for _ in range(args.block):
+            training.step()
+        wait(args.device)
+        if flush is not None:
+            flush()
+        return (time.perf_counter() - begin) / args.block
+
+    return run
+
+
+def rounds(blocks: dict[str, Callable[[], float]], number: int) -> list[list[float]]:
+    """``number`` rounds of every block, each round beginning with another."""
+    names, result = list(blocks), []
+    for i in range(number):
+        order = names[i % len(names) :] + names[: i % len(names)]
+        seconds = {name: blocks[name]() for name in order}
+        result.append([seconds[name] for name in names])
+    return result
+
+
+def unsampled_case(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Seconds of a plain step and of one that probe is attached to but does not sample, pair by pair.
+
+    The two models change places from time to time: where their memory lies makes a difference of its own.
+    """
+    from _gpt import Training
+    from _monitors import attach_probe, configuration
+
+    args.block = 1
+    trainings, seconds = [Training(args.device), Training(args.device)], []
+    for turn in range(UNSAMPLED_TURNS):
+        plain, watched = trainings[turn % 2], trainings[1 - turn % 2]
+        monitor = attach_probe(watched, configuration("everything", step_interval=1000), scratch / "probe")
+        blocks = {"plain": block(plain, args), "unsampled": block(watched, args)}
+        rounds(blocks, WARM_UP)  # the first step is sampled
+        monitor.flush()
+        seconds += rounds(blocks, -(-args.pairs // UNSAMPLED_TURNS))
+        monitor.stop()
+    return {"seconds": seconds}
+
+
+def memory_case(args: argparse.Namespace, variant: str, scratch: Path) -> dict[str, Any]:
+    """Peak bytes of a process that trains a few steps, and of its device."""
+    import torch
+    from _gpt import Training
+    from _monitors import ATTACH, configuration
+
+    if variant == "probe imported":
+        import probe.pytorch  # noqa: F401
+    training = Training(args.device)
+    if variant in ATTACH:
+        ATTACH[variant](training, configuration("weight gradients"), scratch / "output")
+    for _ in range(MEMORY_STEPS):
+        training.step()
+    device = torch.cuda.max_memory_allocated() if args.device.startswith("cuda") else 0
+    return {"host": peak_resident(), "device": device}
+
+
+def peak_resident() -> int:
+    """The most bytes of memory that this process has held at once."""
+    try:  # ru_maxrss would include what the parent held when it forked
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak
+
+
+# In the process that asks.
+
+
+def measure(args: argparse.Namespace, *case: str) -> dict[str, Any]:
+    """Runs one case in a process of its own; what it prints is shown only if it fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        given = {name: value for name, value in vars(args).items() if name not in ("output", "case", "only")}
+        command = [sys.executable, __file__, "--case", json.dumps({**given, "case": case, "scratch": scratch})]
+        environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+        ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if ran.returncode:
+            sys.exit(f"{' '.join(case)}: the measuring process ended with {ran.returncode}\n{ran.stdout[-4000:]}")
+        return dict(json.loads(result.read_text()))
+
+
+def run_case(text: str) -> None:
+    """What a measuring process does."""
+    import torch
+
+    args = argparse.Namespace(**json.loads(text))
+    torch.set_num_threads(args.threads)
+    scratch, (kind, *names) = Path(args.scratch), args.case
+    cases = {"setting": settings_case, "unsampled": unsampled_case, "memory": memory_case}
+    result = cases[kind](args, *names, scratch)
+    (scratch / "result.json").write_text(json.dumps(result))
+    os._exit(0)  # the existing tool's last words are not measured
+
+
+def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[str]:
+    """What each setting adds to a step."""
+    measured = {setting: measure(args, "setting", setting) for setting in settings}
+    header = ["collected", "plain step", "probe adds", "of the step", "existing tool adds", "probe / existing", "aim"]
+    rows = [setting_row(setting, result) for setting, result in measured.items()]
+    offsets = [difference(np.array(result["unwatched"]), 1) for result in measured.values()]
+    notes = [
+        f"Added to each step; medians of {args.rounds} paired differences, in brackets the {interval_name()}. Plain, probe "
+        f"and the existing tool took turns in blocks of {args.block} steps, each ending when its files were written. "
+        f"Before anything was attached the models differed by {milliseconds(float(np.median(np.abs(offsets))))} a step."
+    ]
+    if not all("existing tool" in result["variants"] for result in measured.values()):
+        from _monitors import EXISTING_TOOL
+
+        notes.append(f"The existing tool ({EXISTING_TOOL}) is not installed here: no comparison.")
+    return [table(header, rows), *notes]
+
+
+def setting_row(setting: str, result: dict[str, Any]) -> list[str]:
+    """One row of the table of settings."""
+    from _monitors import TARGETS
+
+    seconds = np.array(result["seconds"])
+    plain, added = float(np.median(seconds[:, 0])), difference(seconds, 1)
+    row = [setting, milliseconds(plain), milliseconds(added), f"{added / plain:.1%}"]
+    if len(result["variants"]) < 3:
+        return [*row, "-", "-", f"<= {TARGETS[setting]:.3f}"]
+    ratio, low, high = interval(lambda s: difference(s, 1) / difference(s, 2), seconds)
+    verdict = "met" if ratio <= TARGETS[setting] else "MISSED"
+    compared = f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+    return [*row, milliseconds(difference(seconds, 2)), compared, f"<= {TARGETS[setting]:.3f}: {verdict}"]
+
+
+def difference(seconds: Array, variant: int) -> Any:
+    """The median over rounds of what a variant took longer than plain."""
+    return np.median(seconds[..., variant] - seconds[..., 0], axis=-1)
+
+
+def unsampled_report(args: argparse.Namespace) -> list[str]:
+    """What a step costs that is not sampled."""
+    seconds = np.array(measure(args, "unsampled")["seconds"])
+    added, low, high = interval(lambda s: difference(s, 1), seconds)
+    plain = float(np.median(seconds[:, 0]))
+    return [
+        f"A step that is not sampled (everything switched on, `step_interval` 1000) takes {added / plain:+.2%} "
+        f"({low / plain:+.2%} to {high / plain:+.2%}) of a plain step's {milliseconds(plain)} longer; aim <= 1 %. Median of "
+        f"{len(seconds)} pairs alternated in one process, and its {interval_name()}."
+    ]
+
+
+def memory_report(args: argparse.Namespace) -> list[str]:
+    """What weight gradients add to the peak of memory."""
+    from _monitors import has_existing_tool
+
+    variants = MEMORY_VARIANTS[: 3 + has_existing_tool()]
+    runs = [{v: measure(args, "memory", v) for v in variants} for _ in range(args.memory_runs)]
+    places = ["host", *["device"] * args.device.startswith("cuda")]
+    peaks = {(v, place): float(np.median([run[v][place] for run in runs])) for v in variants for place in places}
+    rows = [
+        [f"{variant} ({place})", f"{peaks[variant, place] / 2**20:.1f} MiB", _more(peaks, variant, place)]
+        for place in places
+        for variant in variants
+    ]
+    note = (
+        f"Peak memory of a process that trains {MEMORY_STEPS} steps; medians of {args.memory_runs} processes each. Weight "
+        f"gradients add {peaks['probe', 'host'] / peaks['probe imported', 'host'] - 1:+.2%} on the host to what importing "
+        "probe takes once; aim <= 1 %."
+    )
+    return [table(["weight gradients", "peak", "against plain"], rows), note]
+
+
+def _more(peaks: dict[tuple[str, str], float], variant: str, place: str) -> str:
+    return f"{peaks[variant, place] / peaks['plain', place] - 1:+.2%}"
+
+
+def interval_name() -> str:
+    """How the figures in brackets are called."""
+    from _report import CONFIDENCE
+
+    return f"{CONFIDENCE} % bootstrap interval"
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=30)
+    parser.add_argument("--block", type=int, default=3, help="steps in one turn")
+    parser.add_argument("--pairs", type=int, default=300, help="pairs for the step that is not sampled")
+    parser.add_argument("--memory-runs", type=int, default=5, help="processes for each figure of memory")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--only", nargs="*", help="settings, or unsampled, or memory; all of them if left out")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        return run_case(args.case)
+    from _monitors import SETTINGS
+
+    only = args.only or [*SETTINGS, "unsampled", "memory"]
+    if unknown := set(only) - {*SETTINGS, "unsampled", "memory"}:
+        parser.error(f"--only: unknown: {', '.join(sorted(unknown))}")
+    settings = [setting for setting in SETTINGS if setting in only]
+    parts = settings_report(args, settings) if settings else []
+    parts += unsampled_report(args) if "unsampled" in only else []
+    parts += memory_report(args) if "memory" in only else []
+    return publish("What watching costs a step", [WHAT, *parts], args.output)
+
+
+WHAT = (
+    "A GPT of 12 layers and width 256 with 149 parameter tensors, batch 4 x 128 tokens, AdamW, 2 CPU threads; ops min, "
+    "max, mean, norm and nans, CSV files, alerts off."
+)
+
+if __name__ == "__main__":
+    main()

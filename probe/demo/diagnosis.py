@@ -1,0 +1,41 @@
+"""What the monitor's findings say went wrong first. Nothing is known here of any fault but what was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from probe.core.anomaly import causal_order, diagnose, explain, module_of
+from probe.core.naming import row_name
+from probe.core.records import Finding
+
+
+class Diagnosis(NamedTuple):
+    """The first bad thing, and what followed."""
+
+    first: Finding
+    module: str
+    """The first bad layer."""
+    row: str
+    """The tensor in it, as CSV files call it."""
+    sentence: str
+    next: list[Finding]
+    """What was found at other places after it, in causal order."""
+    by_rule: dict[str, int]
+
+
+def name_first_bad(findings: Iterable[Finding], follow: int = 5) -> Diagnosis | None:
+    """The diagnosis of a run, or None if nothing was found.
+
+    Args:
+        follow: how many later places to give.
+    """
+    ordered = sorted(findings, key=causal_order)
+    first = diagnose(ordered)
+    if first is None:
+        return None
+    places = {(finding.signal, finding.key): finding for finding in reversed(ordered)}
+    later = sorted(places.values(), key=causal_order)[1:]
+    by_rule = dict(Counter(finding.rule for finding in ordered))
+    return Diagnosis(first, module_of(first), row_name(first.key), explain(first), later[:follow], by_rule)

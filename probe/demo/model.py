@@ -1,0 +1,97 @@
+"""A small GPT over bytes, in plain PyTorch: it knows nothing of the monitor or of faults."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+BYTES = 256
+
+
+class Size(NamedTuple):
+    """How large the model is."""
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    context: int = 128
+    """Bytes that the model sees at once."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.qkv = nn.Linear(size.width, 3 * size.width)
+        self.projection = nn.Linear(size.width, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, width = x.shape
+        heads = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        projected: torch.Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, time, width))
+        return projected
+
+
+class Mlp(nn.Module):
+    """Two linear maps with a GELU between them."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(size.width, 4 * size.width)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(4 * size.width, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.fc2(self.act(self.fc1(x)))
+        return hidden
+
+
+class Layer(nn.Module):
+    """One transformer layer, normalised before each half."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(size.width)
+        self.attention = Attention(size)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.mlp = Mlp(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Gpt(nn.Module):
+    """Bytes ``(batch, time)`` in, logits ``(batch, time, 256)`` out."""
+
+    def __init__(self, size: Size | None = None) -> None:
+        super().__init__()
+        size = size or Size()
+        self.embedding = nn.Embedding(BYTES, size.width)
+        self.positions = nn.Embedding(size.context, size.width)
+        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.final_norm = nn.LayerNorm(size.width)
+        self.output = nn.Linear(size.width, BYTES)
+        self.apply(_initialise)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            x = layer(x)
+        logits: torch.Tensor = self.output(self.final_norm(x))
+        return logits
+
+
+def _initialise(module: nn.Module) -> None:
+    """Normal weights of deviation 0.02 and zero biases, as GPT-2 has them."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
