@@ -15,6 +15,8 @@ BENCH := .venv-bench
 # Spelled exactly: an open range would fetch whichever build is newest, often gigabytes of another one.
 TORCH := torch==2.13.0
 MINDSPORE := mindspore==2.10.0
+# Its interpreter runs the CUDA kernels on a CPU, for the tests.
+TRITON := triton==3.6.0
 EXISTING_TOOL := mindstudio-probe==26.2.0
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
@@ -54,7 +56,7 @@ $(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(NUMPY) -e ".[tensorboard,test,check]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,test,check]"
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) | $(VENV)/.created

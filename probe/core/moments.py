@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,11 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
     if known is None:
         return columns[op]
     return known.derive(columns[known.moment], shapes)
+
+
+def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """The moments of ``times`` copies of what has the moments ``row``."""
+    return {name: value if name in ("min", "max") else value * times for name, value in row.items()}
 
 
 def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float]:

@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from probe.core.moments import repeated
+from probe.pytorch.layouts import distinct
+
 Array = npt.NDArray[np.float64]
 
 
@@ -56,8 +59,11 @@ def _kernels() -> ModuleType | None:
 
 
 def _row(tensor: torch.Tensor, columns: Sequence[str], eps: Any) -> torch.Tensor:
-    x = _as_float(tensor)
-    return torch.stack([_COLUMNS[name](x, eps).to(torch.float64) for name in columns])
+    stored, times = distinct(tensor)
+    x = _as_float(stored)
+    row = {name: _COLUMNS[name](x, eps).to(torch.float64) for name in columns}
+    row = row if times == 1 else repeated(row, times)
+    return torch.stack([row[name] for name in columns])
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from probe.core.moments import merge
+from probe.core.moments import merge, repeated
+from probe.pytorch.layouts import distinct
 
 Array = npt.NDArray[np.float64]
 Row = dict[str, float]
@@ -85,9 +86,11 @@ def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> Row:
     wanted = set(columns) | ({"sum"} if "m2" in columns else set())
     if tensor.layout is not torch.strided:
         return _sparse(tensor, wanted, eps)
+    tensor, times = distinct(tensor)
     pieces = list(_each(tensor, wanted, eps))
     rows, counts = [row for row, _ in pieces], [count for _, count in pieces]
-    return rows[0] if len(rows) == 1 else merge(rows, counts)
+    row = rows[0] if len(rows) == 1 else merge(rows, counts)
+    return row if times == 1 else repeated(row, times)
 
 
 def _sparse(tensor: torch.Tensor, wanted: set[str], eps: float) -> Row:

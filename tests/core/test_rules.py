@@ -102,6 +102,15 @@ def test_what_has_no_answer_is_no_finding():
     assert not found_ops(nan_rule(), {Key("empty"): np.ones((0, 2)), Key("matrix"): np.ones((2, 2))})
 
 
+def test_an_additive_mask_is_no_finding_but_infinite_outputs_are():
+    """Inputs from -Inf to exactly 0 are a mask; the same in an output, or with another maximum, is reported."""
+    mask = np.array([[0.0, -inf], [0.0, 0.0]])
+    inputs, outputs = Key("attention", "input_1"), Key("attention", "output")
+    rows = {inputs: mask, outputs: mask, Key("fc", "input"): np.array([1.0, -inf])}
+    found = nan_rule(ops=("min", "max")).judge(batch_of(rows, ops=("min", "max"), signal="actv"))
+    assert [finding.key for finding in found] == [outputs, Key("fc", "input")]
+
+
 def test_id_of_a_scalar_is_judged():
     """A 0-d tensor has a value of its own."""
     assert ("scale", "id") in found_ops(nan_rule(), {Key("scale"): np.array(nan), W: np.ones(2)})

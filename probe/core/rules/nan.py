@@ -18,7 +18,8 @@ class AnomalyNan:
 
     It has no memory, so a value that stays NaN is reported at every sampled step. The counts ``nans`` and ``infs`` are
     findings where they are above 0, whatever the threshold. A NaN that only says that an op has no answer is none:
-    ``min``, ``max``, ``mean``, ... of a tensor without elements, ``id`` of a tensor that is not a scalar.
+    ``min``, ``max``, ``mean``, ... of a tensor without elements, ``id`` of a tensor that is not a scalar. An additive
+    attention mask is none either: an input whose elements go from -Inf to exactly 0, if min and max are collected.
     """
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
@@ -27,11 +28,13 @@ class AnomalyNan:
         self._reporter = Reporter("AnomalyNan", rank, "threshold")
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
+        masks = _masks(batch)
         for op in self._ops:
             moment = OPS[op].moment if op in OPS else op
             if moment not in batch.columns:
                 continue
-            at = np.array([row for row in self._bad(batch, op, moment) if _answers(op, batch.shapes[row])], dtype=int)
+            bad = self._bad(batch, op, moment)
+            at = np.array([row for row in bad if row not in masks and _answers(op, batch.shapes[row])], dtype=int)
             if len(at):
                 values = derive(op, {moment: batch.columns[moment][at]}, [batch.shapes[row] for row in at])
                 expected = np.full(len(at), np.nan) if op in COUNTS else self._expected(values)
@@ -50,6 +53,15 @@ class AnomalyNan:
     def _expected(self, values: Array) -> Array:
         threshold = np.nan if self._threshold is None else self._threshold
         return np.where(np.isfinite(values), threshold, np.nan)
+
+
+def _masks(batch: Batch) -> frozenset[int]:
+    """Rows that are additive masks: forward inputs between -Inf and exactly 0."""
+    low, high = batch.columns.get("min"), batch.columns.get("max")
+    if batch.signal != "actv" or low is None or high is None:
+        return frozenset()
+    rows = np.flatnonzero(np.isneginf(low) & (high == 0))
+    return frozenset(int(row) for row in rows if batch.keys[row].part.startswith("input"))
 
 
 def _answers(op: str, shape: tuple[int, ...]) -> bool:

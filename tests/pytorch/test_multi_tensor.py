@@ -1,0 +1,49 @@
+"""The kernels for CUDA devices against the host's reductions, run by Triton's interpreter on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.required import require
+
+require("torch")
+require("triton")
+
+COMPARE = """
+import numpy as np, torch
+from probe.core.moments import MOMENTS
+from probe.pytorch import device_moments, host_moments, multi_tensor
+
+names = tuple(MOMENTS)
+draw = torch.Generator().manual_seed(0)
+tensors = []
+for dtype in multi_tensor.POINTERS:
+    tensors += [(torch.randn(n, generator=draw) * s).to(dtype) for n in (1, 7, 2048, 70000) for s in (1, 1e-3)]
+    for value in (float("nan"), float("inf"), 0.0):
+        tensors.append(torch.randn(5000, generator=draw).to(dtype).index_fill_(0, torch.tensor([7]), value))
+tensors += [torch.randn(3000, generator=draw) * 1e-25, torch.randn(3000, generator=draw) * 1e25]
+tensors += [torch.randn(100000, generator=draw) * 1e-4 + 1]
+
+got = device_moments.grouped(multi_tensor, tensors, names, 1e-8).numpy()
+expected = host_moments.moments(tensors, names, 1e-8)
+count = np.array([t.numel() for t in tensors])
+size = np.sqrt(expected[:, names.index("sumsq")] / count) * count
+for i, name in enumerate(names):
+    room = 1e-5 * size if name == "sum" else 2e-5 * np.abs(expected[:, i])
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got[:, i] - expected[:, i]) <= room
+    same = (got[:, i] == expected[:, i]) | (np.isnan(got[:, i]) & np.isnan(expected[:, i]))
+    assert (near | same).all(), (name, got[~(near | same), i], expected[~(near | same), i])
+few = device_moments.grouped(multi_tensor, tensors, ("max", "nans"), 1e-8).numpy()
+np.testing.assert_array_equal(few, got[:, [names.index("max"), names.index("nans")]])
+print("equal", len(tensors))
+"""
+
+
+def test_kernels_give_the_moments_that_the_host_gives() -> None:
+    """Every moment, every readable dtype, sizes about the chunk, NaN, Inf, magnitudes of 1e-25 and 1e25."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("equal"), done.stderr
