@@ -135,7 +135,9 @@ def measure(args: argparse.Namespace, *case: str) -> dict[str, Any]:
         given = {name: value for name, value in vars(args).items() if name not in ("output", "case", "only")}
         command = [sys.executable, __file__, "--case", json.dumps({**given, "case": case, "scratch": scratch})]
         environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-        ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ran = subprocess.run(
+            command, check=False, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         if ran.returncode:
             sys.exit(f"{' '.join(case)}: the measuring process ended with {ran.returncode}\n{ran.stdout[-4000:]}")
         return dict(json.loads(result.read_text()))
@@ -159,11 +161,13 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
     measured = {setting: measure(args, "setting", setting) for setting in settings}
     header = ["collected", "plain step", "probe adds", "of the step", "existing tool adds", "probe / existing", "aim"]
     rows = [setting_row(setting, result) for setting, result in measured.items()]
-    offsets = [difference(np.array(result["unwatched"]), 1) for result in measured.values()]
+    offset = float(np.median([abs(difference(np.array(result["unwatched"]), 1)) for result in measured.values()]))
     notes = [
-        f"Added to each step; medians of {args.rounds} paired differences, in brackets the {interval_name()}. Plain, probe "
-        f"and the existing tool took turns in blocks of {args.block} steps, each ending when its files were written. "
-        f"Before anything was attached the models differed by {milliseconds(float(np.median(np.abs(offsets))))} a step."
+        (
+            f"Added to each step; medians of {args.rounds} paired differences, in brackets the {interval_name()}. "
+            f"Plain, probe and the existing tool took turns in blocks of {args.block} steps, each ending when "
+            f"its files were written. Before anything was attached the models differed by {milliseconds(offset)} a step."
+        )
     ]
     if not all("existing tool" in result["variants"] for result in measured.values()):
         from _monitors import EXISTING_TOOL
@@ -198,9 +202,11 @@ def unsampled_report(args: argparse.Namespace) -> list[str]:
     added, low, high = interval(lambda s: difference(s, 1), seconds)
     plain = float(np.median(seconds[:, 0]))
     return [
-        f"A step that is not sampled (everything switched on, `step_interval` 1000) takes {added / plain:+.2%} "
-        f"({low / plain:+.2%} to {high / plain:+.2%}) of a plain step's {milliseconds(plain)} longer; aim <= 1 %. Median of "
-        f"{len(seconds)} pairs alternated in one process, and its {interval_name()}."
+        (
+            f"A step that is not sampled (everything switched on, `step_interval` 1000) takes {added / plain:+.2%} "
+            f"({low / plain:+.2%} to {high / plain:+.2%}) of a plain step's {milliseconds(plain)} longer; aim <= 1 %. "
+            f"Median of {len(seconds)} pairs alternated in one process, and its {interval_name()}."
+        )
     ]
 
 
@@ -217,10 +223,10 @@ def memory_report(args: argparse.Namespace) -> list[str]:
         for place in places
         for variant in variants
     ]
+    added = peaks["probe", "host"] / peaks["probe imported", "host"] - 1
     note = (
-        f"Peak memory of a process that trains {MEMORY_STEPS} steps; medians of {args.memory_runs} processes each. Weight "
-        f"gradients add {peaks['probe', 'host'] / peaks['probe imported', 'host'] - 1:+.2%} on the host to what importing "
-        "probe takes once; aim <= 1 %."
+        f"Peak memory of a process that trains {MEMORY_STEPS} steps; medians of {args.memory_runs} processes each. "
+        f"Weight gradients add {added:+.2%} on the host to a process that has imported probe; aim <= 1 %."
     )
     return [table(["weight gradients", "peak", "against plain"], rows), note]
 

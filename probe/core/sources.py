@@ -110,15 +110,16 @@ def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[...
     return lambda function: run.guard(where, function)
 
 
-def chosen(run: Run) -> list[Source]:
-    """The sources that the settings switch on, in the order in which they attach."""
-    settings = run.settings
-    needs_micro_steps = settings.xy_distribution or settings.monitor_mbs_grad
-    switched = [
-        (needs_micro_steps, micro_batches),
-        (settings.wg_distribution, weight_gradients),
-        (settings.param_distribution, parameters),
-        (settings.mv_distribution, optimizer_state),
-        (settings.xy_distribution, activations),
-    ]
-    return [source for on, source in switched if on]
+SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
+    "micro_batches": (lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad), micro_batches),
+    "weight_gradients": (lambda settings: settings.wg_distribution, weight_gradients),
+    "parameters": (lambda settings: settings.param_distribution, parameters),
+    "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
+    "activations": (lambda settings: settings.xy_distribution, activations),
+}
+"""Every source with what switches it on, in the order in which they attach."""
+
+
+def chosen(settings: Any) -> list[Source]:
+    """The sources that ``settings`` switch on."""
+    return [source for switched_on, source in SOURCES.values() if switched_on(settings)]

@@ -102,7 +102,7 @@ class Monitor:
         writer, delivery = self._writer, self._delivery
         session = Session(run, schedule, given.start_iteration, delivery, writer.write if writer else _nowhere)
         try:
-            session.attach(chosen(run) if self._takes_part() else [])
+            session.attach(chosen(self.settings) if self._takes_part() else [])
             self._check_targets(run)
         except BaseException:
             session.detach()

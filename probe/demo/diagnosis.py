@@ -20,9 +20,10 @@ class Diagnosis(NamedTuple):
     row: str
     """The tensor in it, as CSV files call it."""
     sentence: str
-    next: list[Finding]
-    """What was found at other places after it, in causal order."""
+    later: list[Finding]
+    """The first finding at each of the next places, in causal order."""
     by_rule: dict[str, int]
+    """Number of findings."""
 
 
 def name_first_bad(findings: Iterable[Finding], follow: int = 5) -> Diagnosis | None:

@@ -52,7 +52,9 @@ def draw(kind: str | None, model: torch.nn.Module, steps: tuple[int, int], seed:
     if kind == "overflow":
         place = _pick([name for name, module in model.named_modules() if name and _computes(module)], random)
         return Injection(kind, place, step, "output times 3e38", 3e38)
-    place = _pick([name for name, module in model.named_modules() if any(True for _ in module.parameters(False))], random)
+    place = _pick(
+        [name for name, module in model.named_modules() if any(True for _ in module.parameters(False))], random
+    )
     factor = float(f"{10 ** random.uniform(4, 6):.2g}")
     return Injection(kind, place, step, f"gradients times {factor:.2g}", factor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from probe.core.records import Finding
 from probe.demo.faults import Fault, Injection, draw
-from probe.demo.model import Gpt
+from probe.demo.model import Gpt, Size
 from probe.demo.text import standard_library
 from probe.pytorch import TrainerMon
 
@@ -26,6 +27,8 @@ BATCH = 16
 LEARNING_RATE = 1e-3
 WARM_UP = 10
 """Steps in which the learning rate rises to its value."""
+LOG = "probe.log"
+"""File in the run's directory that gets what the monitor logs."""
 
 
 class Plan(NamedTuple):
@@ -76,7 +79,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
         "format": list(formats),
         "step_count_per_record": 10,
         "squash_name": False,
-        "alert": {"rules": [{"rule_name": "AnomalyNan"}, {"rule_name": "AnomalySpike"}]},
+        "alert": {"rules": [{"rule_name": "AnomalyNan"}, {"rule_name": "AnomalySpike"}], "dump": True},
     }
 
 
@@ -85,27 +88,36 @@ def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
     torch.manual_seed(plan.seed)
     model = Gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
     injection, fault = _break(model, plan)
     monitor = TrainerMon(configuration(plan.formats), params_have_main_grad=False)
     with _output(plan.output):
         monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
-    began = time.perf_counter()
-    with monitor:
-        for step, (tokens, targets) in enumerate(_batches(plan.steps, plan.seed)):
-            if fault is not None:
-                fault.step = step
-            loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            waited = _waited(monitor.cost) / (time.perf_counter() - began) * (step + 1)
-            observe(Progress(step, loss.item(), waited, len(monitor.findings)))
+    directory = Path(str(monitor.output_directory))
+    with _log_in(directory / LOG):
+        began = time.perf_counter()
+        with monitor:
+            for step, loss in enumerate(_train(model, optimizer, fault, plan)):
+                each = (time.perf_counter() - began) / (step + 1)
+                observe(Progress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
-    directory = Path(monitor.output_directory or plan.output)
     return Outcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
+
+
+def _train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, fault: Fault | None, plan: Plan
+) -> Iterator[float]:
+    """The loss of each step. Nothing in this loop knows of the monitor."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
+    for step, (tokens, targets) in enumerate(_batches(plan.steps, plan.seed)):
+        if fault is not None:
+            fault.step = step
+        loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        yield loss.item()
 
 
 def _break(model: torch.nn.Module, plan: Plan) -> tuple[Injection | None, Fault | None]:
@@ -124,7 +136,7 @@ def _batches(steps: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor
     """Bytes at random places of the text, and the bytes that follow each."""
     text = torch.frombuffer(bytearray(standard_library()), dtype=torch.uint8).long()
     random = torch.Generator().manual_seed(seed)
-    context = 128
+    context = Size().context
     for _ in range(steps):
         starts = torch.randint(len(text) - context, (BATCH,), generator=random).tolist()
         pieces = torch.stack([text[start : start + context + 1] for start in starts])
@@ -143,3 +155,17 @@ def _output(directory: Path) -> Iterator[None]:
             del os.environ["MONITOR_OUTPUT_DIR"]
         else:
             os.environ["MONITOR_OUTPUT_DIR"] = before
+
+
+@contextmanager
+def _log_in(path: Path) -> Iterator[None]:
+    """Sends what the monitor logs to a file: the terminal has the line that shows how far the run is."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("probe")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

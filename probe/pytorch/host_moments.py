@@ -95,7 +95,7 @@ def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> Row:
 
 def _sparse(tensor: torch.Tensor, wanted: set[str], eps: float) -> Row:
     """Elements that are not stored count as zeros; duplicate coordinates add up."""
-    values = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.to_sparse_coo().values()
+    values = tensor.to_sparse_coo().coalesce().values()
     rows: list[Row] = [dict.fromkeys(wanted, 0.0) | ({"below": 1.0 if eps > 0 else 0.0} if "below" in wanted else {})]
     absent = tensor.numel() - values.numel()
     rows[0]["below"] = rows[0].get("below", 0.0) * absent

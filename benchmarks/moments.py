@@ -1,0 +1,162 @@
+"""How fast the fused reduction is, against the sum of each tensor alone and against one op at a time."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from _gpt import GPT
+from _report import arguments, milliseconds, publish, table
+
+from probe.core.moments import columns_for
+from probe.pytorch import tensors as reduction
+
+OPS = ("min", "max", "mean", "norm", "nans")
+EPS = 1e-8
+ONE_BY_ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "min": torch.min,
+    "max": torch.max,
+    "mean": torch.mean,
+    "norm": torch.norm,
+    "nans": lambda x: torch.isnan(x).sum(),
+}
+Measured = dict[str, Callable[[], object]]
+
+
+def many(number: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+    """Weight-like tensors: those of the benchmarks' GPT, or of one as deep and narrow as ``number`` asks for."""
+    size = {} if number == 149 else {"layers": -(-number // 12), "width": 64}
+    with torch.device("meta"):
+        shapes = [tuple(parameter.shape) for parameter in GPT(**size).parameters()][:number]
+    assert len(shapes) == number, f"expected {number} tensors, the model has {len(shapes)}"
+    torch.manual_seed(0)
+    return [(0.02 * torch.randn(shape)).to(device, dtype) for shape in shapes]
+
+
+def contestants(given: list[torch.Tensor]) -> Measured:
+    """What is compared, the reference first; each returns when it is computed on the host, or launched on a device."""
+
+    def fused(*ops: str) -> Callable[[], object]:
+        return lambda: reduction.moments(given, columns_for(ops), EPS)
+
+    return {
+        "sum of each tensor": lambda: [x.sum() for x in given],
+        "min max mean norm nans": fused(*OPS),
+        "the same and zeros": fused(*OPS, "zeros"),
+        "the same and std": fused(*OPS, "std"),
+        "one op at a time": lambda: [op(x) for x in given for op in ONE_BY_ONE.values()],
+    }
+
+
+def turns(
+    measured: Measured, rounds: int, seconds_of: Callable[[Callable[[], object]], float]
+) -> dict[str, list[float]]:
+    """Seconds of each, round by round, so that all see the same machine."""
+    for run in measured.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in measured}
+    for _ in range(rounds):
+        for name, run in measured.items():
+            seconds[name].append(seconds_of(run))
+    return seconds
+
+
+def on_host(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def on_device(run: Callable[[], object]) -> float:
+    """Seconds between two events on the device, around all that ``run`` launches."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def against(seconds: dict[str, list[float]], name: str, other: str) -> float:
+    """The median over rounds of how many times longer ``name`` took than ``other``."""
+    return float(np.median(np.array(seconds[name]) / np.array(seconds[other])))
+
+
+def host_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
+    """A line for each contestant on the CPU."""
+    measured = contestants(many(number, dtype, "cpu"))
+    seconds = turns(measured, rounds, on_host)
+    reference = next(iter(measured))
+    return [
+        [
+            f"{number} x {str(dtype).removeprefix('torch.')}: {name}",
+            milliseconds(float(np.median(seconds[name]))),
+            f"{against(seconds, name, reference):.2f}",
+        ]
+        for name in measured
+    ]
+
+
+def device_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
+    """A line for each contestant on the GPU; the reference is one pass over as many bytes in one piece."""
+    given = many(number, dtype, "cuda")
+    flat = torch.cat([x.flatten() for x in given])
+    measured = {"reading the bytes once": lambda: flat.sum(), **contestants(given)}
+    seconds = turns(measured, rounds, on_device)
+    return [
+        [
+            f"{number} x {str(dtype).removeprefix('torch.')}: {name}",
+            milliseconds(float(np.median(seconds[name]))),
+            f"{against(seconds, name, 'reading the bytes once'):.2f}",
+            *map(str, launches(run)),
+        ]
+        for name, run in measured.items()
+    ]
+
+
+def launches(run: Callable[[], object]) -> tuple[int, int]:
+    """Kernels that ``run`` launches, and times that it waits for the device."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+    names = [event.name for event in profile.events()]
+    torch.cuda.synchronize()
+    kernels = sum("LaunchKernel" in name for name in names)
+    # The profiler itself waits once when it ends.
+    return kernels, max(sum("Synchronize" in name for name in names) - 1, 0)
+
+
+def report(args: argparse.Namespace, numbers: Sequence[int]) -> list[str]:
+    """The tables for this machine."""
+    cases = [(number, dtype) for dtype in (torch.float32, torch.bfloat16) for number in numbers]
+    host = [row for case in cases for row in host_rows(*case, args.rounds)]
+    parts = [
+        (
+            f"Medians of {args.rounds} rounds on {args.threads} CPU threads: 149 tensors of a GPT of width 256, 2,000 of "
+            "one of width 64. Aim: min, max, mean, norm and nans within 3 times the sum."
+        ),
+        table(["CPU", "time", "times the sum"], host),
+    ]
+    if torch.cuda.is_available():
+        rows = [row for case in cases for row in device_rows(*case, args.rounds)]
+        header = [torch.cuda.get_device_name(), "time", "times reading once", "launches", "waits"]
+        parts += [
+            table(header, rows),
+            "Aim: within 1.5 times reading once, launches independent of the tensors' number.",
+        ]
+    return parts
+
+
+def main() -> None:
+    args = arguments(__doc__, rounds=30).parse_args()
+    torch.set_num_threads(args.threads)
+    publish("The reduction alone", report(args, (149, 2000)), args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What each sink costs the training thread: run inline, and on the delivery thread beside it."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from _report import Array, arguments, milliseconds, publish, table
+
+from probe.core.delivery import Delivery
+from probe.core.faults import Faults
+from probe.core.moments import columns_for
+from probe.core.records import Batch, Key, Snapshot
+from probe.core.rules import RULES, factory
+from probe.core.sinks import SINKS
+from probe.core.sinks.context import SinkContext
+
+CHOSEN = ("min", "max", "mean", "norm", "nans")
+ROWS = {"grad_unreduced": 149, "grad_reduced": 149, "param_origin": 149, "param_updated": 149}
+ROWS |= {"exp_avg": 149, "exp_avg_sq": 149, "actv": 203, "actv_grad": 203}
+"""1,300 rows with five values each: what the GPT of ``overhead.py`` gives with everything switched on."""
+QUEUE = 8
+Write = Callable[[Snapshot], object]
+
+
+def snapshot(step: int) -> Snapshot:
+    """A step with values that change, under names that stay."""
+    generator = np.random.default_rng(step)
+    batches = [_batch(signal, rows, step, generator) for signal, rows in ROWS.items()]
+    return Snapshot(step, 0, 1.7e9 + step, batches, CHOSEN, cost={"hooks": 0.01, "drain": 0.001})
+
+
+def _batch(signal: str, rows: int, step: int, generator: np.random.Generator) -> Batch:
+    columns = {name: np.abs(generator.normal(1, 0.1, rows)) for name in columns_for(CHOSEN)}
+    columns["nans"] = np.zeros(rows)
+    inner = signal.startswith("actv")
+    keys = tuple(Key(f"layers.{i // 12}.part{i % 12}", "output" if inner else "") for i in range(rows))
+    shapes, dtypes = ((256, 1024),) * rows, ("torch.float32",) * rows
+    return Batch(signal, step, keys, shapes, dtypes, np.arange(rows), columns, micro_stepped=inner)
+
+
+def writers(root: Path) -> dict[str, Write]:
+    """Everything that the delivery thread may have to do with a step: each sink, each rule."""
+    context = SinkContext(directory=root / "run", root=root, rank=0)
+    writes: dict[str, Write] = {}
+    for name, make in SINKS.items():
+        try:
+            sink = make(context)
+        except ImportError:
+            continue  # what it needs is not installed here
+        sink.open()
+        writes[f"sink {name}"] = sink.write
+    for name in RULES:
+        rule = factory(name)(_arguments_of(name), 0, CHOSEN)
+        writes[f"rule {name}"] = lambda s, rule=rule: [list(rule.judge(batch)) for batch in s.batches]
+    return writes
+
+
+def _arguments_of(rule: str) -> object:
+    from probe.core.settings import load
+
+    args = {"threshold": 0.5} if rule == "AnomalyTurbulence" else {}
+    return load({"alert": {"rules": [{"rule_name": rule, "args": args}]}}).alert.rules[0].args
+
+
+def training_step() -> Callable[[], object]:
+    """A stand-in for training that holds the interpreter as training does: many small operators from Python."""
+    import torch
+    from _gpt import Training
+
+    torch.manual_seed(0)
+    return Training(layers=4, width=64, tokens=32).step
+
+
+def beside(train: Callable[[], object], write: Write | None, snapshots: list[Snapshot]) -> float:
+    """Seconds that ``len(snapshots)`` steps take while a thread writes each, until the last is written."""
+    delivery = Delivery(QUEUE, "wait", Faults())
+    begin = time.perf_counter()
+    for each in snapshots:
+        train()
+        if write is not None:
+            delivery.submit(lambda each=each: write(each))
+    delivery.flush(60)
+    seconds = time.perf_counter() - begin
+    delivery.close(60)
+    return seconds / len(snapshots)
+
+
+def inline(write: Write, snapshots: list[Snapshot]) -> float:
+    """Seconds that one step takes to be written while nothing else runs."""
+    begin = time.perf_counter()
+    for each in snapshots:
+        write(each)
+    return (time.perf_counter() - begin) / len(snapshots)
+
+
+def measure(args: argparse.Namespace, root: Path) -> tuple[list[str], Array, Array]:
+    """Names, and for each round the seconds a step: beside training (nothing written first), and inline."""
+    writes, train = writers(root), training_step()
+    next_step = iter(range(10**9))
+
+    def block() -> list[Snapshot]:
+        return [snapshot(next(next_step)) for _ in range(args.block)]
+
+    for write in writes.values():
+        beside(train, write, block())
+    threaded, alone = [], []
+    for _ in range(args.rounds):
+        threaded.append([beside(train, write, block()) for write in (None, *writes.values())])
+        alone.append([inline(write, block()) for write in writes.values()])
+    return list(writes), np.array(threaded), np.array(alone)
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=15)
+    parser.add_argument("--block", type=int, default=20, help="steps in one turn")
+    args = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as directory:
+        names, threaded, alone = measure(args, Path(directory))
+    added = np.median(threaded[:, 1:] - threaded[:, :1], axis=0)
+    rows = [
+        [name, milliseconds(float(added[i])), milliseconds(float(np.median(alone[:, i])))]
+        for i, name in enumerate(names)
+    ]
+    values = sum(ROWS.values()) * len(CHOSEN)
+    note = (
+        f"{values:,} values a step ({', '.join(op for op in CHOSEN)} of {sum(ROWS.values()):,} tensors). Medians of "
+        f"{args.rounds} rounds of {args.block} steps; a step of the training beside it takes "
+        f"{milliseconds(float(np.median(threaded[:, 0])))}."
+    )
+    publish("What each sink and rule costs", [note, table(["", "added to a step", "inline"], rows)], args.output)
+
+
+if __name__ == "__main__":
+    main()

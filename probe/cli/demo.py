@@ -1,0 +1,87 @@
+"""``probe demo``: trains a small GPT, breaks one of its layers, and names it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from probe.core.output import output_root
+
+FEWEST_STEPS = 20
+
+
+class FaultKind(str, Enum):
+    """What may be broken; see :mod:`probe.demo.faults`."""
+
+    nan = "nan"
+    overflow = "overflow"
+    gradient = "gradient"
+    none = "none"
+
+
+class Framework(str, Enum):
+    """What the demonstration may train with."""
+
+    pytorch = "pytorch"
+    mindspore = "mindspore"
+
+
+def demo(
+    seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
+    fault: Annotated[FaultKind | None, typer.Option(help="What to break; one of the first three by chance.")] = None,
+    framework: Annotated[Framework, typer.Option(help="What to train with.")] = Framework.pytorch,
+    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 70,
+    output: Annotated[Path | None, typer.Option(help="Where to write; MONITOR_OUTPUT_DIR if not given.")] = None,
+) -> None:
+    """Train a small GPT on Python's standard library, break one layer on the way, and name it.
+
+    Ends with 0 if the named place and step are those that were broken (or, with nothing broken, if nothing was found),
+    with 1 if not, and with 2 if the demonstration cannot run.
+    """
+    _check(framework)
+    from rich.console import Console
+
+    from probe.demo import report, training
+    from probe.demo.diagnosis import name_first_bad
+    from probe.demo.verdict import matches
+
+    console = Console()
+    seed = secrets.randbelow(10_000) if seed is None else seed
+    plan = training.Plan(seed, fault and fault.value, steps, output or output_root(os.environ), _formats())
+    report.begin(console, plan)
+    with report.progress(console, steps) as observe:
+        outcome = training.run(plan, observe)
+    diagnosis = name_first_bad(outcome.findings)
+    matched = matches(outcome.injection, diagnosis)
+    report.show(console, plan, outcome, diagnosis, matched)
+    raise typer.Exit(0 if matched else 1)
+
+
+def _check(framework: Framework) -> None:
+    """Ends the command if it lacks what it trains with."""
+    if framework is Framework.mindspore:
+        _refuse("the demonstration on MindSpore is built in a later version; until then use --framework pytorch")
+    if find_spec("torch") is None:
+        _refuse('PyTorch is not installed: pip install torch (or: pip install "probe-monitor[pytorch]")')
+
+
+def _refuse(why: str) -> None:
+    typer.echo(f"probe demo: {why}", err=True)
+    raise typer.Exit(2)
+
+
+def _formats() -> list[str]:
+    """What can be written; says so if that is not everything."""
+    if find_spec("tensorboardX") is not None:
+        return ["csv", "tensorboard"]
+    typer.echo(
+        'tensorboardX is not installed, so only CSV files are written: pip install "probe-monitor[tensorboard]"',
+        err=True,
+    )
+    return ["csv"]

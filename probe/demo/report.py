@@ -1,0 +1,141 @@
+"""What the demonstration shows: a live line while it trains, tables at the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from probe.core.anomaly import explain
+from probe.core.naming import signal_of
+from probe.core.writing import FINDINGS_KEPT
+from probe.demo.diagnosis import Diagnosis
+from probe.demo.faults import Injection
+from probe.demo.training import LOG, Outcome, Plan, Progress
+
+EVERY = 10
+"""Steps from one plain line to the next where there is no terminal."""
+
+
+def begin(console: Console, plan: Plan) -> None:
+    """Says what is going to happen, and how to have it again."""
+    broken = {None: "one layer breaks on the way", "none": "nothing breaks"}.get(plan.fault, f"fault: {plan.fault}")
+    console.print(
+        f"A small GPT trains on Python's standard library for {plan.steps} steps; {broken}; --seed {plan.seed}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def progress(console: Console, steps: int) -> Iterator[Callable[[Progress], None]]:
+    """Gives what to call after each step: it renews one line of a terminal, or prints a line now and then."""
+    if console.is_terminal:
+        with Live(Text("starting"), console=console, refresh_per_second=4) as live:
+            yield lambda now: live.update(Text(_line(now, steps)))
+    else:
+
+        def write(now: Progress) -> None:
+            if now.step % EVERY == 0 or now.step == steps - 1:
+                console.print(_line(now, steps), highlight=False, soft_wrap=True)
+
+        yield write
+
+
+def _line(now: Progress, steps: int) -> str:
+    return (
+        f"step {now.step + 1:>3}/{steps}   loss {now.loss:6.3f}   monitor {now.cost:5.1%} of the time   "
+        f"findings {_count(now.findings)}"
+    )
+
+
+def _count(findings: int) -> str:
+    return f"{findings}+" if findings >= FINDINGS_KEPT else str(findings)
+
+
+def show(console: Console, plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None, matched: bool) -> None:
+    """The verdict, what was found, and where to look at it."""
+    console.print(_comparison(outcome.injection, diagnosis))
+    colour = "green" if matched else "red"
+    console.print(f"[bold {colour}]{'match' if matched else 'no match'}[/]: {_verdict(outcome.injection, matched)}")
+    if diagnosis is not None:
+        _show_findings(console, diagnosis, len(outcome.findings))
+    console.print(_places(plan, outcome, diagnosis))
+    console.print(_costs(outcome), highlight=False, soft_wrap=True)
+
+
+def _verdict(injection: Injection | None, matched: bool) -> str:
+    if injection is None:
+        return "nothing was broken and nothing was found" if matched else "nothing was broken, yet something was found"
+    if matched:
+        return "the layer and step that were named are those that were broken"
+    return "the layer and step that were broken are not those that were named"
+
+
+def _comparison(injection: Injection | None, diagnosis: Diagnosis | None) -> Table:
+    table = Table("", "found by the monitor", "injected", title="First bad layer", title_justify="left")
+    first = diagnosis.first if diagnosis else None
+    table.add_row("layer", diagnosis.module if diagnosis else "none", injection.place if injection else "none")
+    table.add_row("step", str(first.step) if first else "", str(injection.step) if injection else "")
+    table.add_row("tensor", diagnosis.row if diagnosis else "", "")
+    signal = f"{first.signal}: {signal_of(first.signal).meaning}" if first else ""
+    table.add_row("signal", signal, f"{injection.kind}: {injection.detail}" if injection else "")
+    table.add_row("value", f"{first.op} = {first.value:.6g}{_expected(first.expected)}" if first else "", "")
+    table.add_row("rule", first.rule if first else "", "")
+    return table
+
+
+def _expected(value: float) -> str:
+    return "" if isnan(value) else f" (usually {value:.3g})"
+
+
+def _show_findings(console: Console, diagnosis: Diagnosis, found: int) -> None:
+    say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
+    say(f"\n{diagnosis.sentence}")
+    if diagnosis.later:
+        say("Then, in causal order:")
+    for finding in diagnosis.later:
+        say(f"  {explain(finding)}")
+    rules = ", ".join(f"{rule} {number}" for rule, number in diagnosis.by_rule.items())
+    say(f"Findings: {_count(found)}{' (the first are kept)' if found >= FINDINGS_KEPT else ''}; by rule: {rules}\n")
+
+
+def _places(plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None) -> Table:
+    table = Table(title="Where to look next", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    directory = outcome.directory
+    if diagnosis is not None:
+        table.add_row("these numbers", _grep(directory, diagnosis))
+        table.add_row("findings", str(plan.output / "anomaly_detected" / "rank0" / "anomaly.json"))
+    if "tensorboard" in plan.formats:
+        table.add_row("TensorBoard", f"tensorboard --logdir {shlex.quote(str(directory))}")
+    table.add_row("CSV", f"{directory}/*.csv")
+    table.add_row("manifest", str(directory / "manifest.json"))
+    table.add_row("log", str(directory / LOG))
+    return table
+
+
+def _grep(directory: Path, diagnosis: Diagnosis) -> str:
+    """A command that prints the first bad tensor's rows, step by step."""
+    files = f"{shlex.quote(str(directory))}/{diagnosis.first.signal}_*.csv"
+    return f"grep -h ',{diagnosis.row},' {files}"
+
+
+def _costs(outcome: Outcome) -> str:
+    cost, steps = outcome.cost, max(outcome.cost.get("steps", 0.0), 1.0)
+    waited = cost.get("hooks", 0.0) + cost.get("drain", 0.0)
+    text = (
+        f"Training took {outcome.seconds:.1f} s; it waited {waited:.1f} s of that for the monitor "
+        f"({waited / outcome.seconds:.1%}, {1000 * waited / steps:.0f} ms a step), which wrote and judged for "
+        f"{cost.get('delivery', 0.0):.1f} s beside it."
+    )
+    failures = ", ".join(f"{where} ({times})" for where, times in outcome.faults.items())
+    return f"{text}\nThe monitor itself failed in places: {failures}." if failures else text

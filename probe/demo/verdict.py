@@ -1,0 +1,13 @@
+"""Whether what was named is what was injected: the one place that knows both."""
+
+from __future__ import annotations
+
+from probe.demo.diagnosis import Diagnosis
+from probe.demo.faults import Injection
+
+
+def matches(injection: Injection | None, diagnosis: Diagnosis | None) -> bool:
+    """Whether the diagnosis names the broken module (or its broken parameter) and the step; without a fault, nothing."""
+    if injection is None or diagnosis is None:
+        return injection is None and diagnosis is None
+    return diagnosis.first.step == injection.step and injection.place in (diagnosis.module, diagnosis.row)

@@ -1,0 +1,99 @@
+"""Names as users read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from probe.core.naming import SIGNALS, row_name, signal_of, squash_name, tag
+from probe.core.records import Key
+from probe.core.selection import Names
+
+
+@pytest.mark.parametrize(
+    ("full", "squashed"),
+    [
+        ("module.language_model.encoder.layers.0.mlp.weight", "layers.0.mlp.weight"),
+        ("a.layers.1.b.layers.2.c", "layers.2.c"),
+        ("a.layer.3.w", "layer.3.w"),
+        ("a.embedding.word_embeddings.weight", "embedding.word_embeddings.weight"),
+        ("a.embeddings.word.weight", "embeddings.word.weight"),
+        ("m.final_layernorm.weight", "final_layernorm.weight"),
+        ("m.output_layer.weight", "output_layer.weight"),
+        ("visual.blocks.0.norm1.weight", "norm1.weight"),
+        ("model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("norm.weight", "norm.weight"),
+        ("layers.0.w", "layers.0.w"),
+        ("model.layers.0.norm.weight", "layers.0.norm.weight"),
+        ("m.final.layers", "final.layers"),
+        ("", ""),
+    ],
+)
+def test_squashing(full: str, squashed: str) -> None:
+    """A name is cut to its last layer, embedding, final, output or norm component: the first of these decides."""
+    assert squash_name(full) == squashed
+
+
+def watched(squash: bool, *full_names: str, stage: int = 0) -> list[str]:
+    names = Names(squash)
+    names.expect(stage, full_names)
+    return [names.watch(stage, full, object()).name for full in full_names]
+
+
+def test_names_are_full_unless_squashed() -> None:
+    """Without squash_name a name stays as the framework gives it."""
+    assert watched(False, "m.layers.0.w", "m.layers.1.w") == ["m.layers.0.w", "m.layers.1.w"]
+    assert watched(True, "m.layers.0.w", "m.layers.1.w") == ["layers.0.w", "layers.1.w"]
+
+
+def test_a_squashed_name_that_is_taken_stays_full() -> None:
+    """Two encoders with the same layer names are told apart."""
+    assert watched(True, "a.layers.0.w", "b.layers.0.w") == ["layers.0.w", "b.layers.0.w"]
+
+
+def test_no_name_is_squashed_to_the_full_name_of_another() -> None:
+    """Whichever comes first, a thing whose own name is short keeps it for itself."""
+    assert watched(True, "visual.layers.0", "layers.0") == ["visual.layers.0", "layers.0"]
+    assert watched(True, "layers.0", "visual.layers.0") == ["layers.0", "visual.layers.0"]
+
+
+def test_stages_do_not_take_names_from_each_other() -> None:
+    """Chunks of a virtual pipeline repeat names."""
+    names = Names(squash=True)
+    assert [names.watch(stage, "m.layers.0.w", object()).name for stage in (0, 1)] == ["layers.0.w"] * 2
+
+
+@pytest.mark.parametrize(
+    ("signal", "key", "micro_stepped", "expected"),
+    [
+        ("actv", Key("fc", "input", 2), True, "0:fc.input:2/rank3/actv"),
+        ("actv", Key("fc", "output_1", 0, 0, 1), True, "1:fc.output_1:0/rank3/actv"),
+        ("actv", Key("fc", "input", 1, 2), True, "0:fc.input:1.call2/rank3/actv"),
+        ("actv_grad", Key("", "input"), True, "0:.input:0/rank3/actv_grad"),
+        ("grad_reduced", Key("fc.weight"), False, "0:fc.weight/rank3/post_grad"),
+        ("grad_unreduced", Key("fc.weight", "", 1), True, "0:fc.weight:1/rank3/pre_grad"),
+        ("exp_avg", Key("fc.weight"), False, "0:fc.weight/rank3/exp_avg"),
+        ("momentum_buffer", Key("fc.weight"), False, "0:fc.weight/rank3/momentum_buffer"),
+    ],
+)
+def test_tags(signal: str, key: Key, micro_stepped: bool, expected: str) -> None:
+    """Tags are those that the documentation gives, calls apart."""
+    assert tag(signal, key, 3, micro_stepped) == expected
+
+
+def test_tags_tell_every_row_apart() -> None:
+    """No two keys of a signal share a tag."""
+    keys = [Key(n, p, m, c, s) for n in ("a", "b") for p in ("", "input") for m in (0, 1) for c in (0, 1) for s in (0, 1)]
+    assert len({tag("actv", key, 0, True) for key in keys}) == len(keys)
+
+
+def test_row_names() -> None:
+    """Activations carry their part, the root module has no name of its own."""
+    assert row_name(Key("fc", "input_0")) == "fc.input_0"
+    assert row_name(Key("", "output")) == ".output"
+    assert row_name(Key("fc.weight")) == "fc.weight"
+
+
+def test_optimizer_state_comes_between_gradients_and_updated_weights() -> None:
+    """Any signal that is not fixed is optimizer state."""
+    assert SIGNALS["grad_reduced"].phase < signal_of("exp_avg").phase < SIGNALS["param_updated"].phase
+    assert signal_of("square_avg").task == "square_avg"

@@ -1,0 +1,104 @@
+"""Attaching a monitor in a test, and reading back what it wrote."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.required import require
+
+torch = require("torch")
+
+from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
+
+OPS = ["min", "max", "mean", "norm", "nans", "infs"]
+EVERYTHING: dict[str, Any] = {
+    "wg_distribution": True,
+    "xy_distribution": True,
+    "param_distribution": True,
+    "mv_distribution": True,
+    "all_xy": True,
+    "ops": OPS,
+    "ndigits": 20,
+}
+
+
+class Row(NamedTuple):
+    """Which tensor a row of a file is about."""
+
+    signal: str
+    step: int
+    name: str
+    micro_step: int = 0
+    call: int = 0
+
+
+Rows = dict[Row, dict[str, float]]
+
+
+def watch(model: Any, optimizer: Any, grad_acc_steps: int = 1, **settings: Any) -> TrainerMon:
+    """A monitor attached to ``model``; all signals are on unless ``settings`` says otherwise."""
+    monitor = TrainerMon({**EVERYTHING, **settings}, params_have_main_grad=False)
+    monitor.set_monitor(model, grad_acc_steps, optimizer)
+    return monitor
+
+
+def weights_only(**settings: Any) -> dict[str, Any]:
+    """Settings without activations."""
+    return {"xy_distribution": False, **settings}
+
+
+def rows_of(monitor: TrainerMon) -> Rows:
+    """Everything a monitor wrote, after stopping it; a row that came twice fails, and so does any fault."""
+    monitor.stop()
+    assert monitor.faults == {}
+    return read(monitor.output_directory)
+
+
+def read(directory: str | Path | None) -> Rows:
+    """Every row of every CSV file in ``directory``."""
+    assert directory is not None
+    rows: Rows = {}
+    for path in sorted(Path(directory).glob("*.csv")):
+        signal = path.stem.rpartition("_")[0]
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                row = Row(signal, *_key(line))
+                assert row not in rows, f"{row} twice"
+                rows[row] = {op: float(line[op]) for op in line if op in (*OPS, "zeros", "std")}
+    return rows
+
+
+def _key(line: dict[str, str]) -> tuple[int, str, int, int]:
+    return int(line["step"]), line["name"], int(line.get("micro_step") or 0), int(line.get("call") or 0)
+
+
+def numbers(tensor: Any) -> dict[str, float]:
+    """What the ops mean, by NumPy in float64."""
+    values = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    x = values.double().numpy()
+    with np.errstate(all="ignore"):
+        return {
+            "min": float(x.min()),
+            "max": float(x.max()),
+            "mean": float(x.mean()),
+            "norm": float(np.sqrt(np.square(x).sum())),
+            "nans": float(np.isnan(x).sum()),
+            "infs": float(np.isinf(x).sum()),
+        }
+
+
+def assert_rows(rows: Rows, expected: dict[Row, Any], signals: tuple[str, ...], relative: float = 1e-4) -> None:
+    """Of ``signals`` there are exactly the ``expected`` rows, with the numbers of the expected tensors."""
+    found = {row for row in rows if row.signal in signals}
+    wanted = {row for row in expected if row.signal in signals}
+    assert found == wanted, f"missing {sorted(wanted - found)[:6]}, too many {sorted(found - wanted)[:6]}"
+    for row in wanted:
+        for op, value in numbers(expected[row]).items():
+            scale = max(abs(value), numbers(expected[row])["norm"] * 0.01) if np.isfinite(value) else 1.0
+            got = rows[row][op]
+            same = (np.isnan(got) and np.isnan(value)) or got == value or abs(got - value) <= relative * scale + 1e-7
+            assert same, f"{row} {op}: {got}, expected {value}"
