@@ -36,7 +36,7 @@ def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
     fault: Annotated[FaultKind | None, typer.Option(help="What to break; one of the first three by chance.")] = None,
     framework: Annotated[Framework, typer.Option(help="What to train with.")] = Framework.pytorch,
-    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 70,
+    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 80,
     output: Annotated[Path | None, typer.Option(help="Where to write; MONITOR_OUTPUT_DIR if not given.")] = None,
 ) -> None:
     """Train a small GPT on Python's standard library, break one layer on the way, and name it.
@@ -80,8 +80,5 @@ def _formats() -> list[str]:
     """What can be written; says so if that is not everything."""
     if find_spec("tensorboardX") is not None:
         return ["csv", "tensorboard"]
-    typer.echo(
-        'tensorboardX is not installed, so only CSV files are written: pip install "probe-monitor[tensorboard]"',
-        err=True,
-    )
+    typer.echo('only CSV is written: tensorboardX is missing (pip install "probe-monitor[tensorboard]")', err=True)
     return ["csv"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from probe.core.framework import Tensor
@@ -17,22 +18,35 @@ from probe.core.selection import Names, Watched
 Part = tuple[str, Tensor]
 _log = logging.getLogger("probe")
 
+UNSEEN = "activations: steps in which no watched module was seen to run"
+
 
 @contextmanager
 def activations(run: Run) -> Iterator[None]:
     """Attaches to every watched module of every chunk."""
     hooks = run.framework.hooks
     names = Names(run.settings.squash_name)
+    listeners: list[Listener] = []
     with ExitStack() as attached:
         for stage, model in run.chunks:
+            names.expect(stage, (full for full, _ in hooks.modules(model)))
             for full, module in hooks.modules(model):
                 watched = names.watch(stage, full, module)
                 if places := run.selection.places(watched):
                     listener = Listener(run, watched, places)
                     guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
                     attached.callback(hooks.on_forward(module, model, listener.before, listener.after, guard))
-                    run.step_ended.append(listener.forget)
+                    listeners.append(listener)
+        run.step_ended.append(partial(_end_step, run, listeners))
         yield
+
+
+def _end_step(run: Run, listeners: list[Listener]) -> None:
+    ran = [listener.forget() for listener in listeners]
+    if listeners and not any(ran):
+        if UNSEEN not in run.faults.counts:
+            _log.warning("no watched module was seen to run: compiled (torch.compile), or in evaluation mode?")
+        run.faults.lost(UNSEEN, 1)
 
 
 class Listener:
@@ -45,18 +59,21 @@ class Listener:
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.forget()
 
-    def forget(self) -> None:
-        """Drops what a step has left; a forward that raised never came to its end."""
+    def forget(self) -> bool:
+        """Drops what a step has left (a forward that raised never came to its end); whether the module ran in it."""
+        ran = bool(getattr(self, "_calls", None))
         self._open: list[tuple[int, list[str], Any]] = []
         self._calls: Counter[tuple[str, int]] = Counter()
-        self._without_graph = False
+        self._to_come: dict[int | None, deque[int]] = {}
+        return ran
 
     def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """Inputs are read before the module may change them in place."""
-        if self._run.clock.updating:
+        if self._run.clock.searching:
             return
-        call = self._calls[kind_, self._run.clock.micro_step]
-        self._calls[kind_, self._run.clock.micro_step] += 1
+        if kind_ == "training":
+            self._run.clock.forward_began(whole=False)
+        call = self._call(kind_)
         if kind_ == "training" and "input" in self._places:
             for part, tensor in self._inputs(inputs, "input"):
                 self._record("actv", part, tensor, self._run.clock.micro_step, call)
@@ -70,7 +87,7 @@ class Listener:
 
     def after(self, kind_: str, outputs: Any) -> None:
         """Outputs are read; hooks for gradients are placed in the graph that this forward has built."""
-        if not self._open or self._run.clock.updating:
+        if not self._open or self._run.clock.searching:
             return
         call, names, edges = self._open.pop()
         if kind_ == "training" and "output" in self._places:
@@ -86,12 +103,21 @@ class Listener:
             results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
             self._hooks.on_input_gradients(edges, results, listeners, self._guard)
 
+    def _call(self, kind_: str) -> int:
+        """Number of this call in its micro step. What runs without a graph is run again in the backward, last part
+        first: there it keeps its number."""
+        waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
+        if waiting and self._hooks.differentiates():
+            return waiting.popleft()
+        call = self._calls[kind_, self._run.clock.micro_step]
+        self._calls[kind_, self._run.clock.micro_step] += 1
+        if kind_ == "training" and not self._hooks.differentiates():
+            self._to_come.setdefault(self._hooks.recomputed_by(), deque()).append(call)
+        return call
+
     def _arms(self, kind_: str) -> bool:
-        """Whether the graph of this forward will be differentiated: not if it is built again in the backward."""
-        if kind_ == "training":
-            self._without_graph |= not self._hooks.differentiates()
-            return bool(self._hooks.differentiates())
-        return self._without_graph
+        """Whether this forward builds the graph that will be differentiated, and not one that only saves memory."""
+        return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
         return self._run.guard(f"gradient of module {self._module.full!r}", function)
@@ -100,7 +126,8 @@ class Listener:
         step, micro_step = self._run.clock.step, self._run.clock.micro_step
 
         def listen(gradient: Tensor) -> None:
-            if self._run.clock.step == step and not self._run.clock.updating:
+            clock = self._run.clock
+            if clock.step == step and not clock.searching and self._run.in_training_backward():
                 self._record("actv_grad", part, gradient, micro_step, call)
 
         return listen

@@ -38,35 +38,38 @@ class Delivery:
         Returns:
             Whether it was queued.
         """
-        if not self._here():
+        if not self.here:
             return False
         try:
             self._room.get(block=self._when_full == "wait")
         except queue.Empty:
             self._faults.lost("delivery: steps dropped because the queue was full", 1)
             return False
-        self._submitted += 1
         self._work.put(work)
+        self._submitted += 1  # only now: a signal handler that flushes in between must not wait for what is not there
         return True
 
     def flush(self, timeout: float) -> bool:
-        """Waits until everything submitted so far was worked off; False if that took longer than ``timeout`` seconds."""
+        """Waits until everything submitted so far is done; False if that took longer than ``timeout`` seconds."""
         goal, deadline = self._submitted, time.monotonic() + timeout
-        while self._here() and self._thread.is_alive() and self._done < goal:
+        while self.here and self._thread.is_alive() and self._done < goal:
             if time.monotonic() > deadline:
-                self._faults.lost("delivery: steps not written before the deadline", goal - self._done)
                 return False
             time.sleep(0.001)
         return True
 
     def close(self, timeout: float) -> None:
-        """Flushes, then ends the thread."""
-        self.flush(timeout)
-        if self._here() and self._thread.is_alive():
+        """Flushes, then ends the thread; what takes longer is counted as lost."""
+        if not self.flush(timeout):
+            self._faults.lost("delivery: steps not written before the deadline", self._submitted - self._done)
+            timeout = 0.0
+        if self.here and self._thread.is_alive():
             self._work.put(None)
             self._thread.join(timeout)
 
-    def _here(self) -> bool:
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that the thread belongs to."""
         return os.getpid() == self._process
 
     def _run(self) -> None:
@@ -74,7 +77,7 @@ class Delivery:
             begin = time.thread_time()
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread
+            except BaseException as error:  # noqa: BLE001 - were the thread to end, training would wait for it for ever
                 self._faults.note("delivery", error)
             self.seconds += time.thread_time() - begin
             self._done += 1

@@ -56,6 +56,13 @@ class StepListener(Protocol):
     def after(self, optimizer: Optimizer, outcome: str) -> None:
         """``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
 
+    def searching(self, on: bool) -> None:
+        """A closure is evaluated again within an update, from ``True`` until ``False``."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether anything is to be found out about the step in progress."""
+
 
 class Hooks(Protocol):
     """What core asks of models and optimizers. Every ``on_...`` that lasts returns what takes its hook away.
@@ -87,18 +94,25 @@ class Hooks(Protocol):
     def loss_scale(self) -> Tensor | None:
         """The factor on the losses of the step in progress, if known."""
 
+    def held_scale(self, optimizer: Optimizer) -> Tensor | None:
+        """The factor that the gradients held for ``optimizer`` still carry, if known."""
+
     def backward_id(self) -> int:
         """Identity of the running backward pass; -1 outside of one."""
 
     def differentiates(self) -> bool:
         """Whether operations now become part of a graph."""
 
+    def feeds(self, models: Iterable[Module]) -> bool:
+        """Whether the running backward leads to parameters of ``models``."""
+
+    def recomputed_by(self) -> int | None:
+        """Identity of what will run this forward again in the backward, or of what is running it again, if any."""
+
     def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
         """Listens to training steps: see decision 3 of the architecture."""
 
-    def on_gradient(
-        self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far."""
 
     def on_forward(
@@ -118,7 +132,9 @@ class Hooks(Protocol):
     def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come."""
 
-    def on_input_gradients(self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard) -> None:
+    def on_input_gradients(
+        self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard
+    ) -> None:
         """Listens to the gradient of each input *through this module*, other branches left out."""
 
     def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:

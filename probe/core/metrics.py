@@ -28,17 +28,16 @@ def values_of(run: Run | None, session: Session | None, signal: str) -> Metrics:
 def gradients_of(run: Run | None, session: Session | None) -> tuple[Metrics, Metrics]:
     """Reduced and unreduced weight gradients."""
     unreduced = values_of(run, session, "grad_unreduced")
-    if run is not None and run.clock.sampled and not run.clock.updating and len(run.recorder):
-        return values_before_update(run), unreduced
-    return values_of(run, session, "grad_reduced"), unreduced
+    reduced = values_of(run, session, "grad_reduced")
+    if run is not None and session is not None and len(run.recorder):
+        reduced |= values_before_update(run, session)
+    return reduced, unreduced
 
 
-def values_before_update(run: Run) -> Metrics:
-    """What the optimizer would be given now."""
-    tensors = run.framework.tensors
-    now = Recorder(tensors, run.recorder.columns, run.settings.eps)
-    for collect in run.gradients_now:
-        collect(now)
+def values_before_update(run: Run, session: Session) -> Metrics:
+    """What those optimizers would be given now that have not updated yet."""
+    now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps)
+    session.gradients_now(now)
     return {
         name: values for batch in now.drain().batches(run.clock.step) for name, values in _by_tag(run, batch).items()
     }

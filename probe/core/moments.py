@@ -111,7 +111,8 @@ def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
         elif name in ("min", "max"):
             merged[name] = float(values.min() if name == "min" else values.max())
         else:
-            merged[name] = float(values.sum())
+            with np.errstate(invalid="ignore", over="ignore"):
+                merged[name] = float(values.sum())
     total = sum(counts)
     if "m2" in merged and total:
         mean = merged["sum"] / total

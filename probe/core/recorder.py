@@ -22,23 +22,29 @@ class Readings:
     """The rows of one signal, in parallel lists; a key that comes again replaces its row."""
 
     micro_stepped: bool
-    scale: Tensor | None = None
     keys: dict[Key, int] = field(default_factory=dict)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     dtypes: list[object] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
+    scales: list[Reference] = field(default_factory=list)
+    """Where the factor stands that a row's values carry (a gradient scaler's); -1 for none."""
 
-    def put(self, key: Key, shape: tuple[int, ...], dtype: object, order: int, reference: Reference) -> None:
-        at = self.keys.get(key)
-        if at is None:
-            self.keys[key] = len(self.references)
-            self.shapes.append(shape)
-            self.dtypes.append(dtype)
+    def put(
+        self, key: Key, described: tuple[tuple[int, ...], object], order: int, at: tuple[Reference, Reference]
+    ) -> None:
+        """``described`` is shape and dtype, ``at`` where the row stands and its factor."""
+        row = self.keys.setdefault(key, len(self.order))
+        if row == len(self.order):
+            self.shapes.append(described[0])
+            self.dtypes.append(described[1])
             self.order.append(order)
-            self.references.append(reference)
+            self.references.append(at[0])
+            self.scales.append(at[1])
         else:
-            self.shapes[at], self.dtypes[at], self.order[at], self.references[at] = shape, dtype, order, reference
+            self.shapes[row], self.dtypes[row] = described
+            self.order[row] = order
+            self.references[row], self.scales[row] = at
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,6 @@ class Pending:
     columns: tuple[str, ...]
     wait: Callable[[], Array]
     block_rows: int
-    scale_rows: dict[str, int]
-    """Where the factor stands that a signal's values carry (a gradient scaler's)."""
 
     def batches(self, step: int) -> list[Batch]:
         """Waits for the device, once."""
@@ -62,8 +66,9 @@ class Pending:
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
         at = np.minimum(np.array(readings.references, dtype=np.int64), len(rows) - 1)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns)}
-        if signal in self.scale_rows:
-            columns = _unscaled(columns, rows[self.scale_rows[signal], 0])
+        scales = np.array(readings.scales, dtype=np.int64)
+        if (scales >= 0).any():
+            columns = _unscaled(columns, np.where(scales >= 0, rows[scales, 0], 1.0))
         dtypes = {dtype: str(dtype) for dtype in set(readings.dtypes)}
         return Batch(
             signal=signal,
@@ -77,7 +82,7 @@ class Pending:
         )
 
 
-def _unscaled(columns: dict[str, Array], scale: float) -> dict[str, Array]:
+def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
     """Moments of ``x / scale`` from those of ``x``."""
     power = {"min": 1, "max": 1, "sum": 1, "sumsq": 2, "m2": 2}
     return {name: values / scale ** power.get(name, 0) for name, values in columns.items()}
@@ -97,6 +102,7 @@ class Recorder:
         self._rows = 0
         self._held: list[Tensor] = []
         self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
+        self._scales: dict[object, tuple[Tensor, Reference]] = {}
         self._calls = 0
 
     def __len__(self) -> int:
@@ -119,9 +125,9 @@ class Recorder:
             scale: a factor that the values carry, divided out on the host.
             shared: whether the same object may be recorded again this step, then to be reduced only once.
         """
-        shape, dtype = self._tensors.describe(tensor)
-        reference = self._once(tensor, shape) if shared else self._reduce(tensor, shape, scale)
-        self._put(signal, micro_stepped, scale).put(key, shape, dtype, self._calls, reference)
+        described = self._tensors.describe(tensor)
+        reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
+        self._put(signal, micro_stepped).put(key, described, self._calls, (reference, self._scale(scale)))
         self._calls += 1
 
     def record_all(
@@ -130,13 +136,13 @@ class Recorder:
         """Reduces a list of tensors in few launches."""
         if not tensors:
             return
-        readings = self._put(signal, False, scale)
+        readings, factor = self._put(signal, False), self._scale(scale)
         described = [self._tensors.describe(tensor) for tensor in tensors]
         full = [t for t, (shape, _) in zip(tensors, described, strict=True) if 0 not in shape]
         row = self._add(self._moments(full, scale), len(full)) if full else NOTHING
-        for key, (shape, dtype) in zip(keys, described, strict=True):
-            empty = 0 in shape
-            readings.put(key, shape, dtype, self._calls, NOTHING if empty else row)
+        for key, about in zip(keys, described, strict=True):
+            empty = 0 in about[0]
+            readings.put(key, about, self._calls, (NOTHING if empty else row, factor))
             row += not empty
             self._calls += 1
 
@@ -157,13 +163,8 @@ class Recorder:
         """What was seen so far of ``signals`` (all if None), which goes on being collected."""
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
-        scale_rows = {
-            signal: self._add(self._tensors.moments([readings.scale], ("sum",) * len(self.columns), 0.0, None), 1)
-            for signal, readings in chosen.items()
-            if readings.scale is not None
-        }
         wait = self._tensors.to_host(self._blocks)
-        return Pending(dict(chosen), self.columns, wait, self._rows, scale_rows)
+        return Pending(dict(chosen), self.columns, wait, self._rows)
 
     def _settle(self) -> None:
         """Reduces the held tensors together and points their rows there."""
@@ -175,13 +176,21 @@ class Recorder:
             readings.references = [r if r >= 0 else first - 1 - r for r in readings.references]
         self._seen = {k: (alive, r if r >= 0 else first - 1 - r) for k, (alive, r) in self._seen.items()}
 
-    def _put(self, signal: str, micro_stepped: bool, scale: Tensor | None) -> Readings:
+    def _put(self, signal: str, micro_stepped: bool) -> Readings:
         readings = self._readings.get(signal)
         if readings is None:
             readings = self._readings[signal] = Readings(micro_stepped)
-        if scale is not None:
-            readings.scale = scale
         return readings
+
+    def _scale(self, scale: Tensor | None) -> Reference:
+        """Where the value stands that ``scale`` has now: a scaler changes it in place after the step."""
+        if scale is None:
+            return -1
+        identity, _ = self._tensors.identity(scale)
+        if identity not in self._scales:
+            block = self._tensors.moments([scale], ("sum",) * len(self.columns), 0.0, None)
+            self._scales[identity] = (scale, self._add(block, 1))
+        return self._scales[identity][1]
 
     def _once(self, tensor: Tensor, shape: tuple[int, ...]) -> Reference:
         identity, alive = self._tensors.identity(tensor)

@@ -21,27 +21,32 @@ class Clock:
     step: int = 0
     sampled: bool = False
     micro_step: int = 0
-    updating: bool = False
-    """Whether the gradients of this step are complete: what a closure computes from now on is line search."""
+    searching: bool = False
+    """Whether a closure is being evaluated again within an update: line search, no training data."""
     _forward: bool = False
+    _whole: bool = False
     _backward: bool = False
     _backward_id: int | None = None
 
     def begin(self, step: int, sampled: bool) -> None:
         """Another training step."""
-        self.step, self.sampled, self.micro_step, self.updating = step, sampled, 0, False
-        self._forward = self._backward = False
+        self.step, self.sampled, self.micro_step = step, sampled, 0
+        self._forward = self._whole = self._backward = False
         self._backward_id = None
 
-    def forward_began(self) -> None:
-        """A forward of the whole model: the first after a backward begins another micro batch."""
+    def forward_began(self, whole: bool) -> None:
+        """A forward of the whole model or, where that is never called, of a module: the first after a backward begins
+        another micro batch."""
+        if self._whole and not whole:
+            return
+        self._whole = whole
         if self._backward:
             self.micro_step += 1
             self._backward = False
         self._forward = True
 
     def backward_began(self, identity: int) -> None:
-        """A gradient has come; where no forward of the whole model is seen, each backward is a micro batch."""
+        """A gradient has come; where no forward is seen, each backward is a micro batch."""
         if not self._forward and self._backward_id not in (None, identity):
             self.micro_step += 1
         self._backward_id, self._backward = identity, True
@@ -73,12 +78,24 @@ class Run:
     before_update: list[Callable[[Optimizer, list[Watched], Tensor | None], None]] = field(default_factory=list)
     after_update: list[Callable[[Optimizer, list[Watched]], None]] = field(default_factory=list)
     step_ended: list[Callable[[], None]] = field(default_factory=list)
-    gradients_now: list[Callable[[Recorder], None]] = field(default_factory=list)
+    updated: set[int] = field(default_factory=set)
+    """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
+    gradients_now: list[Callable[[Recorder, list[Watched], Tensor | None], None]] = field(default_factory=list)
     """Record the gradients that are held now, for who asks before the update."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
     attached: ExitStack = field(default_factory=ExitStack)
     """Hooks on parameters; closed when the sources are."""
+    _backward: tuple[int, bool] = (-1, True)
+
+    def in_training_backward(self) -> bool:
+        """Whether the running backward leads to parameters; notes that it runs."""
+        identity = self.framework.hooks.backward_id()
+        if identity != self._backward[0]:
+            self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
+        if self._backward[1]:
+            self.clock.backward_began(identity)
+        return self._backward[1]
 
     def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
         """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise."""

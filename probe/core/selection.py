@@ -29,11 +29,16 @@ class Names:
     def __init__(self, squash: bool) -> None:
         self._squash = squash
         self._taken: set[tuple[int, str]] = set()
+        self._full: set[tuple[int, str]] = set()
+
+    def expect(self, stage: int, full_names: Iterable[str]) -> None:
+        """Things of these names will come: no other is shortened to one of them."""
+        self._full.update((stage, full) for full in full_names)
 
     def watch(self, stage: int, full: str, thing: Any) -> Watched:
         """``thing`` under its name."""
         name = squash_name(full) if self._squash else full
-        if (stage, name) in self._taken:
+        if name != full and ((stage, name) in self._taken or (stage, name) in self._full):
             name = full
         self._taken.add((stage, name))
         return Watched(stage, full, name, thing)
@@ -76,7 +81,8 @@ class Selection:
 
     def check(self, names: Iterable[str]) -> list[str]:
         """One sentence for each target that named nothing; ``names`` are what could have been named."""
-        known = sorted(set(names))
+        full = set(names)
+        known = sorted(full | {squash_name(name) for name in full})
         problems = []
         for key in self._unmatched.values():
             near = difflib.get_close_matches(key.split(":", 1)[-1], known, n=1)

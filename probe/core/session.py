@@ -10,12 +10,13 @@ from typing import Any
 
 from probe.core.delivery import Delivery
 from probe.core.framework import Optimizer, Tensor
+from probe.core.recorder import Pending, Recorder
 from probe.core.records import Batch, Snapshot
-from probe.core.recorder import Pending
 from probe.core.run import Cost, Run
 from probe.core.schedule import Schedule
 from probe.core.selection import Names, Watched
 from probe.core.sources import Source
+from probe.core.turns import Turns
 
 Judge = Callable[[Sequence[Batch]], list[Any]]
 
@@ -37,7 +38,8 @@ class Session:
         self._known: dict[int, Watched] = {}
         self._waiting: list[Watched] = []
         self._owned: dict[int, list[Watched]] = {}
-        self._stepped: set[int] = set()
+        self._turns = Turns(run.optimizers)
+        self._looked = False
         self._census: tuple[int, ...] = ()
         self._outcome = "applied"
         self._stack = ExitStack()
@@ -53,6 +55,8 @@ class Session:
             for source in sources:
                 self._stack.enter_context(source(self._run))
             self._find_parameters()
+            if sources:
+                self._look_at_each_forward()
             for optimizer in self._run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
         except BaseException:
@@ -78,14 +82,16 @@ class Session:
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Gradients are as they will be applied."""
-        if id(optimizer) in self._stepped:
+        if self._turns.ends_by(optimizer):
             self._guarded("end of step", self._end)
         if not self._run.clock.sampled:
             return
+        self._guarded("parameters", self._look)
         begin = time.perf_counter()
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
-        self._run.clock.updating = len(self._stepped) + 1 == len(self._run.optimizers)
+        if len(self._run.optimizers) > 1:
+            self._run.updated.update(id(parameter.thing) for parameter in self._of(optimizer))
         self._run.cost.hooks += time.perf_counter() - begin
 
     def after(self, optimizer: Optimizer, outcome: str) -> None:
@@ -96,9 +102,24 @@ class Session:
                 self._guarded("after the update", partial(listen, optimizer, self._of(optimizer)))
             self._run.cost.hooks += time.perf_counter() - begin
         self._outcome = outcome
-        self._stepped.add(id(optimizer))
-        if len(self._stepped) == len(self._run.optimizers):
+        if self._turns.take(optimizer):
             self._guarded("end of step", self._end)
+
+    def searching(self, on: bool) -> None:
+        """Between these two, a closure is evaluated again within an update."""
+        self._run.clock.searching = on
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the step in progress is sampled."""
+        return self._run.clock.sampled
+
+    def gradients_now(self, into: Recorder) -> None:
+        """Records what those optimizers would be given now that have not updated in this step."""
+        for optimizer in self._run.optimizers:
+            if not self._turns.taken(optimizer):
+                for record in self._run.gradients_now:
+                    record(into, self._of(optimizer), self._hooks.held_scale(optimizer))
 
     def _end(self) -> None:
         """Hands a sampled step over and begins the next."""
@@ -109,12 +130,15 @@ class Session:
                 self._hand_over(self._outcome)
                 self._schedule.collected += 1
         finally:
-            self._stepped.clear()
-            run.clock.begin(step + 1, self._schedule.samples(step + 1))
-        if run.clock.sampled:
-            self._find_parameters()
+            self._turns.clear()
+            self._looked = False
+            run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
+
+    def _samples(self, step: int) -> bool:
+        """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
+        return self._schedule.samples(step) and (self._delivery is None or self._delivery.here)
 
     def flush_partial(self) -> None:
         """Delivers what was seen of a step that will never end."""
@@ -129,10 +153,11 @@ class Session:
         finally:
             for listen in run.step_ended:
                 listen()
+            run.updated.clear()
             run.recorder.clear()
         self.last = (step, pending)
-        cost, run.cost = run.cost, Cost()
-        cost.drain = time.perf_counter() - begin
+        cost = Cost(run.cost.hooks, time.perf_counter() - begin)
+        run.cost.hooks = 0.0  # the same object: hooks hold on to it
         if self._delivery is not None:
             self._delivery.submit(lambda: self._deliver_step(pending, step, now, cost, outcome))
 
@@ -156,6 +181,18 @@ class Session:
 
     # Parameters, including those that come later.
 
+    def _look_at_each_forward(self) -> None:
+        for _, model in self._run.chunks:
+            remove = self._hooks.on_forward(
+                model, model, lambda *_: self._look(), lambda *_: None, lambda f: self._run.guard("parameters", f)
+            )
+            self._stack.callback(remove)
+
+    def _look(self) -> None:
+        if not self._looked:
+            self._looked = True
+            self._find_parameters()
+
     def _find_parameters(self) -> None:
         """Watches parameters that are new since the last look, and hooks those that have become trainable."""
         census = tuple(len(self._hooks.owned(optimizer)) for optimizer in self._run.optimizers)
@@ -174,6 +211,7 @@ class Session:
 
     def _watch_new(self) -> None:
         for stage, model in self._run.chunks:
+            self._names.expect(stage, (full for full, _ in self._hooks.parameters(model)))
             for full, thing in self._hooks.parameters(model):
                 if id(thing) in self._known:
                     continue

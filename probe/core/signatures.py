@@ -23,11 +23,17 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
         TypeError: for a missing, repeated or unknown argument.
         ValueError: for a value out of range.
     """
-    existing = len(args) > 1 and callable(getattr(args[1], "step", None))
+    existing = len(args) > 1 and _steps(args[1])
     attachment = (_existing if existing else _documented)(*args, **kwargs)
     _check("grad_acc_steps", attachment.grad_acc_steps, 1)
     _check("start_iteration", attachment.start_iteration, 0)
     return attachment
+
+
+def _steps(value: Any) -> bool:
+    """Whether ``value`` is an optimizer or several."""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return bool(each) and all(callable(getattr(optimizer, "step", None)) for optimizer in each)
 
 
 def _documented(

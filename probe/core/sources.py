@@ -29,10 +29,14 @@ def weight_gradients(run: Run) -> Iterator[None]:
     """
     hooks, per_micro_batch = run.framework.hooks, run.settings.monitor_mbs_grad
     touched: set[int] = set()
+    late: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
         def listen(gradient: Tensor) -> None:
-            if run.clock.updating:
+            if run.clock.searching:
+                return
+            if id(parameter.thing) in run.updated:  # from another optimizer's loss: of the next step, if of any
+                late.add(id(parameter.thing))
                 return
             touched.add(id(parameter.thing))
             run.clock.backward_began(hooks.backward_id())
@@ -53,8 +57,14 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
     run.each_parameter(attach)
     run.before_update.append(lambda _, owned, scale: collect(run.recorder, owned, scale))
-    run.gradients_now.append(lambda into: collect(into, run.parameters, None))
-    run.step_ended.append(touched.clear)
+
+    def begin_another() -> None:
+        touched.clear()
+        touched.update(late)
+        late.clear()
+
+    run.gradients_now.append(collect)
+    run.step_ended.append(begin_another)
     yield
 
 
@@ -92,11 +102,14 @@ def micro_batches(run: Run) -> Iterator[None]:
 
     def after(_kind: str, outputs: Any) -> None:
         for tensor in filter(is_tensor, leaves(outputs)):
-            hooks.on_tensor_gradient(tensor, lambda _: run.clock.backward_began(hooks.backward_id()), guard)
+            hooks.on_tensor_gradient(tensor, backward_began, guard)
 
     def before(kind: str, _inputs: Any) -> None:
-        if kind == "training" and not run.clock.updating:
-            run.clock.forward_began()
+        if kind == "training" and not run.clock.searching:
+            run.clock.forward_began(whole=True)
+
+    def backward_began(_: Tensor) -> None:
+        run.in_training_backward()
 
     hooks, guard = run.framework.hooks, _guard(run, "micro batch")
     is_tensor = run.framework.tensors.is_tensor

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -94,23 +96,23 @@ class Monitor:
         if self._session is not None:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
         given = signatures.read(*args, **kwargs)
+        self._faults, self._writer, self._delivery, self.output_directory = Faults(), None, None, None
         run = self._new_run(given)
         schedule = Schedule(self.settings.start_step, self.settings.step_interval, self.settings.collect_times)
         if not self._takes_part():
             schedule.collect_times = 0
-        self._open_output(run)
-        writer, delivery = self._writer, self._delivery
-        session = Session(run, schedule, given.start_iteration, delivery, writer.write if writer else _nowhere)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._discard_output)
+            self._open_output(run)
+            writer, delivery = self._writer, self._delivery
+            session = Session(run, schedule, given.start_iteration, delivery, writer.write if writer else _nowhere)
+            undo.callback(session.detach)
             session.attach(chosen(self.settings) if self._takes_part() else [])
             self._check_targets(run)
-        except BaseException:
-            session.detach()
-            self._close_output()
-            raise
+            undo.pop_all()
         self._run, self._session = run, session
-        self._endings = Endings(self._process_ended)
-        session.retire(self.stop)
+        self._endings = Endings(self._end_quietly, self.flush)
+        session.retire(lambda: self._end_quietly(False))
 
     def _new_run(self, given: signatures.Attachment) -> Run:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
@@ -137,7 +139,7 @@ class Monitor:
         if not self._takes_part():
             return
         names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
-        names += [parameter.full for parameter in run.parameters]
+        names += [name for _, model in run.chunks for name, _ in run.framework.hooks.parameters(model)]
         for stage, model in run.chunks:
             for name, module in run.framework.hooks.modules(model):
                 run.selection.places(Watched(stage, name, name, module))
@@ -153,7 +155,7 @@ class Monitor:
         if not self._takes_part():
             return
         rank = self.framework.groups.rank()
-        root = output.output_root(os.environ)
+        root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(self.settings.formats) - {"api"}
         directory = root
         if writes or self.settings.alert.dump:
@@ -199,12 +201,22 @@ class Monitor:
             return
         try:
             output.write_manifest(Path(self.output_directory), self._manifest | more)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the run itself has not failed
             self._faults.note("manifest", error)
+
+    def _discard_output(self) -> None:
+        """Leaves nothing of an attachment that has failed."""
+        if self._delivery is not None:
+            self._delivery.close(FLUSH_SECONDS)
+        if self._writer is not None:
+            self._writer.close()
+        if self.output_directory is not None:
+            shutil.rmtree(self.output_directory, ignore_errors=True)
+        self._writer = self._delivery = self.output_directory = None
 
     def _close_output(self) -> None:
         delivery, writer = self._delivery, self._writer
-        if delivery is None or writer is None:
+        if delivery is None or writer is None or not delivery.here:
             return
         delivery.close(FLUSH_SECONDS)
         writer.close()
@@ -229,6 +241,7 @@ class Monitor:
     def _end(self, partial: bool) -> None:
         session, self._session = self._session, None
         if session is None or self._run is None:
+            self.flush()  # a signal may come while the first call still waits for the files
             return
         self._ended_at = self._run.clock.step
         if partial:
@@ -238,10 +251,10 @@ class Monitor:
             self._endings.forget()
         self._close_output()
 
-    def _process_ended(self, partial: bool) -> None:
+    def _end_quietly(self, partial: bool) -> None:
         try:
             self._end(partial)
-        except Exception as error:  # noqa: BLE001 - the process is ending for a reason of its own
+        except Exception as error:  # noqa: BLE001 - training goes on, or the process ends for a reason of its own
             self._faults.note("end of the run", error)
 
     def __enter__(self) -> Monitor:
@@ -288,8 +301,8 @@ class Monitor:
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
 
-        Waits for the device. Between the end of a step and the first gradient of the next, gives the step that ended;
-        before the update, reduced gradients are those held now. Empty for steps that are not sampled.
+        Waits for the device. Between the end of a step and the first forward of the next, gives the step that ended;
+        before the update, reduced gradients are those held now. Empty after a step that is not sampled.
         """
         return gradients_of(self._run, self._session)
 

@@ -50,13 +50,9 @@ def draw(kind: str | None, model: torch.nn.Module, steps: tuple[int, int], seed:
     if kind == "nan":
         return _nan(model, step, random)
     if kind == "overflow":
-        place = _pick([name for name, module in model.named_modules() if name and _computes(module)], random)
-        return Injection(kind, place, step, "output times 3e38", 3e38)
-    place = _pick(
-        [name for name, module in model.named_modules() if any(True for _ in module.parameters(False))], random
-    )
+        return Injection(kind, _pick(_computing(model), random), step, "output times 3e38", 3e38)
     factor = float(f"{10 ** random.uniform(4, 6):.2g}")
-    return Injection(kind, place, step, f"gradients times {factor:.2g}", factor)
+    return Injection(kind, _pick(_with_weights(model), random), step, f"gradients times {factor:.2g}", factor)
 
 
 def _nan(model: torch.nn.Module, step: int, random: np.random.Generator) -> Injection:
@@ -70,9 +66,14 @@ def _pick(names: list[str], random: np.random.Generator) -> str:
     return names[int(random.integers(len(names)))]
 
 
-def _computes(module: torch.nn.Module) -> bool:
-    """Whether a module has a forward of its own, unlike a mere list."""
-    return not isinstance(module, torch.nn.ModuleList)
+def _computing(model: torch.nn.Module) -> list[str]:
+    """Modules with a forward of their own, which a mere list has not; the whole model left out."""
+    return [name for name, module in model.named_modules() if name and not isinstance(module, torch.nn.ModuleList)]
+
+
+def _with_weights(model: torch.nn.Module) -> list[str]:
+    """Modules with parameters of their own: in the others, a part of them is where a gradient goes wrong first."""
+    return [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
 
 
 class Fault:

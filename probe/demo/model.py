@@ -15,7 +15,7 @@ class Size(NamedTuple):
     """How large the model is."""
 
     layers: int = 4
-    width: int = 128
+    width: int = 192
     heads: int = 4
     context: int = 128
     """Bytes that the model sees at once."""

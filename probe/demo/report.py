@@ -64,11 +64,9 @@ def show(console: Console, plan: Plan, outcome: Outcome, diagnosis: Diagnosis | 
     """The verdict, what was found, and where to look at it."""
     console.print(_comparison(outcome.injection, diagnosis))
     colour = "green" if matched else "red"
-    console.print(f"[bold {colour}]{'match' if matched else 'no match'}[/]: {_verdict(outcome.injection, matched)}")
-    if diagnosis is not None:
-        _show_findings(console, diagnosis, len(outcome.findings))
-    console.print(_places(plan, outcome, diagnosis))
-    console.print(_costs(outcome), highlight=False, soft_wrap=True)
+    console.print(f"[bold {colour}]{'match' if matched else 'no match'}[/]: {_verdict(outcome.injection, matched)}\n")
+    for line in (*_found(diagnosis), *_places(plan, outcome, diagnosis), *_costs(outcome)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _verdict(injection: Injection | None, matched: bool) -> str:
@@ -87,7 +85,8 @@ def _comparison(injection: Injection | None, diagnosis: Diagnosis | None) -> Tab
     table.add_row("tensor", diagnosis.row if diagnosis else "", "")
     signal = f"{first.signal}: {signal_of(first.signal).meaning}" if first else ""
     table.add_row("signal", signal, f"{injection.kind}: {injection.detail}" if injection else "")
-    table.add_row("value", f"{first.op} = {first.value:.6g}{_expected(first.expected)}" if first else "", "")
+    table.add_row("op", first.op if first else "", "")
+    table.add_row("value", f"{first.value:.6g}{_expected(first.expected)}" if first else "", "")
     table.add_row("rule", first.rule if first else "", "")
     return table
 
@@ -96,31 +95,30 @@ def _expected(value: float) -> str:
     return "" if isnan(value) else f" (usually {value:.3g})"
 
 
-def _show_findings(console: Console, diagnosis: Diagnosis, found: int) -> None:
-    say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
-    say(f"\n{diagnosis.sentence}")
+def _found(diagnosis: Diagnosis | None) -> Iterator[str]:
+    if diagnosis is None:
+        return
+    yield diagnosis.sentence
     if diagnosis.later:
-        say("Then, in causal order:")
-    for finding in diagnosis.later:
-        say(f"  {explain(finding)}")
+        yield "Then, in causal order:"
+    yield from (f"  {explain(finding)}" for finding in diagnosis.later)
     rules = ", ".join(f"{rule} {number}" for rule, number in diagnosis.by_rule.items())
-    say(f"Findings: {_count(found)}{' (the first are kept)' if found >= FINDINGS_KEPT else ''}; by rule: {rules}\n")
+    total = sum(diagnosis.by_rule.values())
+    yield f"Findings: {_count(total)}{' (the first are kept)' if total >= FINDINGS_KEPT else ''}; by rule: {rules}\n"
 
 
-def _places(plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None) -> Table:
-    table = Table(title="Where to look next", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def _places(plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None) -> Iterator[str]:
+    """Lines, not a table: what is to be copied must not be folded."""
     directory = outcome.directory
+    yield "Where to look next:"
     if diagnosis is not None:
-        table.add_row("these numbers", _grep(directory, diagnosis))
-        table.add_row("findings", str(plan.output / "anomaly_detected" / "rank0" / "anomaly.json"))
+        yield f"  these numbers  {_grep(directory, diagnosis)}"
+        yield f"  findings       {plan.output / 'anomaly_detected' / 'rank0' / 'anomaly.json'}"
     if "tensorboard" in plan.formats:
-        table.add_row("TensorBoard", f"tensorboard --logdir {shlex.quote(str(directory))}")
-    table.add_row("CSV", f"{directory}/*.csv")
-    table.add_row("manifest", str(directory / "manifest.json"))
-    table.add_row("log", str(directory / LOG))
-    return table
+        yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
+    yield f"  CSV            {directory}/*.csv"
+    yield f"  manifest       {directory / 'manifest.json'}"
+    yield f"  log            {directory / LOG}"
 
 
 def _grep(directory: Path, diagnosis: Diagnosis) -> str:
@@ -129,13 +127,13 @@ def _grep(directory: Path, diagnosis: Diagnosis) -> str:
     return f"grep -h ',{diagnosis.row},' {files}"
 
 
-def _costs(outcome: Outcome) -> str:
+def _costs(outcome: Outcome) -> Iterator[str]:
     cost, steps = outcome.cost, max(outcome.cost.get("steps", 0.0), 1.0)
     waited = cost.get("hooks", 0.0) + cost.get("drain", 0.0)
-    text = (
-        f"Training took {outcome.seconds:.1f} s; it waited {waited:.1f} s of that for the monitor "
-        f"({waited / outcome.seconds:.1%}, {1000 * waited / steps:.0f} ms a step), which wrote and judged for "
+    yield (
+        f"\nTraining took {outcome.seconds:.1f} s; it waited {waited:.1f} s of that for the monitor "
+        f"({waited / outcome.seconds:.1%}, {1000 * waited / steps:.0f} ms a step), which judged and wrote for "
         f"{cost.get('delivery', 0.0):.1f} s beside it."
     )
-    failures = ", ".join(f"{where} ({times})" for where, times in outcome.faults.items())
-    return f"{text}\nThe monitor itself failed in places: {failures}." if failures else text
+    if outcome.faults:
+        yield f"The monitor itself failed in places: {', '.join(f'{f} ({n})' for f, n in outcome.faults.items())}."

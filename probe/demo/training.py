@@ -93,7 +93,7 @@ def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
     with _output(plan.output):
         monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
     directory = Path(str(monitor.output_directory))
-    with _log_in(directory / LOG):
+    with _log_in(directory / LOG), _one_thread():
         began = time.perf_counter()
         with monitor:
             for step, loss in enumerate(_train(model, optimizer, fault, plan)):
@@ -169,3 +169,15 @@ def _log_in(path: Path) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Has torch compute with one thread: on shared cores, threads that wait for each other take a small model ten times
+    as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -7,7 +7,7 @@ from probe.demo.faults import Injection
 
 
 def matches(injection: Injection | None, diagnosis: Diagnosis | None) -> bool:
-    """Whether the diagnosis names the broken module (or its broken parameter) and the step; without a fault, nothing."""
+    """Whether the diagnosis names the broken module, or parameter, and the step; nothing if nothing was broken."""
     if injection is None or diagnosis is None:
         return injection is None and diagnosis is None
     return diagnosis.first.step == injection.step and injection.place in (diagnosis.module, diagnosis.row)

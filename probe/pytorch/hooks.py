@@ -8,23 +8,26 @@ out) comes from hooks on the graph nodes that consume it inside the module: what
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import Variable
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node, get_gradient_edge
 
 from probe.pytorch.optimizers import on_step, owned, state
-from probe.pytorch.optimizers.scaling import loss_scale
+from probe.pytorch.optimizers.scaling import held_scale, loss_scale
+from probe.pytorch.tensors import unseen
 
 __all__ = [
     "at_next_forward",
     "backward_id",
     "check",
     "differentiates",
+    "feeds",
     "gradient",
+    "held_scale",
     "loss_scale",
     "modules",
     "on_forward",
@@ -34,6 +37,7 @@ __all__ = [
     "on_tensor_gradient",
     "owned",
     "parameters",
+    "recomputed_by",
     "state",
     "trainable",
     "watch_inputs",
@@ -43,14 +47,24 @@ Remove = Callable[[], None]
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
+is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2.1 and 2.2 have none
+
+
 def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Every module once, under its first name; the root is ``""``."""
-    yield from model.named_modules()
+    for name, module in model.named_modules():
+        yield _as_written(name), module
 
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Every parameter once; a tied one under its first name."""
-    yield from model.named_parameters()
+    for name, parameter in model.named_parameters():
+        yield _as_written(name), parameter
+
+
+def _as_written(name: str) -> str:
+    """``name`` without what ``torch.compile`` puts in front of a module's own."""
+    return name.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix(".")
 
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
@@ -107,14 +121,26 @@ def on_gradient(
 ) -> Remove:
     """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum held after it."""
     if own:
-        return parameter.register_hook(guard(listen)).remove
+        return _removing(parameter.register_hook(guard(listen)), parameter, "_backward_hooks")
 
     def accumulated(held: torch.nn.Parameter) -> None:
         total = gradient(held, main_grad)
         if total is not None:
             listen(total)
 
-    return parameter.register_post_accumulate_grad_hook(guard(accumulated)).remove
+    handle = parameter.register_post_accumulate_grad_hook(guard(accumulated))
+    return _removing(handle, parameter, "_post_accumulate_grad_hooks")
+
+
+def _removing(handle: Any, parameter: torch.nn.Parameter, attribute: str) -> Remove:
+    """Takes the hook away and, where it was the only one, the dict that torch made for it."""
+
+    def remove() -> None:
+        handle.remove()
+        if not getattr(parameter, attribute):
+            setattr(parameter, attribute, None)
+
+    return remove
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Callable[[torch.Tensor], None], guard: Guard) -> None:
@@ -130,18 +156,32 @@ def on_forward(
     after: Callable[[str, Any], None],
     guard: Guard,
 ) -> Remove:
-    """Listens to forwards that are training data; each is told its kind, ``training`` or ``recompute``."""
+    """Listens to forwards that are training data; each is told its kind, ``training`` or ``recompute``.
 
-    def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    While ``torch.compile`` traces, the hooks are nothing: traced, they would break the graph in pieces, or raise where
+    it must be one.
+    """
+
+    @guard
+    def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if kind := _kind(root):
             before(kind, (args, kwargs))
 
-    def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
+    @guard
+    def ended(outputs: Any) -> None:
         if kind := _kind(root):
             after(kind, outputs)
 
-    entering = module.register_forward_pre_hook(guard(enter), with_kwargs=True)
-    leaving = module.register_forward_hook(guard(leave))
+    def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling():
+            began(args, kwargs)
+
+    def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
+        if not is_compiling():
+            ended(outputs)
+
+    entering = module.register_forward_pre_hook(enter, with_kwargs=True)
+    leaving = module.register_forward_hook(leave)
 
     def remove() -> None:
         entering.remove()
@@ -152,7 +192,12 @@ def on_forward(
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
     """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
-    return model.register_forward_pre_hook(lambda *_: function()).remove
+
+    def enter(*_: Any) -> None:
+        if not is_compiling():
+            function()
+
+    return model.register_forward_pre_hook(enter).remove
 
 
 def _kind(root: torch.nn.Module) -> str | None:
@@ -161,18 +206,35 @@ def _kind(root: torch.nn.Module) -> str | None:
         return None
     if backward_id() != -1:
         return "recompute"
-    return "training" if torch.is_grad_enabled() or _inside_function() else None
+    return "training" if torch.is_grad_enabled() or recomputed_by() is not None else None
 
 
-def _inside_function() -> bool:
-    """Whether a custom autograd function's forward is running: reentrant checkpointing runs the model in one, without
-    gradients, and again in its backward."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
-            return True
+def recomputed_by() -> int | None:
+    """Identity of the custom autograd function that is running, if any: reentrant checkpointing runs a part of the
+    model in the forward of one, without gradients, and again in its backward."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
         frame = frame.f_back
+        if frame.f_code.co_name in ("forward", "backward") and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
+            return id(frame.f_locals["ctx"])
+    return None
+
+
+def feeds(models: Iterable[torch.nn.Module]) -> bool:
+    """Whether the running backward leads to parameters: that of ``torch.autograd.grad`` may lead to inputs alone, for a
+    gradient penalty or a force."""
+    for model in models:
+        for parameter in model.parameters():
+            if parameter.requires_grad and _will_be_reached(parameter):
+                return True
     return False
+
+
+def _will_be_reached(parameter: torch.nn.Parameter) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(_edge(parameter)[0]))
+    except RuntimeError:  # the parameter is itself what torch.autograd.grad was asked for
+        return True
 
 
 class Inputs(NamedTuple):
@@ -192,7 +254,8 @@ def watch_inputs(tensors: Sequence[torch.Tensor]) -> Inputs | None:
 def _edge(tensor: torch.Tensor) -> tuple[Node, int]:
     if tensor.grad_fn is not None:
         return tensor.grad_fn, tensor.output_nr
-    edge = get_gradient_edge(tensor)
+    with unseen():
+        edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 
 
@@ -208,7 +271,7 @@ def on_input_gradients(
     for node, index, edge in _consumers(inputs, outputs, targets):
         consumers.setdefault(edge, []).append((node, index))
     for edge, places in consumers.items():
-        total = _Total(len(places), targets[edge])
+        total = _Total(len(places), targets[edge], guard)
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
     for tensor in outputs:  # what is handed through unchanged has no node of its own
@@ -240,16 +303,23 @@ def _consumers(
 class _Total:
     """Adds up the gradients that reach one input along several edges; until the last comes, their sum is kept."""
 
-    def __init__(self, edges: int, listeners: Sequence[Callable[[torch.Tensor], None]]) -> None:
+    def __init__(self, edges: int, listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard) -> None:
         self._edges, self._missing, self._listeners = edges, edges, listeners
         self._sum: torch.Tensor | None = None
+        self._give_up_waiting = guard(self._tell)
 
     def add(self, gradient: torch.Tensor | None) -> None:
+        if self._missing == self._edges > 1:
+            # An edge towards an output that the loss does not use never delivers.
+            Variable._execution_engine.queue_callback(self._give_up_waiting)
         if gradient is not None:
-            self._sum = gradient if self._sum is None else self._sum + gradient
+            with torch.no_grad(), unseen():
+                self._sum = gradient if self._sum is None else self._sum + gradient
         self._missing -= 1
-        if self._missing:
-            return
+        if not self._missing:
+            self._tell()
+
+    def _tell(self) -> None:
         total, self._sum, self._missing = self._sum, None, self._edges
         if total is not None:
             for listen in self._listeners:

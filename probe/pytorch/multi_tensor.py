@@ -20,7 +20,12 @@ CHUNK = 1 << 16
 """Elements that one program reduces."""
 BLOCK = 1 << 11
 """Elements that one program holds at a time."""
-POINTERS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
+POINTERS = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float64: tl.float64,
+}
 """What can be read as it is; everything else is converted first."""
 
 _COLUMNS = ("min", "max", "sum", "sumsq", "nans", "infs", "below")

@@ -82,7 +82,9 @@ def test_tags(signal: str, key: Key, micro_stepped: bool, expected: str) -> None
 
 def test_tags_tell_every_row_apart() -> None:
     """No two keys of a signal share a tag."""
-    keys = [Key(n, p, m, c, s) for n in ("a", "b") for p in ("", "input") for m in (0, 1) for c in (0, 1) for s in (0, 1)]
+    keys = [
+        Key(n, p, m, c, s) for n in ("a", "b") for p in ("", "input") for m in (0, 1) for c in (0, 1) for s in (0, 1)
+    ]
     assert len({tag("actv", key, 0, True) for key in keys}) == len(keys)
 
 

@@ -245,6 +245,15 @@ def test_small_extremes_are_healthy(value):
     assert [f.op for f in rule.judge(large)] == ["max"]
 
 
+def test_the_smallest_magnitude_of_a_tensor_may_leap():
+    """The minimum of a second moment is near 0 and says nothing; its maximum does, and so does its norm."""
+    rule, ordinary = spike(ops=("norm", "min", "max")), np.array([1e-16, 1e-9, 2e-9, 1e-9, 3e-9])
+    for step in range(20):
+        assert not list(rule.judge(batch_of({W: ordinary}, step)))
+    assert not list(rule.judge(batch_of({W: np.array([1e-13, 1e-9, 2e-9, 1e-9, 3e-9])}, 20)))
+    assert [f.op for f in rule.judge(batch_of({W: 1000 * ordinary}, 21))] == ["norm", "max"]
+
+
 def test_a_norm_of_few_elements_may_be_small():
     """By shape, or because one element makes up the norm (the output of a ReLU that is mostly off)."""
     for shape, peak, expected in [((2,), None, []), ((64,), 1e-6, []), ((64,), 2e-7, [12])]:

@@ -307,7 +307,7 @@ def test_id_is_the_value_of_a_scalar(moments: Moments) -> None:
 
 def test_a_list_keeps_its_order(moments: Moments) -> None:
     """Tensors of every size, dtype and layout reduced together give one row each, in their order."""
-    many = [tensor for tensor in LAYOUTS.values()]
+    many = list(LAYOUTS.values())
     many += [normal(size).to(dtype) for size in SIZES for dtype in FLOATS]
     columns = columns_for(["min", "norm"])
     rows = tensors.to_host([moments(many, columns, EPS)])()

@@ -34,6 +34,7 @@ class Row(NamedTuple):
     name: str
     micro_step: int = 0
     call: int = 0
+    stage: int = 0
 
 
 Rows = dict[Row, dict[str, float]]
@@ -72,8 +73,9 @@ def read(directory: str | Path | None) -> Rows:
     return rows
 
 
-def _key(line: dict[str, str]) -> tuple[int, str, int, int]:
-    return int(line["step"]), line["name"], int(line.get("micro_step") or 0), int(line.get("call") or 0)
+def _key(line: dict[str, str]) -> tuple[int, str, int, int, int]:
+    counts = (int(line.get(count) or 0) for count in ("micro_step", "call", "vpp_stage"))
+    return int(line["step"]), line["name"], *counts  # type: ignore[return-value]
 
 
 def numbers(tensor: Any) -> dict[str, float]:

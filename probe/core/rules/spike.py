@@ -34,7 +34,9 @@ class AnomalySpike:
     a norm that few elements make up (a small tensor, or a sparse one such as the output of a ReLU that is mostly off).
 
     Nothing is judged before ``args.warm_up`` values are held. Zeros are neither judged nor held, nor are NaN and Inf,
-    which ``AnomalyNan`` reports, nor integers and booleans: ids and masks have no typical size. A spike is not held.
+    which ``AnomalyNan`` reports, nor integers and booleans: ids and masks have no typical size. A spike is not held,
+    nor is a minimum above 0 or a maximum below: the smallest magnitude of its tensor (of ``exp_avg_sq``, say) leaps
+    a hundredfold when nothing is wrong.
     After one is reported, a key's op stays silent for ``args.cool_down`` values; that many spikes in a row are a
     new level, with which its history begins anew.
     The ``expected`` of a finding, the median, is a magnitude: it has no sign.
@@ -60,7 +62,7 @@ class AnomalySpike:
         )
         sizes = np.log(np.abs(readings.values))
         spikes, medians = self._spikes(batch, readings, sizes)
-        reported = self._remember(readings.slots, sizes, spikes)
+        reported = self._remember(readings.slots, sizes, spikes, self._is_large(readings))
         found, expected = readings.where(reported), np.exp(medians[reported])
         for n in np.unique(found.op).tolist():
             own = found.op == n
@@ -91,7 +93,13 @@ class AnomalySpike:
         row = readings.at[n]
         return bool(self._two_sided[readings.op[n]]) and _elements(batch, row, readings.values[n]) >= FEW
 
-    def _remember(self, slots: Indices, sizes: Array, spikes: Mask) -> Mask:
+    def _is_large(self, readings: Readings) -> Mask:
+        """Which values are of the largest magnitude in their tensor, or at least could be."""
+        side = np.array([{"min": -1, "max": 1}.get(op, 0) for op in self._ops])[readings.op]
+        mask: Mask = side * readings.values >= 0
+        return mask
+
+    def _remember(self, slots: Indices, sizes: Array, spikes: Mask, large: Mask) -> Mask:
         """Updates the history; which spikes to report."""
         window, held = self.history.of("window"), self.history.of("held")
         streak, silent = self.history.of("streak"), self.history.of("silent")
@@ -100,7 +108,7 @@ class AnomalySpike:
         streak[slots] = np.where(spikes, streak[slots] + 1, 0)
         settled = streak[slots] >= max(self._args.cool_down, 1)
         window[slots[settled]], held[slots[settled]], streak[slots[settled]] = np.nan, 0, 0
-        kept = ~spikes | settled
+        kept = (~spikes | settled) & large
         places = slots[kept]
         window[places, held[places] % self._args.window] = sizes[kept]
         held[places] += 1

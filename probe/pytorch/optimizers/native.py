@@ -64,7 +64,8 @@ class Steps:
         self._depth += 1
         if self._depth > 1:
             return None
-        self._told, self._skipped = False, self._overflow()
+        self._told = False
+        self._outcome = self._foreseen() if self._listener.sampled else "applied"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
             return self._with(closure, args, kwargs)
@@ -78,7 +79,7 @@ class Steps:
             return
         self._tell()
         self._stepped = True
-        self._listener.after(self._optimizer, self._skipped)
+        self._listener.after(self._optimizer, self._outcome)
 
     def scaled_began(self) -> None:
         """Before ``GradScaler.step``."""
@@ -95,6 +96,8 @@ class Steps:
 
         @functools.wraps(closure)
         def evaluate() -> Any:
+            if self._told:
+                return self._search(closure)
             loss = closure()
             self._tell()
             return loss
@@ -103,12 +106,19 @@ class Steps:
             return (args[0], evaluate, *args[2:]), kwargs
         return args, kwargs | {"closure": evaluate}
 
+    def _search(self, closure: Callable[[], Any]) -> Any:
+        self._listener.searching(True)
+        try:
+            return closure()
+        finally:
+            self._listener.searching(False)
+
     def _tell(self) -> None:
         if not self._told:
             self._told = True
             self._listener.before(self._optimizer, getattr(self._optimizer, "grad_scale", None))
 
-    def _overflow(self) -> str:
+    def _foreseen(self) -> str:
         """What a fused optimizer will do, as far as the host knows."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is None:

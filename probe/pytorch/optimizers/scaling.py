@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+Method = Callable[..., Any]
+
+
 class ScaledStepListener(Protocol):
     """Told when a scaler begins and ends a step, skipped or not."""
 
@@ -21,7 +24,8 @@ class ScaledStepListener(Protocol):
 
 
 _watched: list[tuple[Any, ScaledStepListener]] = []
-_originals: dict[str, Any] = {}
+_replaced: dict[str, tuple[Method, Method]] = {}
+"""What stands in for each method, and the method."""
 _current: weakref.ref[Any] | None = None
 
 
@@ -51,41 +55,56 @@ def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[],
     return remove
 
 
+def held_scale(optimizer: Any) -> torch.Tensor | None:
+    """The factor on the gradients held for ``optimizer``: that of the losses until its gradients are unscaled."""
+    scaler = _current() if _current is not None else None
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    return None if state and state["stage"].name != "READY" else loss_scale()
+
+
 def _install() -> None:
     scaler = _scaler()
-    _originals.update({name: scaler.__dict__[name] for name in ("scale", "step", "update")})
     for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
-        wrapped = functools.wraps(_originals[name])(wrap)
-        wrapped.__probe__ = True  # type: ignore[attr-defined]
-        setattr(scaler, name, wrapped)
+        original = scaler.__dict__[name]
+        _replaced[name] = (functools.wraps(original)(wrap(original)), original)
+        setattr(scaler, name, _replaced[name][0])
 
 
 def _restore() -> None:
     global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
     _current = None
-    for name, original in _originals.items():
-        if getattr(_scaler().__dict__[name], "__probe__", False):
+    for name, (ours, original) in _replaced.items():
+        if _scaler().__dict__[name] is ours:  # else somebody has wrapped it since, and it goes on calling the original
             setattr(_scaler(), name, original)
 
 
-def _scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-    global _current  # noqa: PLW0603
-    result = _originals["scale"](self, *args, **kwargs)
-    _current = weakref.ref(self) if self.is_enabled() else None
-    return result
+def _scale(original: Method) -> Method:
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _current  # noqa: PLW0603
+        result = original(self, *args, **kwargs)
+        _current = weakref.ref(self) if _watched and self.is_enabled() else None
+        return result
+
+    return scale
 
 
-def _step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    listeners = [listener for watched, listener in _watched if watched is optimizer]
-    for listener in listeners:
-        listener.scaled_began()
-    result = _originals["step"](self, optimizer, *args, **kwargs)
-    for listener in listeners:
-        listener.scaled_ended()
-    return result
+def _step(original: Method) -> Method:
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        listeners = [listener for watched, listener in _watched if watched is optimizer]
+        for listener in listeners:
+            listener.scaled_began()
+        result = original(self, optimizer, *args, **kwargs)
+        for listener in listeners:
+            listener.scaled_ended()
+        return result
+
+    return step
 
 
-def _update(self: Any, *args: Any, **kwargs: Any) -> Any:
-    global _current  # noqa: PLW0603
-    _current = None
-    return _originals["update"](self, *args, **kwargs)
+def _update(original: Method) -> Method:
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _current  # noqa: PLW0603
+        _current = None
+        return original(self, *args, **kwargs)
+
+    return update

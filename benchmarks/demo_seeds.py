@@ -1,0 +1,56 @@
+"""Runs the demonstration with ten seeds of each fault and of none, and says how often the monitor was right.
+
+    python benchmarks/demo_seeds.py [--seeds 10] [--steps 80] [--kinds nan,overflow,gradient,none]
+
+Ends with 0 if every named place and step is the broken one and the healthy runs have no finding, else with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from probe.demo.diagnosis import Diagnosis, name_first_bad
+from probe.demo.faults import KINDS
+from probe.demo.training import Plan, run
+from probe.demo.verdict import matches
+
+
+def named(diagnosis: Diagnosis | None) -> str:
+    """What the monitor says, in a cell."""
+    return f"{diagnosis.row}@{diagnosis.first.step}" if diagnosis else "nothing"
+
+
+def one(kind: str, seed: int, steps: int) -> bool:
+    """One run; prints its line and gives whether the monitor was right."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run(Plan(seed, kind, steps, Path(folder), ["csv"]), lambda _: None)
+    diagnosis, injection = name_first_bad(outcome.findings), outcome.injection
+    right = matches(injection, diagnosis)
+    broken = f"{injection.place}@{injection.step}" if injection else "nothing"
+    seconds = time.perf_counter() - began
+    verdict = "match" if right else "WRONG"
+    print(f"{kind:<9} {seed:>4}  {verdict}  {broken:<36} {named(diagnosis):<44} {seconds:5.1f} s", flush=True)
+    return right
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--kinds", default=",".join((*KINDS, "none")))
+    given = parser.parse_args()
+    print(f"{'kind':<9} seed  right  {'broken':<36} {'named':<44} time")
+    right = {kind: sum(one(kind, n, given.steps) for n in range(given.seeds)) for kind in given.kinds.split(",")}
+    print("\n| fault | right | of |\n| --- | --- | --- |")
+    for kind, number in right.items():
+        print(f"| {kind} | {number} | {given.seeds} |")
+    return 0 if set(right.values()) == {given.seeds} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

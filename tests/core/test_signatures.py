@@ -1,0 +1,80 @@
+"""Both orders of set_monitor's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from probe.core.signatures import Attachment, read
+
+
+class Optimizer:
+    """All that tells an optimizer from a number."""
+
+    def step(self) -> None: ...
+
+
+MODEL, OPTIMIZER = object(), Optimizer()
+FULL = Attachment(MODEL, 4, OPTIMIZER, dp_group="dp", tp_group="tp", start_iteration=7)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ((MODEL, 4, OPTIMIZER, "dp", "tp", 7), {}),
+        ((MODEL, OPTIMIZER, 4, "tp", "dp", 7), {}),
+        ((MODEL, 4), {"optimizer": OPTIMIZER, "tp_group": "tp", "dp_group": "dp", "start_iteration": 7}),
+        ((MODEL, OPTIMIZER), {"grad_acc_steps": 4, "dp_group": "dp", "tp_group": "tp", "start_iteration": 7}),
+        (
+            (),
+            {
+                "model": MODEL,
+                "optimizer": OPTIMIZER,
+                "grad_acc_steps": 4,
+                "tp_group": "tp",
+                "dp_group": "dp",
+                "start_iteration": 7,
+            },
+        ),
+    ],
+    ids=["documented", "existing", "documented with keywords", "existing with keywords", "keywords"],
+)
+def test_every_way_to_call(given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    """The documented order, the existing tool's (an optimizer in second place) and keywords mean the same."""
+    args, kwargs = given
+    assert read(*args, **kwargs) == FULL
+
+
+def test_defaults() -> None:
+    """One micro batch, no groups, from step 0."""
+    expected = Attachment(MODEL, 1, OPTIMIZER, None, None, 0)
+    assert read(MODEL, 1, OPTIMIZER) == expected
+    assert read(MODEL, OPTIMIZER) == expected
+    assert read(model=MODEL, optimizer=OPTIMIZER) == expected
+
+
+def test_a_list_of_optimizers() -> None:
+    """Several optimizers may stand wherever one may."""
+    optimizers = [OPTIMIZER, Optimizer()]
+    assert read(MODEL, optimizers, 4).optimizer is optimizers
+    assert read(MODEL, optimizers, 4).grad_acc_steps == 4
+    assert read(MODEL, 4, optimizers).optimizer is optimizers
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("grad_acc_steps", 0), ("grad_acc_steps", 1.5), ("grad_acc_steps", True), ("start_iteration", -1)],
+)
+def test_numbers_out_of_range(name: str, value: Any) -> None:
+    """A count that cannot be is refused by name."""
+    with pytest.raises(ValueError, match=f"{name}: expected an integer of at least ., got {value}"):
+        read(**{"model": MODEL, "optimizer": OPTIMIZER, name: value})
+
+
+def test_missing_and_unknown_arguments() -> None:
+    """No optimizer, or an argument that does not exist, is an error that names it."""
+    with pytest.raises(TypeError, match="optimizer"):
+        read(MODEL, 4)
+    with pytest.raises(TypeError, match="start_step"):
+        read(MODEL, 4, OPTIMIZER, start_step=3)
