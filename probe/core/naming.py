@@ -36,13 +36,14 @@ def signal_of(name: str) -> Signal:
     return SIGNALS.get(name) or Signal(name, STATE_PHASE, f"optimizer state {name}")
 
 
-_SQUASH = [re.compile(rf"^.*\.({head}.*)") for head in (r"layers?\.", r"embeddings?\.", "final", "output", "norm")]
+_SQUASH = [re.compile(rf"^(?:.*\.)?({head}.*)") for head in (r"layers?\.", r"embeddings?\.", "final", "output", "norm")]
 
 
 def squash_name(name: str) -> str:
     """The part of ``name`` from its last layer, embedding, final, output or norm component on.
 
-    The first of those five that occurs after a dot decides; a name with none of them is returned as it is.
+    The first of those five that begins a component decides; a name with none of them is returned as it is. A name that
+    begins with it is kept whole, so that ``layers.0.norm1`` does not lose its layer.
     """
     for pattern in _SQUASH:
         if found := pattern.match(name):

@@ -20,11 +20,16 @@ Array = npt.NDArray[np.float64]
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
     """``len(tensors) x len(columns)`` float64 on the tensors' device: in a few launches where Triton is at hand, else
     with torch's own reductions, some for each tensor."""
+    stored, times = zip(*map(distinct, tensors), strict=True)
     kernels = _kernels()
-    if kernels is None or any(tensor.device.type != "cuda" for tensor in tensors):
-        return torch.stack([_row(tensor, columns, eps) for tensor in tensors])
-    readable = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in tensors]
-    return grouped(kernels, readable, columns, eps)
+    if kernels is None or any(tensor.device.type != "cuda" for tensor in stored):
+        rows = torch.stack([_row(tensor, columns, eps) for tensor in stored])
+    else:
+        readable = [tensor if kernels.takes(tensor) else _as_float(tensor).contiguous() for tensor in stored]
+        rows = grouped(kernels, readable, columns, eps)
+    for i in (i for i, number in enumerate(times) if number != 1):
+        rows[i] = torch.stack([*repeated(dict(zip(columns, rows[i], strict=True)), times[i]).values()])
+    return rows
 
 
 def grouped(kernels: ModuleType, tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
@@ -59,11 +64,8 @@ def _kernels() -> ModuleType | None:
 
 
 def _row(tensor: torch.Tensor, columns: Sequence[str], eps: Any) -> torch.Tensor:
-    stored, times = distinct(tensor)
-    x = _as_float(stored)
-    row = {name: _COLUMNS[name](x, eps).to(torch.float64) for name in columns}
-    row = row if times == 1 else repeated(row, times)
-    return torch.stack([row[name] for name in columns])
+    x = _as_float(tensor)
+    return torch.stack([_COLUMNS[name](x, eps).to(torch.float64) for name in columns])
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:

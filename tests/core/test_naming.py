@@ -23,6 +23,8 @@ from probe.core.selection import Names
         ("model.embed_tokens.weight", "model.embed_tokens.weight"),
         ("norm.weight", "norm.weight"),
         ("layers.0.w", "layers.0.w"),
+        ("layers.0.norm1.weight", "layers.0.norm1.weight"),
+        ("layers.0.attention.output.weight", "layers.0.attention.output.weight"),
         ("model.layers.0.norm.weight", "layers.0.norm.weight"),
         ("m.final.layers", "final.layers"),
         ("", ""),

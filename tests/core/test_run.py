@@ -1,0 +1,84 @@
+"""Where a run is: micro batches by forwards and backwards, and training steps by updates."""
+
+from __future__ import annotations
+
+import pytest
+
+from probe.core.run import Clock
+from probe.core.turns import Turns
+
+
+def micro_steps(events: str) -> list[int]:
+    """The micro step after each event: ``F`` a forward of the whole model, ``f`` one of a module, ``b`` a gradient of a
+    new backward, ``.`` another gradient of the same one."""
+    clock, backward, seen = Clock(), 0, []
+    for event in events:
+        if event in "Ff":
+            clock.forward_began(whole=event == "F")
+        else:
+            backward += event == "b"
+            clock.backward_began(backward)
+        seen.append(clock.micro_step)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("Fffb..Fffb..Fff", [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2]),
+        ("FFb.Fb", [0, 0, 0, 0, 1, 1]),  # two forwards in one loss
+        ("FbbFb", [0, 0, 0, 1, 1]),  # two losses of one forward
+        ("fffb.ffb", [0, 0, 0, 0, 0, 1, 1, 1]),  # the model's own forward is never called
+        ("ffbbfb", [0, 0, 0, 0, 1, 1]),
+        ("b..b..b", [0, 0, 0, 1, 1, 1, 2]),  # no forward is heard at all
+        ("FfbfFb", [0, 0, 0, 0, 1, 1]),  # a part runs again, as when it is recomputed
+    ],
+)
+def test_micro_batches(events: str, expected: list[int]) -> None:
+    """A forward after a backward begins a micro batch, whatever else happens in between."""
+    assert micro_steps(events) == expected
+
+
+def test_a_step_begins_at_micro_step_zero() -> None:
+    """Another step forgets how far the last one came."""
+    clock = Clock()
+    for number in range(3):
+        clock.forward_began(whole=True)
+        clock.backward_began(number)
+    clock.begin(7, True)
+    clock.forward_began(whole=True)
+    assert (clock.step, clock.sampled, clock.micro_step) == (7, True, 0)
+
+
+class Optimizer:
+    """Something with an identity."""
+
+
+def steps(updates: str) -> list[int]:
+    """The number of the step that each update belongs to; optimizers are letters, all that occur anywhere are known."""
+    optimizers = {letter: Optimizer() for letter in "ab"}
+    turns, step, found = Turns(list(optimizers.values())), 0, []
+    for letter in updates:
+        if turns.ends_by(optimizers[letter]):
+            turns.clear()
+            step += 1
+        found.append(step)
+        if turns.take(optimizers[letter]):
+            turns.clear()
+            step += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ("ababab", [0, 0, 1, 1, 2, 2]),
+        ("bababa", [0, 0, 1, 1, 2, 2]),
+        ("aaaa", [0, 1, 2, 3]),  # the other rests
+        ("aaababab", [0, 1, 2, 3, 4, 4, 5, 5]),  # the other joins
+        ("ababaaa", [0, 0, 1, 1, 2, 3, 4]),  # the other leaves
+    ],
+)
+def test_updates_of_several_optimizers_make_steps(updates: str, expected: list[int]) -> None:
+    """A step is an update of each optimizer that takes part, and who does is learned as it changes."""
+    assert steps(updates) == expected
