@@ -116,7 +116,7 @@ def test_targets_of_the_example(output_dir: Path) -> None:
     """Only the modules and places that it lists are written."""
     train(CONFIGS / "activations_of_targets.json")
     found = tables(output_dir)
-    once = ["norm1.input", "layers.0.attention.input", "layers.0.attention.output", "layers.0.mlp.fc1.output"]
+    once = ["layers.0.norm1.input", "layers.0.attention.input", "layers.0.attention.output", "layers.0.mlp.fc1.output"]
     both = ["final_norm.input", "final_norm.output"]
     assert [row["name"] for row in found["actv_0-0"] if row["micro_step"] == "1"] == once + both
     gradients = ["final_norm.output", "final_norm.input", "layers.0.mlp.fc1.output"]
