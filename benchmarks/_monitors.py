@@ -41,13 +41,13 @@ def has_existing_tool() -> bool:
     return importlib.util.find_spec("msprobe") is not None
 
 
-def attach_probe(training: Training, config: dict[str, Any], directory: Path, **more: Any) -> Any:
+def attach_probe(training: Training, config: dict[str, Any], directory: Path, micro_batches: int = 1) -> Any:
     """A monitor of ours, writing to ``directory``."""
     from probe.pytorch import TrainerMon
 
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
     monitor = TrainerMon(config, params_have_main_grad=False)
-    monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer, **more)
+    monitor.set_monitor(training.model, grad_acc_steps=micro_batches, optimizer=training.optimizer)
     return monitor
 
 

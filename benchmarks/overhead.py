@@ -166,7 +166,7 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
         (
             f"Added to each step; medians of {args.rounds} paired differences, in brackets the {interval_name()}. "
             f"Plain, probe and the existing tool took turns in blocks of {args.block} steps, each ending when "
-            f"its files were written. Before anything was attached the models differed by {milliseconds(offset)} a step."
+            f"its files were written. Before anything was attached two models differed by {milliseconds(offset)}."
         )
     ]
     if not all("existing tool" in result["variants"] for result in measured.values()):

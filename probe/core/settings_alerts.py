@@ -57,7 +57,8 @@ class SpikeArgs(Section):
     deviation, both of the logarithm of the magnitude."""
     min_ratio: Number = Field(20.0, gt=1)
     """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that very steady values
-    do not alarm at small changes."""
+    do not alarm at small changes. Extremes (min and max), which hang on one element, and second moments (exp_avg_sq,
+    ...), which are made of squares, must differ by the square of it."""
     cool_down: Integer = Field(10, ge=0)
     """Number of samples after a report during which the same value is not reported again."""
     ops: Annotated[tuple[Annotated[Text, Names(tuple(OPS))], ...], AfterValidator(not_empty)] = ("norm", "min", "max")

@@ -80,6 +80,7 @@ class Gpt(nn.Module):
         self.final_norm = nn.LayerNorm(size.width)
         self.output = nn.Linear(size.width, BYTES)
         self.apply(_initialise)
+        _scale_residual(self, size.layers)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -90,8 +91,16 @@ class Gpt(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """Normal weights of deviation 0.02 and zero biases, as GPT-2 has them."""
+    """Normal weights of deviation 0.02 and zero biases, as GPT-2 has them (Radford et al., 2019, section 2.3)."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
+
+
+def _scale_residual(model: nn.Module, layers: int) -> None:
+    """Scales what each layer adds to the residual stream by 1 / sqrt(number of additions), also as GPT-2 has it."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("projection.weight", "fc2.weight")):
+                parameter.mul_((2 * layers) ** -0.5)

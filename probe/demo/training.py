@@ -25,7 +25,7 @@ REMAINING = 3
 """Steps that follow the broken one at least."""
 BATCH = 16
 LEARNING_RATE = 1e-3
-WARM_UP = 10
+WARM_UP = 20
 """Steps in which the learning rate rises to its value."""
 LOG = "probe.log"
 """File in the run's directory that gets what the monitor logs."""

@@ -71,7 +71,7 @@ def test_a_full_queue_may_drop() -> None:
 def test_work_that_raises_is_counted() -> None:
     """Whatever work raises, even SystemExit, the thread lives on."""
     faults = Faults()
-    delivery = Delivery(1, "wait", faults)
+    delivery = Delivery(4, "wait", faults)
     done: list[int] = []
     for error in (ValueError, SystemExit):
 

@@ -241,7 +241,7 @@ def test_small_extremes_are_healthy(value):
         assert not list(rule.judge(batch))
     tiny = Batch("actv", 20, tuple(key), ((8,),), ("f",), np.zeros(1, int), {"max": np.array([value])})
     assert not list(rule.judge(tiny))
-    large = Batch("actv", 21, tuple(key), ((8,),), ("f",), np.zeros(1, int), {"max": np.array([-300.0])})
+    large = Batch("actv", 21, tuple(key), ((8,),), ("f",), np.zeros(1, int), {"max": np.array([-3000.0])})
     assert [f.op for f in rule.judge(large)] == ["max"]
 
 
@@ -252,6 +252,25 @@ def test_the_smallest_magnitude_of_a_tensor_may_leap():
         assert not list(rule.judge(batch_of({W: ordinary}, step)))
     assert not list(rule.judge(batch_of({W: np.array([1e-13, 1e-9, 2e-9, 1e-9, 3e-9])}, 20)))
     assert [f.op for f in rule.judge(batch_of({W: 1000 * ordinary}, 21))] == ["norm", "max"]
+
+
+def test_second_moments_are_judged_by_their_roots():
+    """A gradient of 15 times its usual size is no spike, so its square is none; one of 30 times is, with its square."""
+    for signal, power in [("grad_reduced", 1), ("exp_avg_sq", 2)]:
+        rule, found = spike(), []
+        for step, size in enumerate([2.0] * 12 + [30.0, 2.0, 60.0]):
+            found += list(rule.judge(norms({W: size**power}, step, signal=signal)))
+        assert [(f.step, f.value) for f in found] == [(14, 60.0**power)]
+        assert found[0].expected == pytest.approx(2.0**power)
+
+
+def test_an_extreme_must_differ_by_the_square():
+    """A norm of 30 times its usual size is a spike; an extreme is one element, so it takes 400 times."""
+    rule = spike(ops=("norm", "max"))
+    for step in range(12):
+        assert not list(rule.judge(batch_of({W: np.ones(16)}, step)))
+    assert [f.op for f in rule.judge(batch_of({W: 30 * np.ones(16)}, 12))] == ["norm"]
+    assert [f.op for f in rule.judge(batch_of({W: 500 * np.ones(16)}, 13))] == ["max"]  # the norm is silent by now
 
 
 def test_a_norm_of_few_elements_may_be_small():

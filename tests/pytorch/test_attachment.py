@@ -162,7 +162,7 @@ def test_an_in_place_module_on_a_slice_breaks_nothing() -> None:
 
 
 class Looped(torch.nn.Module):
-    """One layer, called three times."""
+    """One layer, called twice in each of two parts."""
 
     def __init__(self, checkpoint: str | None = None) -> None:
         super().__init__()
@@ -172,21 +172,23 @@ class Looped(torch.nn.Module):
             self.layer.bias.copy_(torch.tensor([0.1, -0.2]))
 
     def forward(self, x: Any) -> Any:
-        for _ in range(3):
+        for _ in range(2):
             if self.checkpoint is None:
-                x = self.layer(x).tanh()
+                x = self.part(x)
             else:
-                reentrant = self.checkpoint == "reentrant"
-                x = torch.utils.checkpoint.checkpoint(lambda y: self.layer(y).tanh(), x, use_reentrant=reentrant)
+                x = torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=self.checkpoint == "reentrant")
         return x
+
+    def part(self, x: Any) -> Any:
+        return self.layer(self.layer(x).tanh()).tanh()
 
 
 @pytest.mark.parametrize("checkpoint", [None, "reentrant", "non-reentrant"])
 def test_a_looped_module_keeps_every_call(checkpoint: str | None) -> None:
-    """Call 0, 1, 2 in the order of the forward, each with its own values and its own gradients."""
+    """Calls count in the order of the forward, each with its own values and its own gradients."""
     model = Looped(checkpoint)
     places, x = [], X.clone().requires_grad_()
-    for call in range(3):
+    for call in range(4):
         y = model.layer(x)
         places += [(call, "input", x), (call, "output", y)]
         x = y.tanh()
@@ -543,7 +545,7 @@ def test_a_compiled_model_is_accepted_for_weights(unreduced: bool) -> None:
 
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_model_compiled_after_attaching_trains_as_without(fullgraph: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Compiling later, even as one graph, trains the same; activations are not recorded, and that is said and counted."""
+    """Compiling later, even as one graph, trains the same; that no activation is recorded is said and counted."""
     models = [TinyNet(), TinyNet()]
     optimizers = [sgd(model) for model in models]
     monitor = watch(models[0], optimizers[0])

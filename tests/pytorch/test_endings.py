@@ -194,6 +194,7 @@ for how in ("stop", "exit", "terminate"):
         sys.exit(7)
     _, status = os.waitpid(child, 0)
     say(os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+assert "end_time" not in open(f"{monitor.output_directory}/manifest.json").read()
 for _ in range(3): step()
 monitor.stop()
 assert monitor.faults == {}, monitor.faults

@@ -17,6 +17,8 @@ from probe.core.rules.history import Field, History, Indices, Readings
 Mask = npt.NDArray[np.bool_]
 
 EXTREMES = ("min", "max")
+SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"})
+"""Optimizer state that is made of squares: Adam's, AMSGrad's, RMSprop's, Adagrad's and Adadelta's."""
 FEW = 4
 """A norm that fewer elements than this make up is near 0 by mere chance now and then."""
 MAD_TO_SIGMA = 1.4826
@@ -36,7 +38,9 @@ class AnomalySpike:
     Nothing is judged before ``args.warm_up`` values are held. Zeros are neither judged nor held, nor are NaN and Inf,
     which ``AnomalyNan`` reports, nor integers and booleans: ids and masks have no typical size. A spike is not held,
     nor is a minimum above 0 or a maximum below: the smallest magnitude of its tensor (of ``exp_avg_sq``, say) leaps
-    a hundredfold when nothing is wrong.
+    a hundredfold when nothing is wrong. Second moments are judged by their roots: a gradient five times its usual size
+    is healthy, and its square is 25 times as large. ``min`` and ``max``, where one element decides, must differ by
+    ``min_ratio`` squared: in healthy runs of a small GPT norms leapt sevenfold and extremes of gradients twentyfold.
     After one is reported, a key's op stays silent for ``args.cool_down`` values; that many spikes in a row are a
     new level, with which its history begins anew.
     The ``expected`` of a finding, the median, is a magnitude: it has no sign.
@@ -45,6 +49,7 @@ class AnomalySpike:
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
         self._args = args
         self._ops = [op for op in args.ops if op in ops]
+        self._least = log(args.min_ratio) * np.array([2 if op in EXTREMES else 1 for op in self._ops])
         self._two_sided = np.array([op == "norm" for op in self._ops], dtype=bool)
         fields = {
             "window": Field(np.nan, np.float32, (args.window,)),
@@ -60,10 +65,11 @@ class AnomalySpike:
         readings = readings.where(
             np.isfinite(readings.values) & (readings.values != 0) & _has_size(batch.dtypes)[readings.at]
         )
-        sizes = np.log(np.abs(readings.values))
+        power = 2 if batch.signal in SQUARES else 1
+        sizes = np.log(np.abs(readings.values)) / power
         spikes, medians = self._spikes(batch, readings, sizes)
         reported = self._remember(readings.slots, sizes, spikes, self._is_large(readings))
-        found, expected = readings.where(reported), np.exp(medians[reported])
+        found, expected = readings.where(reported), np.exp(power * medians[reported])
         for n in np.unique(found.op).tolist():
             own = found.op == n
             yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
@@ -76,7 +82,7 @@ class AnomalySpike:
         medians[likely] = _medians(windows[likely])
         above = sizes[likely] - medians[likely]
         spread = _medians(np.abs(windows[likely] - medians[likely, None]))
-        limit = np.maximum(log(self._args.min_ratio), self._args.threshold * MAD_TO_SIGMA * spread)
+        limit = np.maximum(self._least[readings.op[likely]], self._args.threshold * MAD_TO_SIGMA * spread)
         for n, excess, bound in zip(likely.tolist(), above.tolist(), limit.tolist(), strict=True):
             spikes[n] = excess > bound or (-excess > bound and self._may_be_small(batch, readings, n))
         return spikes, medians
@@ -86,7 +92,7 @@ class AnomalySpike:
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - np.fmin.reduce(windows, axis=1)
         below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)
-        return np.flatnonzero(ready & (np.maximum(above, below) > log(self._args.min_ratio)))
+        return np.flatnonzero(ready & (np.maximum(above, below) > self._least[readings.op]))
 
     def _may_be_small(self, batch: Batch, readings: Readings, n: int) -> bool:
         """Whether a small value of this reading can be judged at all."""

@@ -1,0 +1,162 @@
+"""The demonstration as its users run it: it names what was broken, and its exit code says whether it was right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from probe.cli import app
+from probe.core.records import Finding, Key
+from tests.required import require
+
+require("torch")
+
+from probe.demo import diagnosis, training  # noqa: E402
+from probe.demo.faults import KINDS, Injection, draw  # noqa: E402
+from probe.demo.model import Gpt, Size  # noqa: E402
+from probe.demo.text import standard_library  # noqa: E402
+from probe.demo.verdict import matches  # noqa: E402
+
+STEPS = 20
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    """Runs ``probe demo`` with few steps on small batches; gives the result."""
+    monkeypatch.setattr(training, "BATCH", 4)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def run(*arguments):
+        common = ["--steps", str(STEPS), "--output", str(tmp_path / "out put")]
+        return CliRunner().invoke(app, ["demo", *common, *arguments], catch_exceptions=False)
+
+    return run
+
+
+def fresh(code, *arguments):
+    """A fresh interpreter that runs ``code`` and then the command line."""
+    code = f"import sys; {code}; sys.argv[0] = 'probe'; from probe.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_broken_layer_and_step_are_named(demo, kind):
+    """The table's two columns agree, and the command succeeds."""
+    result = demo("--seed", "1", "--fault", kind)
+    assert result.exit_code == 0, result.output
+    _, layer, broken, _ = (cell.strip() for cell in re.search(r"layer  .*", result.output)[0].split("│"))
+    assert broken in (layer, f"{layer}.weight", f"{layer}.bias")
+    assert re.search(r"step +│ 16 +│ 16 ", result.output)
+    assert "match: the layer and step" in result.output
+
+
+def test_a_healthy_run_has_no_finding(demo):
+    """Nothing is broken, nothing is found, the command succeeds."""
+    result = demo("--seed", "2", "--fault", "none")
+    assert result.exit_code == 0, result.output
+    assert "nothing was broken and nothing was found" in result.output
+
+
+def test_without_a_diagnosis_the_command_fails(demo, monkeypatch):
+    """The exit code follows what the monitor named, not what was injected."""
+    monkeypatch.setattr(diagnosis, "name_first_bad", lambda findings: None)
+    result = demo("--seed", "1", "--fault", "nan")
+    assert result.exit_code == 1
+    assert "no match" in result.output
+
+
+def test_progress_and_places_are_printed(demo, monkeypatch):
+    """Without a terminal a line every ten steps; then commands that work; without tensorboardX CSV alone."""
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    output = demo("--seed", "4", "--fault", "nan").output
+    assert re.findall(r"step +(\d+)/20 .*loss.*monitor.*findings", output) == ["1", "11", "20"]
+    command = re.search(r"grep .*", output)[0]
+    rows = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout.splitlines()
+    steps = {int(row.split(",")[2]): row for row in rows}
+    assert sorted(steps) == list(range(STEPS))
+    assert "nan" not in steps[15]
+    assert "nan" in steps[16]
+    for what in ("manifest", "log", "findings"):
+        assert Path(re.search(rf"^  {what} +(.*)$", output, re.MULTILINE)[1]).is_file()
+    assert "tensorboardX is missing" in output
+    assert "--logdir" not in output
+
+
+def test_a_terminal_gets_one_live_line(demo, monkeypatch):
+    """Where there is a terminal the line is renewed, and TensorBoard's command is given."""
+    require("tensorboardX")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    output = demo("--seed", "1", "--fault", "none").output
+    assert "\x1b[2K" in output  # erase the line
+    assert f"step  {STEPS}/{STEPS}" in output
+    assert "tensorboard --logdir" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fault", "nonsense"], "overflow"),
+        (["--steps", "5"], "20"),
+        (["--framework", "mindspore"], "later version"),
+    ],
+)
+def test_what_cannot_run_is_refused(arguments, said):
+    """Wrong usage ends with 2 and says what is right."""
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_missing_framework_is_named_with_its_remedy():
+    """Without torch the command says how to install it."""
+    done = fresh("sys.modules['torch'] = None", "demo")
+    assert done.returncode == 2
+    assert "pip install torch" in done.stderr
+
+
+def finding(name, step, part=""):
+    key = Key(name, part)
+    signal = "actv" if part else "param_origin"
+    return Finding("AnomalyNan", signal, key, "norm", float("nan"), float("nan"), step, 0, 0, "", bool(part))
+
+
+@pytest.mark.parametrize(
+    ("found", "right"),
+    [
+        ([], False),
+        ([finding("layers.1.mlp.fc1", 5, "output")], True),
+        ([finding("layers.1.mlp.fc1.weight", 5)], True),
+        ([finding("layers.1.mlp.fc1", 4, "output")], False),
+        ([finding("layers.1.mlp", 5, "output")], False),
+        ([finding("layers.1.mlp.fc1", 5, "output"), finding("layers.0.norm1.weight", 5)], False),
+    ],
+)
+def test_a_match_is_the_very_place_and_step(found, right):
+    """Neither a neighbour, nor another step, nor a place that is only among the findings counts."""
+    injection = Injection("overflow", "layers.1.mlp.fc1", 5, "")
+    assert matches(injection, diagnosis.name_first_bad(found)) is right
+    assert matches(None, diagnosis.name_first_bad(found)) is (not found)
+
+
+def test_a_seed_means_one_fault_and_seeds_differ():
+    """The same seed gives the same fault; many seeds give every kind, and many places and steps."""
+    model = Gpt(Size(layers=2, width=16))
+    assert draw(None, model, (16, 60), 7) == draw(None, model, (16, 60), 7)
+    faults = [draw(None, model, (16, 60), seed) for seed in range(60)]
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert len({fault.place for fault in faults}) > 15
+    assert min(fault.step for fault in faults) in range(16, 20)
+    assert max(fault.step for fault in faults) in range(55, 60)
+
+
+def test_the_text_is_real_and_the_same_every_time():
+    """Python source, bounded."""
+    text = standard_library(100_000)
+    assert len(text) == 100_000
+    assert text == standard_library(200_000)[:100_000]
+    assert b"\nimport " in text
