@@ -1,6 +1,6 @@
 """Runs the demonstration with ten seeds of each fault and of none, and says how often the monitor was right.
 
-    python benchmarks/demo_seeds.py [--seeds 10] [--steps 80] [--kinds nan,overflow,gradient,none]
+    python benchmarks/demo_seeds.py [--seeds 10] [--steps 70] [--kinds nan,overflow,gradient,none]
 
 Ends with 0 if every named place and step is the broken one and the healthy runs have no finding, else with 1.
 """
@@ -41,7 +41,7 @@ def one(kind: str, seed: int, steps: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--kinds", default=",".join((*KINDS, "none")))
     given = parser.parse_args()
     print(f"{'kind':<9} seed  right  {'broken':<36} {'named':<44} time")

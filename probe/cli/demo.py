@@ -13,7 +13,7 @@ import typer
 
 from probe.core.output import output_root
 
-FEWEST_STEPS = 20
+FEWEST_STEPS = 24
 
 
 class FaultKind(str, Enum):
@@ -36,7 +36,7 @@ def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
     fault: Annotated[FaultKind | None, typer.Option(help="What to break; one of the first three by chance.")] = None,
     framework: Annotated[Framework, typer.Option(help="What to train with.")] = Framework.pytorch,
-    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 80,
+    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 70,
     output: Annotated[Path | None, typer.Option(help="Where to write; MONITOR_OUTPUT_DIR if not given.")] = None,
 ) -> None:
     """Train a small GPT on Python's standard library, break one layer on the way, and name it.

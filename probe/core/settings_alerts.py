@@ -52,7 +52,7 @@ class SpikeArgs(Section):
     """Number of latest samples of each value that its median and spread are taken from."""
     warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a value before it is judged. Not more than window."""
-    threshold: Number = Field(12.0, gt=0)
+    threshold: Number = Field(5.0, gt=0)
     """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
     deviation, both of the logarithm of the magnitude."""
     min_ratio: Number = Field(20.0, gt=1)

@@ -84,7 +84,7 @@ class Monitor:
         Takes ``(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)``, or, with an
         optimizer in second place, ``(model, optimizer, grad_acc_steps=1, tp_group=None, dp_group=None,
         start_iteration=0)``. ``model`` may be a list of virtual pipeline stages, ``optimizer`` a list: a training step
-        then ends when each has stepped once. Attach before ``torch.compile``.
+        then ends when each that takes part has stepped once. Attach before ``torch.compile``.
 
         Args:
             start_iteration: number of the first step, when a run is resumed.
@@ -284,7 +284,7 @@ class Monitor:
 
     @property
     def cost(self) -> dict[str, float]:
-        """Seconds that probe itself has spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
+        """Seconds that probe itself spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
         if self._writer is None or self._delivery is None:
             return {}
         return self._writer.cost | {"delivery": self._delivery.seconds, "steps": float(self._writer.steps)}

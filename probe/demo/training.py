@@ -19,14 +19,12 @@ from probe.demo.model import Gpt, Size
 from probe.demo.text import standard_library
 from probe.pytorch import TrainerMon
 
-SETTLING = 16
-"""Steps before anything may break: a rule must have seen what is usual."""
 REMAINING = 3
 """Steps that follow the broken one at least."""
 BATCH = 16
 LEARNING_RATE = 1e-3
 WARM_UP = 20
-"""Steps in which the learning rate rises to its value."""
+"""Steps in which the learning rate rises to its value, and before which nothing breaks."""
 LOG = "probe.log"
 """File in the run's directory that gets what the monitor logs."""
 
@@ -123,7 +121,7 @@ def _train(
 def _break(model: torch.nn.Module, plan: Plan) -> tuple[Injection | None, Fault | None]:
     if plan.fault == "none":
         return None, None
-    injection = draw(plan.fault, model, (SETTLING, plan.steps - REMAINING), plan.seed)
+    injection = draw(plan.fault, model, (WARM_UP, plan.steps - REMAINING), plan.seed)
     return injection, Fault(model, injection)
 
 

@@ -22,7 +22,7 @@ from probe.demo.model import Gpt, Size  # noqa: E402
 from probe.demo.text import standard_library  # noqa: E402
 from probe.demo.verdict import matches  # noqa: E402
 
-STEPS = 20
+STEPS = 24
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_the_broken_layer_and_step_are_named(demo, kind):
     assert result.exit_code == 0, result.output
     _, layer, broken, _ = (cell.strip() for cell in re.search(r"layer  .*", result.output)[0].split("│"))
     assert broken in (layer, f"{layer}.weight", f"{layer}.bias")
-    assert re.search(r"step +│ 16 +│ 16 ", result.output)
+    assert re.search(r"step +│ 20 +│ 20 ", result.output)
     assert "match: the layer and step" in result.output
 
 
@@ -74,13 +74,13 @@ def test_progress_and_places_are_printed(demo, monkeypatch):
     """Without a terminal a line every ten steps; then commands that work; without tensorboardX CSV alone."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     output = demo("--seed", "4", "--fault", "nan").output
-    assert re.findall(r"step +(\d+)/20 .*loss.*monitor.*findings", output) == ["1", "11", "20"]
+    assert re.findall(r"step +(\d+)/24 .*loss.*monitor.*findings", output) == ["1", "11", "21", "24"]
     command = re.search(r"grep .*", output)[0]
     rows = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout.splitlines()
     steps = {int(row.split(",")[2]): row for row in rows}
     assert sorted(steps) == list(range(STEPS))
-    assert "nan" not in steps[15]
-    assert "nan" in steps[16]
+    assert "nan" not in steps[19]
+    assert "nan" in steps[20]
     for what in ("manifest", "log", "findings"):
         assert Path(re.search(rf"^  {what} +(.*)$", output, re.MULTILINE)[1]).is_file()
     assert "tensorboardX is missing" in output
@@ -101,7 +101,7 @@ def test_a_terminal_gets_one_live_line(demo, monkeypatch):
     ("arguments", "said"),
     [
         (["--fault", "nonsense"], "overflow"),
-        (["--steps", "5"], "20"),
+        (["--steps", "5"], "24"),
         (["--framework", "mindspore"], "later version"),
     ],
 )

@@ -40,7 +40,7 @@ class AnomalySpike:
     nor is a minimum above 0 or a maximum below: the smallest magnitude of its tensor (of ``exp_avg_sq``, say) leaps
     a hundredfold when nothing is wrong. Second moments are judged by their roots: a gradient five times its usual size
     is healthy, and its square is 25 times as large. ``min`` and ``max``, where one element decides, must differ by
-    ``min_ratio`` squared: in healthy runs of a small GPT norms leapt sevenfold and extremes of gradients twentyfold.
+    ``min_ratio`` squared: in healthy runs of a small GPT norms leapt twelvefold and extremes of gradients seventyfold.
     After one is reported, a key's op stays silent for ``args.cool_down`` values; that many spikes in a row are a
     new level, with which its history begins anew.
     The ``expected`` of a finding, the median, is a magnitude: it has no sign.

@@ -1,0 +1,40 @@
+"""Puts results into the README: ``python benchmarks/_readme.py DIRECTORY``, what ``--output DIRECTORY`` has filled."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
+README = Path(__file__).parent.parent / "README.md"
+ORDER = ("overhead", "moments", "sinks", "readers")
+
+
+def block(directory: Path) -> str:
+    """The results that there are, in the order in which a reader asks for them.
+
+    Raises:
+        FileNotFoundError: if there are none.
+    """
+    files = [directory / f"{name}.md" for name in ORDER]
+    texts = [file.read_text(encoding="utf-8").strip() for file in files if file.exists()]
+    if not texts:
+        raise FileNotFoundError(f"{directory}: expected any of {', '.join(file.name for file in files)}")
+    return "\n\n".join(texts)
+
+
+def replaced(text: str, new: str) -> str:
+    """``text`` with ``new`` between the marks.
+
+    Raises:
+        ValueError: if a mark is missing.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{README.name}: expected the lines {BEGIN} and {END}")
+    return f"{before}{begin}\n{new}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    README.write_text(replaced(README.read_text(encoding="utf-8"), block(Path(sys.argv[1]))), encoding="utf-8")
