@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _quiet import take_turns
 from _report import Array, arguments, interval, milliseconds, publish, table
 
 WARM_UP = 3
@@ -40,13 +41,18 @@ def settings_case(args: argparse.Namespace, setting: str, scratch: Path) -> dict
     variants = ["plain", "probe", *["existing tool"] * has_existing_tool()]
     trainings = {name: Training(args.device) for name in variants}
     blocks = {name: block(training, args) for name, training in trainings.items()}
-    rounds(blocks, WARM_UP)
-    unwatched = rounds(blocks, args.rounds // 4)
+    unwatched = take_turns(blocks, WARM_UP + args.rounds // 4).seconds[WARM_UP:]
     for name in variants[1:]:
         monitor = ATTACH[name](trainings[name], configuration(setting), scratch / name.replace(" ", "_"))
         blocks[name] = block(trainings[name], args, getattr(monitor, "flush", None))
-    rounds(blocks, WARM_UP)
-    return {"variants": variants, "unwatched": unwatched, "seconds": rounds(blocks, args.rounds)}
+    warm_up(blocks)
+    return {"variants": variants, "unwatched": unwatched, **take_turns(blocks, args.rounds)._asdict()}
+
+
+def warm_up(blocks: dict[str, Callable[[], float]]) -> None:
+    """Takes the steps that differ from all later ones: state is made, the first step is sampled."""
+    for run in [*blocks.values()] * WARM_UP:
+        run()
 
 
 def block(training: Any, args: argparse.Namespace, flush: Callable[[], Any] | None = None) -> Callable[[], float]:
@@ -65,16 +71,6 @@ def block(training: Any, args: argparse.Namespace, flush: Callable[[], Any] | No
     return run
 
 
-def rounds(blocks: dict[str, Callable[[], float]], number: int) -> list[list[float]]:
-    """``number`` rounds of every block, each round beginning with another."""
-    names, result = list(blocks), []
-    for i in range(number):
-        order = names[i % len(names) :] + names[: i % len(names)]
-        seconds = {name: blocks[name]() for name in order}
-        result.append([seconds[name] for name in names])
-    return result
-
-
 def unsampled_case(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Seconds of a plain step and of one that probe is attached to but does not sample, pair by pair.
 
@@ -84,16 +80,17 @@ def unsampled_case(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     from _monitors import attach_probe, configuration
 
     args.block = 1
-    trainings, seconds = [Training(args.device), Training(args.device)], []
+    trainings, seconds, disturbed = [Training(args.device), Training(args.device)], [], 0
     for turn in range(UNSAMPLED_TURNS):
         plain, watched = trainings[turn % 2], trainings[1 - turn % 2]
         monitor = attach_probe(watched, configuration("everything", step_interval=1000), scratch / "probe")
         blocks = {"plain": block(plain, args), "unsampled": block(watched, args)}
-        rounds(blocks, WARM_UP)  # the first step is sampled
+        warm_up(blocks)
         monitor.flush()
-        seconds += rounds(blocks, -(-args.pairs // UNSAMPLED_TURNS))
+        measured = take_turns(blocks, -(-args.pairs // UNSAMPLED_TURNS))
+        seconds, disturbed = seconds + measured.seconds, disturbed + measured.disturbed
         monitor.stop()
-    return {"seconds": seconds}
+    return {"seconds": seconds, "disturbed": disturbed}
 
 
 def memory_case(args: argparse.Namespace, variant: str, scratch: Path) -> dict[str, Any]:
@@ -167,6 +164,7 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
             f"Added to each step; medians of {args.rounds} paired differences, in brackets the {interval_name()}. "
             f"Plain, probe and the existing tool took turns in blocks of {args.block} steps, each ending when "
             f"its files were written. Before anything was attached two models differed by {milliseconds(offset)}."
+            f"{disturbance(measured.values())}"
         )
     ]
     if not all("existing tool" in result["variants"] for result in measured.values()):
@@ -191,6 +189,12 @@ def setting_row(setting: str, result: dict[str, Any]) -> list[str]:
     return [*row, milliseconds(difference(seconds, 2)), compared, f"<= {TARGETS[setting]:.3f}: {verdict}"]
 
 
+def disturbance(results: Iterable[dict[str, Any]]) -> str:
+    """A sentence if rounds had to be used during which other processes were busy."""
+    disturbed, number = np.sum([[result["disturbed"], len(result["seconds"])] for result in results], axis=0)
+    return f" In {disturbed} of {number} rounds other processes were busy." if disturbed else ""
+
+
 def difference(seconds: Array, variant: int) -> Any:
     """The median over rounds of what a variant took longer than plain."""
     return np.median(seconds[..., variant] - seconds[..., 0], axis=-1)
@@ -198,7 +202,8 @@ def difference(seconds: Array, variant: int) -> Any:
 
 def unsampled_report(args: argparse.Namespace) -> list[str]:
     """What a step costs that is not sampled."""
-    seconds = np.array(measure(args, "unsampled")["seconds"])
+    result = measure(args, "unsampled")
+    seconds = np.array(result["seconds"])
     added, low, high = interval(lambda s: difference(s, 1), seconds)
     plain = float(np.median(seconds[:, 0]))
     return [
@@ -206,6 +211,7 @@ def unsampled_report(args: argparse.Namespace) -> list[str]:
             f"A step that is not sampled (everything switched on, `step_interval` 1000) takes {added / plain:+.2%} "
             f"({low / plain:+.2%} to {high / plain:+.2%}) of a plain step's {milliseconds(plain)} longer; aim <= 1 %. "
             f"Median of {len(seconds)} pairs alternated in one process, and its {interval_name()}."
+            f"{disturbance([result])}"
         )
     ]
 

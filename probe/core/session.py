@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from probe.core.delivery import Delivery
 from probe.core.framework import Optimizer, Tensor
 from probe.core.recorder import Pending, Recorder
 from probe.core.records import Batch, Snapshot
 from probe.core.run import Cost, Run
+from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Names, Watched
 from probe.core.sources import Source
@@ -26,13 +26,11 @@ class Session:
 
     Args:
         run: what is watched; its clock, recorder and lists of listeners are this session's from now on.
-        deliver: gets every sampled step on the delivery thread.
+        output: gets every sampled step on its thread; None if this rank takes no part.
     """
 
-    def __init__(
-        self, run: Run, schedule: Schedule, start: int, delivery: Delivery | None, deliver: Callable[[Snapshot], None]
-    ) -> None:
-        self._run, self._schedule, self._delivery, self._deliver = run, schedule, delivery, deliver
+    def __init__(self, run: Run, schedule: Schedule, start: int, output: Output | None) -> None:
+        self._run, self._schedule, self._output = run, schedule, output
         self._hooks = run.framework.hooks
         self._names = Names(run.settings.squash_name)
         self._known: dict[int, Watched] = {}
@@ -138,7 +136,7 @@ class Session:
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
-        return self._schedule.samples(step) and (self._delivery is None or self._delivery.here)
+        return self._schedule.samples(step) and (self._output is None or self._output.delivery.here)
 
     def flush_partial(self) -> None:
         """Delivers what was seen of a step that will never end."""
@@ -158,14 +156,15 @@ class Session:
         self.last = (step, pending)
         cost = Cost(run.cost.hooks, time.perf_counter() - begin)
         run.cost.hooks = 0.0  # the same object: hooks hold on to it
-        if self._delivery is not None:
-            self._delivery.submit(lambda: self._deliver_step(pending, step, now, cost, outcome))
+        if self._output is not None:
+            write = self._output.writer.write
+            self._output.delivery.submit(lambda: write(self._snapshot(pending, step, now, cost, outcome)))
 
-    def _deliver_step(self, pending: Pending, step: int, now: float, cost: Cost, outcome: str) -> None:
-        batches = pending.batches(step)
+    def _snapshot(self, pending: Pending, step: int, now: float, cost: Cost, outcome: str) -> Snapshot:
+        """On the delivery thread: waits for the device."""
+        batches, rank = pending.batches(step), self._run.framework.groups.rank()
         spent = {"hooks": cost.hooks, "drain": cost.drain}
-        rank = self._run.framework.groups.rank()
-        self._deliver(Snapshot(step, rank, now, batches, self._run.settings.statistics, cost=spent, outcome=outcome))
+        return Snapshot(step, rank, now, batches, self._run.settings.statistics, cost=spent, outcome=outcome)
 
     def _arm_retirement(self) -> None:
         remove, self._retire_with = self._retire_with, None

@@ -123,6 +123,7 @@ class Alert(Section):
         Rule(rule_name="AnomalySpike", args={}),
     )
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
-    judges only the ops that are collected. Missing: AnomalyNan and AnomalySpike with their defaults; an empty list: none."""
+    judges only the ops that are collected. Missing: AnomalyNan and AnomalySpike with their defaults. An empty list:
+    none."""
     dump: Flag = False
     """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""

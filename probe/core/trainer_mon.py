@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from probe import __version__
-from probe.core import output, signatures
-from probe.core.delivery import Delivery
+from probe.core import signatures
 from probe.core.endings import Endings
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
@@ -22,19 +17,13 @@ from probe.core.metrics import gradients_of, values_of
 from probe.core.moments import columns_for
 from probe.core.recorder import Recorder
 from probe.core.records import Finding
-from probe.core.rules import factory
 from probe.core.run import Run
+from probe.core.run_output import FLUSH_SECONDS, Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, Watched
 from probe.core.session import Session
 from probe.core.settings import load, not_built_yet
-from probe.core.sinks import SINKS
-from probe.core.sinks.context import SinkContext
 from probe.core.sources import chosen
-from probe.core.writing import Writer
-
-FLUSH_SECONDS = 30.0
-"""How long an ending run waits for its files."""
 
 _log = logging.getLogger("probe")
 Metrics = dict[str, dict[str, float]]
@@ -71,12 +60,9 @@ class Monitor:
         self._faults = Faults()
         self._run: Run | None = None
         self._session: Session | None = None
-        self._writer: Writer | None = None
-        self._delivery: Delivery | None = None
+        self._output: Output | None = None
         self._endings: Endings | None = None
         self._ended_at: int | None = None
-        self.output_directory: str | None = None
-        """Where this run's files are; None before ``set_monitor`` and where nothing is written."""
 
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attaches to a model and its optimizer.
@@ -96,16 +82,16 @@ class Monitor:
         if self._session is not None:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
         given = signatures.read(*args, **kwargs)
-        self._faults, self._writer, self._delivery, self.output_directory = Faults(), None, None, None
+        self._faults, self._output = Faults(), None
         run = self._new_run(given)
         schedule = Schedule(self.settings.start_step, self.settings.step_interval, self.settings.collect_times)
         if not self._takes_part():
             schedule.collect_times = 0
         with ExitStack() as undo:
-            undo.callback(self._discard_output)
-            self._open_output(run)
-            writer, delivery = self._writer, self._delivery
-            session = Session(run, schedule, given.start_iteration, delivery, writer.write if writer else _nowhere)
+            if self._takes_part():
+                self._output = Output(run, self._process_group)
+                undo.callback(self._discard_output)
+            session = Session(run, schedule, given.start_iteration, self._output)
             undo.callback(session.detach)
             session.attach(chosen(self.settings) if self._takes_part() else [])
             self._check_targets(run)
@@ -149,87 +135,6 @@ class Monitor:
             else:
                 raise ValueError("\n".join(problems))
 
-    # Output.
-
-    def _open_output(self, run: Run) -> None:
-        if not self._takes_part():
-            return
-        rank = self.framework.groups.rank()
-        root = output.output_root(os.environ).absolute()  # training may change its directory
-        writes = set(self.settings.formats) - {"api"}
-        directory = root
-        if writes or self.settings.alert.dump:
-            directory = output.create(root, rank, time.time()) if writes else root
-            self.output_directory = str(directory) if writes else None
-        mates = self.framework.groups.ranks_of(self._process_group)
-        context = SinkContext(
-            directory=directory,
-            root=root,
-            rank=rank,
-            ndigits=self.settings.ndigits,
-            steps_per_file=self.settings.step_count_per_record,
-            pp_stage=mates.index(rank) if rank in mates else 0,
-            group_mates=tuple(mates),
-            dump=self.settings.alert.dump,
-        )
-        rules = [factory(r.rule_name)(r.args, rank, self.settings.statistics) for r in self.settings.alert.rules]
-        sinks = [SINKS[name](context) for name in (*self.settings.formats, "anomaly") if name in SINKS]
-        self._writer = Writer(rules, sinks, self._faults)
-        self._writer.open()
-        self._delivery = Delivery(self.settings.queue_size, self.settings.when_queue_full, self._faults)
-        self._manifest = self._describe(run, rank)
-        self._write_manifest()
-
-    def _describe(self, run: Run, rank: int) -> dict[str, object]:
-        now = time.time()
-        return {
-            "probe": __version__,
-            "framework": self.framework.name,
-            "framework_version": self.framework.version,
-            "rank": rank,
-            "world_size": self.framework.groups.world_size(),
-            "model": [type(model).__name__ for _, model in run.chunks],
-            "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
-            "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)),
-            "time_zone": time.strftime("%Z", time.localtime(now)),
-            "directory_time_zone": str(output.ZONE),
-            "config": self.settings.model_dump(mode="json"),
-        }
-
-    def _write_manifest(self, **more: object) -> None:
-        if self.output_directory is None:
-            return
-        try:
-            output.write_manifest(Path(self.output_directory), self._manifest | more)
-        except Exception as error:  # noqa: BLE001 - the run itself has not failed
-            self._faults.note("manifest", error)
-
-    def _discard_output(self) -> None:
-        """Leaves nothing of an attachment that has failed."""
-        if self._delivery is not None:
-            self._delivery.close(FLUSH_SECONDS)
-        if self._writer is not None:
-            self._writer.close()
-        if self.output_directory is not None:
-            shutil.rmtree(self.output_directory, ignore_errors=True)
-        self._writer = self._delivery = self.output_directory = None
-
-    def _close_output(self) -> None:
-        delivery, writer = self._delivery, self._writer
-        if delivery is None or writer is None or not delivery.here:
-            return
-        delivery.close(FLUSH_SECONDS)
-        writer.close()
-        cost = writer.cost | {"delivery": delivery.seconds, "steps": float(writer.steps)}
-        self._write_manifest(
-            end_time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            cost_seconds=cost,
-            findings=writer.found,
-            faults=self._faults.counts,
-        )
-        if faults := self._faults.counts:
-            _log.warning("probe failed in places, training was not affected: %s", faults)
-
     # The end.
 
     def stop(self) -> None:
@@ -249,7 +154,13 @@ class Monitor:
         session.detach()
         if self._endings is not None:
             self._endings.forget()
-        self._close_output()
+        if self._output is not None:
+            self._output.close()
+
+    def _discard_output(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            output.discard()
 
     def _end_quietly(self, partial: bool) -> None:
         try:
@@ -278,16 +189,19 @@ class Monitor:
         return self._ended_at or 0
 
     @property
+    def output_directory(self) -> str | None:
+        """Where this run's files are; None before ``set_monitor`` and where nothing is written."""
+        return str(self._output.directory) if self._output is not None and self._output.directory else None
+
+    @property
     def findings(self) -> list[Finding]:
         """The first findings of the run (at most a thousand), as far as the delivery thread has come."""
-        return list(self._writer.findings) if self._writer else []
+        return list(self._output.writer.findings) if self._output is not None else []
 
     @property
     def cost(self) -> dict[str, float]:
         """Seconds that probe itself spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
-        if self._writer is None or self._delivery is None:
-            return {}
-        return self._writer.cost | {"delivery": self._delivery.seconds, "steps": float(self._writer.steps)}
+        return self._output.cost if self._output is not None else {}
 
     @property
     def faults(self) -> dict[str, int]:
@@ -296,7 +210,7 @@ class Monitor:
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Waits until every finished step is written; False if that took longer than ``timeout`` seconds."""
-        return self._delivery.flush(timeout) if self._delivery is not None else True
+        return self._output.delivery.flush(timeout) if self._output is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
@@ -309,7 +223,3 @@ class Monitor:
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` gives gradients."""
         return values_of(self._run, self._session, "actv"), values_of(self._run, self._session, "actv_grad")
-
-
-def _nowhere(_: Any) -> None:
-    """Where the steps of a rank go that does not take part."""

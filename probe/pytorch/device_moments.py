@@ -125,7 +125,7 @@ def _ends(blocks: Sequence[Any], device: torch.device) -> npt.NDArray[np.int64]:
 def _copy(rows: torch.Tensor) -> Callable[[], Array]:
     if rows.device.type != "cuda":
         copied = rows.to("cpu")
-        return lambda: copied.numpy()
+        return copied.numpy
     pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     pinned.copy_(rows, non_blocking=True)
     done = torch.cuda.Event()

@@ -1,7 +1,7 @@
 """Moments of tensors in host memory.
 
-Small tensors are concatenated and reduced by NumPy in float64, whatever their number. Larger ones go through torch's own
-reductions in float32, in pieces that stay near the cache, and again in float64 only where float32 ran out of range.
+Small tensors are concatenated and reduced by NumPy in float64, whatever their number. Larger ones go through torch's
+own reductions in float32, in pieces that stay near the cache, and again in float64 only where float32 ran out of range.
 """
 
 from __future__ import annotations

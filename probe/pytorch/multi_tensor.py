@@ -1,4 +1,4 @@
-"""One pass over any number of tensors on a CUDA device: two kernels for each dtype, whatever the number of tensors and ops.
+"""One pass over any number of tensors on a CUDA device: two kernels for each dtype, for any number of tensors and ops.
 
 A program reduces one chunk of one tensor; a second kernel merges each tensor's chunks in a fixed order, so that equal
 input gives equal moments. Sums are kept in float64, which also makes the variance from raw sums exact enough (the
@@ -84,10 +84,10 @@ def _reduce(table, eps_at, partial, dtype: tl.constexpr, chunk: tl.constexpr, bl
         at = begin + tl.arange(0, block)
         inside = at < length
         x = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
-        is_nan = x != x
+        is_nan = x != x  # noqa: PLR0124 - the language has no isnan
         size = tl.abs(x)
-        low = tl.minimum(low, tl.where(inside & (x == x), x, float("inf")))
-        high = tl.maximum(high, tl.where(inside & (x == x), x, float("-inf")))
+        low = tl.minimum(low, tl.where(inside & ~is_nan, x, float("inf")))
+        high = tl.maximum(high, tl.where(inside & ~is_nan, x, float("-inf")))
         total += x
         squares += x * x
         nans += (inside & is_nan).to(tl.int32)

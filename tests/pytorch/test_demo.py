@@ -49,7 +49,7 @@ def test_the_broken_layer_and_step_are_named(demo, kind):
     """The table's two columns agree, and the command succeeds."""
     result = demo("--seed", "1", "--fault", kind)
     assert result.exit_code == 0, result.output
-    _, layer, broken, _ = (cell.strip() for cell in re.search(r"layer  .*", result.output)[0].split("│"))
+    layer, broken = re.search(r"│ layer +│ (\S+) +│ (\S+) +│", result.output).groups()
     assert broken in (layer, f"{layer}.weight", f"{layer}.bias")
     assert re.search(r"step +│ 20 +│ 20 ", result.output)
     assert "match: the layer and step" in result.output

@@ -1,0 +1,115 @@
+"""What a run writes: its directory and manifest, the rules and sinks, and the thread that serves them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from probe import __version__
+from probe.core import output
+from probe.core.delivery import Delivery
+from probe.core.rules import factory
+from probe.core.run import Run
+from probe.core.sinks import SINKS
+from probe.core.sinks.context import SinkContext
+from probe.core.writing import Writer
+
+FLUSH_SECONDS = 30.0
+"""How long an ending run waits for its files."""
+
+_log = logging.getLogger("probe")
+
+
+class Output:
+    """Opens everything at once; nothing stays behind if that fails.
+
+    Args:
+        process_group: the pipeline-parallel group, for what findings say of their rank.
+    """
+
+    def __init__(self, run: Run, process_group: Any) -> None:
+        self._run, self._rank = run, run.framework.groups.rank()
+        root = output.output_root(os.environ).absolute()  # training may change its directory
+        writes = set(run.settings.formats) - {"api"}
+        self.directory = output.create(root, self._rank, time.time()) if writes else None
+        """This run's and rank's own; None where nothing is written."""
+        try:
+            self.writer = self._writer(root, process_group)
+            self.writer.open()
+        except BaseException:
+            self._remove()
+            raise
+        self.delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+        self._manifest = self._describe()
+        self._write_manifest()
+
+    def _writer(self, root: Path, process_group: Any) -> Writer:
+        settings, mates = self._run.settings, self._run.framework.groups.ranks_of(process_group)
+        context = SinkContext(
+            directory=self.directory or root,
+            root=root,
+            rank=self._rank,
+            ndigits=settings.ndigits,
+            steps_per_file=settings.step_count_per_record,
+            pp_stage=mates.index(self._rank) if self._rank in mates else 0,
+            group_mates=tuple(mates),
+            dump=settings.alert.dump,
+        )
+        rules = [factory(rule.rule_name)(rule.args, self._rank, settings.statistics) for rule in settings.alert.rules]
+        sinks = [SINKS[name](context) for name in (*settings.formats, "anomaly") if name in SINKS]
+        return Writer(rules, sinks, self._run.faults)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Seconds that probe itself spent, and the steps collected."""
+        return self.writer.cost | {"delivery": self.delivery.seconds, "steps": float(self.writer.steps)}
+
+    def discard(self) -> None:
+        """Leaves nothing of an attachment that has failed."""
+        self.delivery.close(FLUSH_SECONDS)
+        self.writer.close()
+        self._remove()
+
+    def close(self) -> None:
+        """Writes what is pending and what is known only now."""
+        if not self.delivery.here:
+            return
+        self.delivery.close(FLUSH_SECONDS)
+        self.writer.close()
+        faults = self._run.faults.counts
+        ended = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        self._write_manifest(end_time=ended, cost_seconds=self.cost, findings=self.writer.found, faults=faults)
+        if faults:
+            _log.warning("probe failed in places, training was not affected: %s", faults)
+
+    def _remove(self) -> None:
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _describe(self) -> dict[str, object]:
+        run, now = self._run, time.localtime()
+        return {
+            "probe": __version__,
+            "framework": run.framework.name,
+            "framework_version": run.framework.version,
+            "rank": self._rank,
+            "world_size": run.framework.groups.world_size(),
+            "model": [type(model).__name__ for _, model in run.chunks],
+            "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
+            "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", now),
+            "time_zone": time.strftime("%Z", now),
+            "directory_time_zone": str(output.ZONE),
+            "config": run.settings.model_dump(mode="json"),
+        }
+
+    def _write_manifest(self, **more: object) -> None:
+        if self.directory is None:
+            return
+        try:
+            output.write_manifest(self.directory, self._manifest | more)
+        except Exception as error:  # noqa: BLE001 - the run itself has not failed
+            self._run.faults.note("manifest", error)

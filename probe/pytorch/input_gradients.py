@@ -1,0 +1,107 @@
+"""The gradient of a module's input *through that module*, other branches left out: what a full backward hook reports.
+
+Nothing is put into the graph: hooks are placed on the nodes that consume the input inside the module. See decision 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import Node, get_gradient_edge
+
+from probe.pytorch.tensors import unseen
+
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+class Inputs(NamedTuple):
+    """Where gradients of a module's inputs will arrive."""
+
+    edges: list[tuple[Node, int] | None]
+    began: int
+    """Sequence number of the graph when the module began."""
+
+
+def watch_inputs(tensors: Sequence[torch.Tensor]) -> Inputs | None:
+    """To be called before the forward; None if no input takes part in differentiation."""
+    edges = [edge_of(tensor) if tensor.requires_grad else None for tensor in tensors]
+    return Inputs(edges, torch._C._autograd._get_sequence_nr()) if any(edges) else None
+
+
+def edge_of(tensor: torch.Tensor) -> tuple[Node, int]:
+    """Where the gradient of ``tensor`` arrives in the graph."""
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    with unseen():
+        edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def on_input_gradients(
+    inputs: Inputs, outputs: Sequence[torch.Tensor], listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard
+) -> None:
+    """Listens to the gradient of each watched input through the graph that leads from it to ``outputs``."""
+    targets: dict[tuple[Node, int], list[Callable[[torch.Tensor], None]]] = {}
+    for edge, listen in zip(inputs.edges, listeners, strict=True):
+        if edge is not None:
+            targets.setdefault(edge, []).append(listen)
+    consumers: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
+    for node, index, edge in _consumers(inputs, outputs, targets):
+        consumers.setdefault(edge, []).append((node, index))
+    for edge, places in consumers.items():
+        total = _Total(len(places), targets[edge], guard)
+        for node, index in places:
+            node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
+    for tensor in outputs:  # what is handed through unchanged has no node of its own
+        if tensor.requires_grad and (own := edge_of(tensor)) in targets and own not in consumers:
+            for listen in targets[own]:
+                tensor.register_hook(guard(listen))
+
+
+def _consumers(
+    inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Any
+) -> Iterator[tuple[Node, int, tuple[Node, int]]]:
+    """Nodes made since the module began whose gradients flow into a watched input."""
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node._sequence_nr() < inputs.began:
+            continue
+        seen.add(node)
+        for index, (source, number) in enumerate(node.next_functions):
+            if source is None:
+                continue
+            if (source, number) in targets:
+                yield node, index, (source, number)
+            else:
+                waiting.append(source)
+
+
+class _Total:
+    """Adds up the gradients that reach one input along several edges; until the last comes, their sum is kept."""
+
+    def __init__(self, edges: int, listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard) -> None:
+        self._edges, self._missing, self._listeners = edges, edges, listeners
+        self._sum: torch.Tensor | None = None
+        self._give_up_waiting = guard(self._tell)
+
+    def add(self, gradient: torch.Tensor | None) -> None:
+        if self._missing == self._edges > 1:
+            # An edge towards an output that the loss does not use never delivers.
+            Variable._execution_engine.queue_callback(self._give_up_waiting)
+        if gradient is not None:
+            with torch.no_grad(), unseen():
+                self._sum = gradient if self._sum is None else self._sum + gradient
+        self._missing -= 1
+        if not self._missing:
+            self._tell()
+
+    def _tell(self) -> None:
+        total, self._sum, self._missing = self._sum, None, self._edges
+        if total is not None:
+            for listen in self._listeners:
+                listen(total)
