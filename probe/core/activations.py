@@ -138,7 +138,7 @@ class Listener:
         if backward:
             key = self._run.recorder.next_call(signal, key)
         scale = self._hooks.loss_scale() if backward else None
-        self._run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=not backward)
+        self._run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
 
     def _inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], place: str) -> list[Part]:
         """Tensor arguments in order, keyword arguments after positional ones."""

@@ -103,19 +103,19 @@ def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
     ``m2`` follows Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
     (1979), and needs ``sum`` beside it.
     """
-    merged: dict[str, float] = {}
-    for name in shards[0]:
-        values = np.array([shard[name] for shard, count in zip(shards, counts, strict=True) if count], dtype=np.float64)
-        if not len(values):
-            merged[name] = EMPTY[name]
-        elif name in ("min", "max"):
-            merged[name] = float(values.min() if name == "min" else values.max())
-        else:
-            with np.errstate(invalid="ignore", over="ignore"):
-                merged[name] = float(values.sum())
-    total = sum(counts)
-    if "m2" in merged and total:
-        mean = merged["sum"] / total
-        apart = [(s["sum"] / n - mean, n) for s, n in zip(shards, counts, strict=True) if n]
+    full = [(shard, count) for shard, count in zip(shards, counts, strict=True) if count]
+    merged = {name: _merged(name, [shard[name] for shard, _ in full]) for name in shards[0]}
+    if "m2" in merged and full:
+        mean = merged["sum"] / sum(counts)
+        apart = [(shard["sum"] / count - mean, count) for shard, count in full]
         merged["m2"] += sum(n * distance * distance for distance, n in apart)  # where ** 2 would raise OverflowError
     return merged
+
+
+def _merged(name: str, values: list[float]) -> float:
+    if not values:
+        return EMPTY[name]
+    if name in ("min", "max"):
+        extreme = min(values) if name == "min" else max(values)
+        return math.nan if any(value != value for value in values) else extreme  # noqa: PLR0124 - NaN compares so
+    return float(sum(values))

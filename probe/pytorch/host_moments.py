@@ -21,11 +21,11 @@ Row = dict[str, float]
 
 SMALL = 4096
 """Elements up to which tensors are concatenated."""
-PIECE = 1 << 18
-"""Elements reduced at a time: bounds the copy of a converted or strided tensor, and keeps it near the cache."""
-DOT = 4096
-"""Elements summed in one float32 dot product: its rounding grows with the length (1e-4 of the norm at a million equal
-elements, 8e-7 at 4096), so that longer ones are many dot products added up in float64."""
+PIECE = 1 << 20
+"""Elements reduced at a time: bounds the copy of a converted or strided tensor."""
+RUN = 1024
+"""Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million equal
+elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
 SQUARES_TOO_SMALL = 1e-31
 """Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 
@@ -148,19 +148,23 @@ def _squares(x: torch.Tensor, row: Row) -> float:
         return math.nan
     if row["infs"]:
         return math.inf
-    squares = _dot(x)
+    squares = _sum_of_squares(x)
     if x.dtype is torch.float32 and not SQUARES_TOO_SMALL * x.numel() < squares < math.inf:
-        squares = _dot(x.double())
+        squares = _sum_of_squares(x.double())
     return squares
 
 
-def _dot(x: torch.Tensor) -> float:
-    """``x . x`` of a flat tensor."""
-    values = x.numpy()
-    whole = len(values) - len(values) % DOT
-    rows, rest = values[:whole].reshape(-1, 1, DOT), values[whole:].astype(np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.matmul(rows, rows.transpose(0, 2, 1)).sum(dtype=np.float64) + np.dot(rest, rest))
+def _sum_of_squares(x: torch.Tensor) -> float:
+    """Sum of the squares of a flat tensor."""
+    whole = x.numel() - x.numel() % RUN
+    squares = 0.0
+    if whole:
+        lengths = torch.linalg.vector_norm(x[:whole].view(-1, RUN), dim=1).double()
+        squares = torch.dot(lengths, lengths).item()
+    if whole < x.numel():
+        rest = x[whole:].double()
+        squares += torch.dot(rest, rest).item()
+    return squares
 
 
 def _deviations(x: torch.Tensor, row: Row) -> float:
@@ -169,7 +173,7 @@ def _deviations(x: torch.Tensor, row: Row) -> float:
     if row["nans"] or row["infs"]:
         return math.nan
     shifted = x - row["sum"] / x.numel()
-    squares, total = _dot(shifted), shifted.sum().item()
+    squares, total = _sum_of_squares(shifted), shifted.sum().item()
     if x.dtype is torch.float32 and not SQUARES_TOO_SMALL * x.numel() < squares < math.inf:
         return _deviations(x.double(), row | {"sum": x.sum(dtype=torch.float64).item()})
     return max(squares - total * total / x.numel(), 0.0)
