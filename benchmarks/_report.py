@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def publish(title: str, paragraphs: Iterable[str], output: Path | None) -> None:
     """Prints a result and writes the same to ``output``, followed by the machine and the command."""
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings_of(sys.argv[1:])])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings_of(sys.argv[1:])])
     text = "\n\n".join([f"### {title}", *paragraphs, f"{machine()}; `{command}`."]) + "\n"
     print(text)
     if output is not None:

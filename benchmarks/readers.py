@@ -130,10 +130,7 @@ def write(run: str, root: Path) -> Path:
 
 
 def written(directory: Path) -> Values:
-    """Every value of the kinds that the readers know, from the text of our files.
-
-    Of a module that is called more than once in a micro step they can tell one call only: the first.
-    """
+    """Every value of the kinds that the readers know, from the text of our files."""
     values: Values = {}
     for path in sorted(directory.glob("*.csv")):
         found = re.fullmatch(r"(\w+)_\d+-\d+\.csv", path.name)
@@ -149,7 +146,7 @@ def written(directory: Path) -> Values:
                     int(row.get("micro_step", 0)),
                 )
                 for op in OPS:
-                    values.setdefault(Place(*where, op), float(row[op]))
+                    values[Place(*where, op)] = float(row[op])
     return values
 
 

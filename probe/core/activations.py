@@ -55,7 +55,7 @@ class Listener:
     def __init__(self, run: Run, module: Watched, places: dict[str, Any]) -> None:
         self._run, self._module, self._places = run, module, places
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
-        self._misfits: set[str] = set()
+        self._told_misfit = False
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.forget()
 
@@ -166,8 +166,8 @@ class Listener:
         return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
 
     def _misfit(self, place: str, selector: Any, came: str) -> None:
-        if place not in self._misfits:
-            self._misfits.add(place)
+        if not self._told_misfit:
+            self._told_misfit = True
             _log.warning(
                 "targets.%s.%s: expected %s, the module got %s; nothing is recorded there",
                 self._module.full,

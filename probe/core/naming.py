@@ -52,8 +52,14 @@ def squash_name(name: str) -> str:
 
 
 def row_name(key: Key) -> str:
-    """The ``name`` column of a CSV row: ``fc.input_0`` for activations, ``fc.weight`` for parameters."""
+    """What a row is about: ``fc.input_0`` for activations, ``fc.weight`` for parameters."""
     return f"{key.name}.{key.part}" if key.part else key.name
+
+
+def cell_name(key: Key) -> str:
+    """The ``name`` column of a CSV row. Readers of the existing tool know no column ``call`` and refuse a name that comes
+    twice in a step, so that a repetition reads ``fc.input.call1``."""
+    return f"{row_name(key)}.call{key.call}" if key.call else row_name(key)
 
 
 def tag(signal: str, key: Key, rank: int, micro_stepped: bool) -> str:

@@ -88,6 +88,8 @@ def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> Row:
     wanted = set(columns) | ({"sum"} if "m2" in columns else set())
     if tensor.layout is not torch.strided:
         return _sparse(tensor, wanted, eps)
+    if tensor.dtype is torch.float32 and tensor.numel() <= PIECE and tensor.is_contiguous() and not tensor.is_neg():
+        return _piece(tensor.view(-1), wanted, eps)
     tensor, times = distinct(tensor)
     pieces = list(_each(tensor, wanted, eps))
     rows, counts = [row for row, _ in pieces], [count for _, count in pieces]

@@ -270,7 +270,7 @@ def test_calls_have_a_column_only_where_needed(output_dir: Path) -> None:
     assert "call" not in header(file(output_dir, "grad_reduced_1-1"))
     assert header(file(output_dir, "actv_1-1"))[-1] == "call"
     calls = [(row["name"], row["call"]) for row in table(file(output_dir, "actv_1-1")) if row["name"].startswith("fc")]
-    assert calls == [("fc.input", "0"), ("fc.output", "0"), ("fc.input", "1"), ("fc.output", "1")]
+    assert calls == [("fc.input", "0"), ("fc.output", "0"), ("fc.input.call1", "1"), ("fc.output.call1", "1")]
 
 
 def states(optimizer: str, shape: tuple[int, ...] = (3, 2), **arguments: Any) -> Any:

@@ -75,7 +75,8 @@ def read(directory: str | Path | None) -> Rows:
 
 def _key(line: dict[str, str]) -> tuple[int, str, int, int, int]:
     counts = (int(line.get(count) or 0) for count in ("micro_step", "call", "vpp_stage"))
-    return int(line["step"]), line["name"], *counts  # type: ignore[return-value]
+    name = line["name"].removesuffix(f".call{line.get('call')}")
+    return int(line["step"]), name, *counts  # type: ignore[return-value]
 
 
 def numbers(tensor: Any) -> dict[str, float]:

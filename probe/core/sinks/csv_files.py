@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from probe.core.moments import COUNTS
-from probe.core.naming import row_name
+from probe.core.naming import cell_name
 from probe.core.records import Batch, Snapshot
 from probe.core.sinks.columns import ops_of
 from probe.core.sinks.context import SinkContext
@@ -137,7 +137,7 @@ def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout
     for key, shape, dtype in zip(batch.keys, batch.shapes, batch.dtypes, strict=True):
         micro = f"{key.micro_step}," if batch.micro_stepped else ""
         tail = f"{_cell(str(list(shape)))},{_cell(dtype)}".replace("%", "%%")
-        row = f"{key.stage},{_cell(row_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
+        row = f"{key.stage},{_cell(cell_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
         rows.append(row)
         with_call.append(f"{row},{key.call}")
     return _Layout(
