@@ -57,8 +57,8 @@ def row_name(key: Key) -> str:
 
 
 def cell_name(key: Key) -> str:
-    """The ``name`` column of a CSV row. Readers of the existing tool know no column ``call`` and refuse a name that comes
-    twice in a step, so that a repetition reads ``fc.input.call1``."""
+    """The ``name`` column of a CSV row. Readers of the existing tool know no column ``call`` and refuse a name that
+    comes twice in a step, so that a repetition reads ``fc.input.call1``."""
     return f"{row_name(key)}.call{key.call}" if key.call else row_name(key)
 
 

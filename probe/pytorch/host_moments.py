@@ -26,8 +26,8 @@ PIECE = 1 << 20
 SHORT = 1 << 15
 """Elements up to which one float32 dot product is exact enough (4e-6 of the norm) and cheaper."""
 RUN = 1024
-"""Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million equal
-elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
+"""Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million
+equal elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
 SQUARES_TOO_SMALL = 1e-31
 """Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 
