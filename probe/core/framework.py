@@ -39,6 +39,10 @@ class Tensors(Protocol):
     def hold(self, tensor: Tensor) -> Tensor | None:
         """A private copy if copying is cheaper than reducing at once (small tensors in host memory), else None."""
 
+    def unchanged(self, tensor: Tensor, block: Block, column: int) -> bool:
+        """Whether the elements still have exactly the sum that stands in this column of their one-row block: False also
+        where it is not known without waiting, or where reducing is as cheap."""
+
     def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float, scale: Tensor | None) -> Block:
         """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. The values are
         ``scale`` times too large, and stay so: only eps is multiplied."""

@@ -13,6 +13,7 @@ from probe.core.records import Array, Batch, Key
 
 Reference = int
 """A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
+Known = dict[object, tuple[Callable[[], object], Block]]
 NOTHING = 1 << 60
 """The reference of a tensor without elements."""
 
@@ -93,10 +94,12 @@ class Recorder:
 
     def __init__(self, tensors: Tensors, columns: Sequence[str], eps: float) -> None:
         self._tensors, self.columns, self._eps = tensors, tuple(columns), eps
+        self._known: Known = {}
         self.clear()
 
     def clear(self) -> None:
-        """Forgets the step."""
+        """Forgets the step, but for what the next one may find unchanged."""
+        self._known_before, self._known = self._known, {}
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
         self._rows = 0
@@ -117,6 +120,7 @@ class Recorder:
         micro_stepped: bool = False,
         scale: Tensor | None = None,
         shared: bool = False,
+        remember: bool = False,
     ) -> None:
         """Reduces a tensor that may be freed or changed the next moment.
 
@@ -124,27 +128,56 @@ class Recorder:
             micro_stepped: whether rows of this signal are told apart by their micro step.
             scale: a factor that the values carry, divided out on the host.
             shared: whether the same object may be recorded again this step, then to be reduced only once.
+            remember: whether :meth:`record_all` may find it again, unchanged.
         """
         described = self._tensors.describe(tensor)
         reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
         self._put(signal, micro_stepped).put(key, described, self._calls, (reference, self._scale(scale)))
         self._calls += 1
+        if remember and scale is None and 0 <= reference < NOTHING:
+            self._remember(tensor, self._blocks[-1])
 
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor], *, scale: Tensor | None = None
     ) -> None:
-        """Reduces a list of tensors in few launches."""
+        """Reduces a list of tensors in few launches, leaving out those that are known and have not changed."""
         if not tensors:
             return
         readings, factor = self._put(signal, False), self._scale(scale)
         described = [self._tensors.describe(tensor) for tensor in tensors]
-        full = [t for t, (shape, _) in zip(tensors, described, strict=True) if 0 not in shape]
-        row = self._add(self._moments(full, scale), len(full)) if full else NOTHING
-        for key, about in zip(keys, described, strict=True):
-            empty = 0 in about[0]
-            readings.put(key, about, self._calls, (NOTHING if empty else row, factor))
-            row += not empty
+        pairs = zip(tensors, described, strict=True)
+        places = [NOTHING if 0 in shape else self._find(tensor, scale) for tensor, (shape, _) in pairs]
+        fresh = [i for i, place in enumerate(places) if place is None]
+        if fresh:
+            block = self._moments([tensors[i] for i in fresh], scale)
+            first = self._add(block, len(fresh))
+            for row, i in enumerate(fresh):
+                places[i] = first + row
+                if scale is None:
+                    self._remember(tensors[i], block[row : row + 1])
+        for key, about, place in zip(keys, described, places, strict=True):
+            readings.put(key, about, self._calls, (NOTHING if place is None else place, factor))
             self._calls += 1
+
+    def _remember(self, tensor: Tensor, block: Block) -> None:
+        if "sum" in self.columns:
+            identity, alive = self._tensors.identity(tensor)
+            self._known[identity] = (alive, block)
+
+    def _find(self, tensor: Tensor, scale: Tensor | None) -> Reference | None:
+        """The row of ``tensor`` if it was reduced in this step or the last and is still the same.
+
+        Object and version are not proof: writes through ``.data``, and collectives, leave the version as it is. So the
+        sum must be equal too, to the last bit.
+        """
+        if scale is not None or not (self._known or self._known_before):
+            return None
+        identity, _ = self._tensors.identity(tensor)
+        alive, block = self._known.get(identity) or self._known_before.get(identity) or (lambda: None, None)
+        if alive() is None or not self._tensors.unchanged(tensor, block, self.columns.index("sum")):
+            return None
+        self._known[identity] = (alive, block)
+        return self._add(block, 1)
 
     def next_call(self, signal: str, key: Key) -> Key:
         """``key``, or its next repetition if it was recorded before."""

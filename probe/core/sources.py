@@ -43,8 +43,8 @@ def weight_gradients(run: Run) -> Iterator[None]:
             key = _key(parameter)
             if per_micro_batch:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.micro_step))
-            scale = hooks.loss_scale()
-            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=bool(per_micro_batch), scale=scale)
+            scale, each = hooks.loss_scale(), bool(per_micro_batch)
+            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
 
         return hooks.on_gradient(
             parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")

@@ -681,3 +681,28 @@ def test_step_numbers_begin_where_they_are_told() -> None:
     assert monitor.step == 11
     monitor.stop()
     assert {row.step for row in read(monitor.output_directory)} == {6, 9}
+
+
+def test_writes_that_autograd_does_not_see_are_seen() -> None:
+    """Gradients and weights changed through ``.data`` (as a hand-written all-reduce does) are read anew."""
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {"wg_distribution": True, "param_distribution": True, "ops": ["mean", "norm"], "alert": {"rules": []}}
+    from probe.pytorch import TrainerMon
+
+    with TrainerMon(settings) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        norms = []
+        for _ in range(2):
+            model(torch.ones(3, 100)).sum().backward()
+            model.weight.grad.data.mul_(0.5)
+            norms.append((model.weight.grad.norm().item(), model.weight.norm().item()))
+            optimizer.step()
+            optimizer.zero_grad()
+            model.weight.data.mul_(2.0)
+    rows = read(monitor.output_directory)
+    for step, (gradient, weight) in enumerate(norms):
+        found = {row.signal: values["norm"] for row, values in rows.items() if (row.step, row.name) == (step, "weight")}
+        assert found["grad_unreduced"] == pytest.approx(2 * gradient, rel=1e-5)
+        assert found["grad_reduced"] == pytest.approx(gradient, rel=1e-5)
+        assert found["param_origin"] == found["param_updated"] == pytest.approx(weight, rel=1e-5)
