@@ -41,7 +41,7 @@ def settings_case(args: argparse.Namespace, setting: str, scratch: Path) -> dict
     variants = ["plain", "probe", *["existing tool"] * has_existing_tool()]
     trainings = {name: Training(args.device) for name in variants}
     blocks = {name: block(training, args) for name, training in trainings.items()}
-    unwatched = take_turns(blocks, WARM_UP + args.rounds // 4).seconds[WARM_UP:]
+    unwatched = take_turns(blocks, WARM_UP + args.rounds).seconds[WARM_UP:]
     places = {name: scratch / name.replace(" ", "_") for name in variants[1:]}  # the existing tool takes no spaces
     monitors = {name: ATTACH[name](trainings[name], configuration(setting), places[name]) for name in places}
     for name, monitor in monitors.items():
@@ -180,7 +180,8 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
         (
             f"Added to each step; medians of {args.rounds} paired differences, in brackets the {interval_name()}. "
             f"Plain, probe and the existing tool took turns in blocks of {args.block} steps, each ending when "
-            f"its files were written. Before anything was attached two models differed by {milliseconds(offset)}."
+            f"its files were written. Before anything was attached two models differed by {milliseconds(offset)}; "
+            "each setting's own difference is subtracted."
             f"{disturbance(measured.values())}"
         )
     ]
@@ -191,11 +192,19 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
     return [table(header, rows), *notes]
 
 
+def without_offsets(result: dict[str, Any]) -> Array:
+    """Seconds of each round and variant, less what the variant's model took longer than the plain one's before anything
+    was attached: where a model's memory lies makes a difference of its own."""
+    unwatched = np.array(result["unwatched"])
+    offsets: Array = np.median(unwatched - unwatched[:, :1], axis=0)
+    return np.array(result["seconds"]) - offsets
+
+
 def setting_row(setting: str, result: dict[str, Any]) -> list[str]:
     """One row of the table of settings."""
     from _monitors import TARGETS
 
-    seconds = np.array(result["seconds"])
+    seconds = without_offsets(result)
     plain, added = float(np.median(seconds[:, 0])), difference(seconds, 1)
     row = [setting, milliseconds(plain), milliseconds(added), f"{added / plain:.1%}"]
     if len(result["variants"]) < 3:
