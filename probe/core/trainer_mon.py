@@ -73,6 +73,8 @@ class Monitor:
         then ends when each that takes part has stepped once. Attach before ``torch.compile``.
 
         Args:
+            grad_acc_steps: checked only: micro batches are counted as they run, so that a step may have fewer or more.
+            dp_group: without effect in one process, like ``tp_group``.
             start_iteration: number of the first step, when a run is resumed.
 
         Raises:

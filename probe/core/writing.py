@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Sequence
 
 from probe.core.anomaly import find
@@ -22,8 +21,6 @@ class Writer:
         self._rules, self._sinks, self._faults = rules, sinks, faults
         self.findings: list[Finding] = []
         """The first findings of the run, in causal order within each step."""
-        self.latest: deque[Finding] = deque(maxlen=FINDINGS_KEPT)
-        """The last ones."""
         self.found = 0
         self.steps = 0
         self.cost: dict[str, float] = {}
@@ -37,7 +34,6 @@ class Writer:
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
         snapshot = dataclasses.replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
-        self.latest.extend(found)
         self.found += len(found)
         self.steps += 1
         for name, seconds in snapshot.cost.items():

@@ -74,8 +74,3 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
 def unseen() -> AbstractContextManager[object]:
     """Inside, the user's dispatch modes (selective checkpointing, FLOP counters) do not see our operators."""
     return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
-
-
-def no_grad() -> AbstractContextManager[object]:
-    """Inside, nothing is recorded for differentiation."""
-    return torch.no_grad()
