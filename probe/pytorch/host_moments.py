@@ -34,22 +34,22 @@ SQUARES_TOO_SMALL = 1e-31
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
     """``len(tensors) x len(columns)`` float64 moments of detached, non-empty host tensors."""
+    if len(tensors) == 1 and tensors[0].numel() > SMALL:
+        return np.array([_one(tensors[0], columns, eps)])
     block = np.empty((len(tensors), len(columns)))
     small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL and t.layout is torch.strided]
     if small:
         block[small] = _together([_as_float(tensors[i]) for i in small], columns, eps)
     for i in set(range(len(tensors))).difference(small):
-        row = _one(tensors[i], columns, eps)
-        block[i] = [row[name] for name in columns]
+        block[i] = _one(tensors[i], columns, eps)
     return block
 
 
 def _together(tensors: list[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
     """Moments of many small tensors in one pass over their concatenation, in float64."""
-    parts = [tensor.numpy().ravel() for tensor in tensors]
-    counts = np.array([len(part) for part in parts])
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    flat = np.concatenate(parts, dtype=np.float64, casting="unsafe")
+    counts = np.array([tensor.numel() for tensor in tensors])
+    starts = np.cumsum(counts) - counts
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).numpy().astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         return np.stack([_column(name, flat, starts, counts, eps) for name in columns], axis=1)
 
@@ -83,31 +83,39 @@ def _as_float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() or tensor.dtype is torch.bool else tensor.double()
 
 
-def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> Row:
+def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> list[float]:
     """Moments of one tensor of any size and layout."""
-    wanted = set(columns) | ({"sum"} if "m2" in columns else set())
+    if (
+        tensor.dtype is torch.float32
+        and tensor.numel() <= PIECE
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    ):
+        row = _piece(tensor.view(-1), columns, eps)
+        return [row[name] for name in columns]
+    wanted = (*columns, "sum") if "m2" in columns and "sum" not in columns else tuple(columns)
     if tensor.layout is not torch.strided:
-        return _sparse(tensor, wanted, eps)
-    if tensor.dtype is torch.float32 and tensor.numel() <= PIECE and tensor.is_contiguous() and not tensor.is_neg():
-        return _piece(tensor.view(-1), wanted, eps)
-    tensor, times = distinct(tensor)
-    pieces = list(_each(tensor, wanted, eps))
-    rows, counts = [row for row, _ in pieces], [count for _, count in pieces]
-    row = rows[0] if len(rows) == 1 else merge(rows, counts)
-    return row if times == 1 else repeated(row, times)
+        row = _sparse(tensor, wanted, eps)
+    else:
+        tensor, times = distinct(tensor)
+        pieces = list(_each(tensor, wanted, eps))
+        rows, counts = [row for row, _ in pieces], [count for _, count in pieces]
+        row = rows[0] if len(rows) == 1 else merge(rows, counts)
+        row = row if times == 1 else repeated(row, times)
+    return [row[name] for name in columns]
 
 
-def _sparse(tensor: torch.Tensor, wanted: set[str], eps: float) -> Row:
+def _sparse(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     """Elements that are not stored count as zeros; duplicate coordinates add up."""
     values = tensor.to_sparse_coo().coalesce().values()
-    rows: list[Row] = [dict.fromkeys(wanted, 0.0) | ({"below": 1.0 if eps > 0 else 0.0} if "below" in wanted else {})]
     absent = tensor.numel() - values.numel()
-    rows[0]["below"] = rows[0].get("below", 0.0) * absent
-    stored = [(row, count) for row, count in _each(values, wanted, eps)] if values.numel() else []
-    return merge([row for row, _ in stored] + [{k: rows[0][k] for k in wanted}], [n for _, n in stored] + [absent])
+    zeros = dict.fromkeys(wanted, 0.0) | {"below": float(absent) if eps > 0 else 0.0}
+    stored = [*_each(values, wanted, eps)] if values.numel() else []
+    return merge([{k: row[k] for k in wanted} for row in (*(row for row, _ in stored), zeros)], [n for _, n in stored] + [absent])
 
 
-def _each(tensor: torch.Tensor, wanted: set[str], eps: float) -> Iterator[tuple[Row, int]]:
+def _each(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Iterator[tuple[Row, int]]:
     for piece in _pieces(tensor):
         yield _piece(_as_float(piece), wanted, eps), piece.numel()
 
@@ -127,7 +135,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from _pieces(half)
 
 
-def _piece(x: torch.Tensor, wanted: set[str], eps: float) -> Row:
+def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     """Moments of a flat float32 or float64 tensor of at most ``PIECE`` elements."""
     row: Row = {"nans": 0.0, "infs": 0.0, "sum": x.sum().item()}
     if not math.isfinite(row["sum"]):
@@ -143,7 +151,7 @@ def _piece(x: torch.Tensor, wanted: set[str], eps: float) -> Row:
         row["m2"] = _deviations(x, row)
     if "below" in wanted:
         row["below"] = float(np.count_nonzero(np.abs(x.numpy()) < eps))
-    return {name: row[name] for name in wanted}
+    return row
 
 
 def _squares(x: torch.Tensor, row: Row) -> float:
@@ -162,14 +170,13 @@ def _sum_of_squares(x: torch.Tensor) -> float:
     """Sum of the squares of a flat tensor."""
     if x.numel() <= SHORT:
         return torch.dot(x, x).item()
-    whole = x.numel() - x.numel() % RUN
-    squares = 0.0
-    if whole:
-        lengths = torch.linalg.vector_norm(x[:whole].view(-1, RUN), dim=1).double()
-        squares = torch.dot(lengths, lengths).item()
-    if whole < x.numel():
-        rest = x[whole:].double()
-        squares += torch.dot(rest, rest).item()
+    ragged = x.numel() % RUN
+    runs = (x[:-ragged] if ragged else x).view(-1, RUN)
+    lengths = torch.linalg.vector_norm(runs, dim=1).numpy().astype(np.float64)
+    squares = float(np.dot(lengths, lengths))
+    if ragged:
+        rest = x[-ragged:].numpy().astype(np.float64)
+        squares += float(np.dot(rest, rest))
     return squares
 
 

@@ -17,6 +17,7 @@ from probe.pytorch import device_moments, host_moments
 
 Array = npt.NDArray[np.float64]
 
+_NOTHING = nullcontext()
 HELD_ELEMENTS = 4096
 """Host tensors up to this size are copied and reduced together: the copy costs less than one reduction."""
 
@@ -73,4 +74,4 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
 
 def unseen() -> AbstractContextManager[object]:
     """Inside, the user's dispatch modes (selective checkpointing, FLOP counters) do not see our operators."""
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING
