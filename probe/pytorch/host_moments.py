@@ -111,8 +111,8 @@ def _sparse(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     values = tensor.to_sparse_coo().coalesce().values()
     absent = tensor.numel() - values.numel()
     zeros = dict.fromkeys(wanted, 0.0) | {"below": float(absent) if eps > 0 else 0.0}
-    stored = [*_each(values, wanted, eps)] if values.numel() else []
-    return merge([{k: row[k] for k in wanted} for row in (*(row for row, _ in stored), zeros)], [n for _, n in stored] + [absent])
+    parts = [(zeros, absent), *(_each(values, wanted, eps) if values.numel() else ())]
+    return merge([{name: row[name] for name in wanted} for row, _ in parts], [count for _, count in parts])
 
 
 def _each(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Iterator[tuple[Row, int]]:
