@@ -1,6 +1,6 @@
 """All that core asks of a framework: three modules of plain functions, and this page is their contract.
 
-``probe.pytorch`` is one example; mypy holds it to these protocols. Nothing else in core knows a framework.
+``probe.pytorch`` and ``probe.mindspore`` are two examples; mypy holds them to these protocols. Nothing else in core knows a framework.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ class Hooks(Protocol):
 
     def state(self, optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Tensor]:
         """The optimizer's tensors for ``parameter``, by the framework-neutral name."""
+
+    def state_names(self, optimizer: Optimizer) -> Mapping[str, str]:
+        """What the framework calls those kinds of state that go by another name here."""
 
     def loss_scale(self) -> Tensor | None:
         """The factor on the losses of the step in progress, if known."""

@@ -100,6 +100,7 @@ class Output:
             "world_size": run.framework.groups.world_size(),
             "model": [type(model).__name__ for _, model in run.chunks],
             "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
+            "optimizer_state_names": [dict(run.framework.hooks.state_names(o)) for o in run.optimizers],
             "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", now),
             "time_zone": time.strftime("%Z", now),
             "directory_time_zone": str(output.ZONE),

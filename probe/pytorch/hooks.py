@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
-from probe.pytorch.optimizers import on_step, owned, state
+from probe.pytorch.optimizers import on_step, owned, state, state_names
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "parameters",
     "recomputed_by",
     "state",
+    "state_names",
     "trainable",
     "watch_inputs",
 ]

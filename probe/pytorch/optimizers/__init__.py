@@ -30,6 +30,11 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
     return _dialect(optimizer).state(optimizer, parameter)
 
 
+def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
+    """None: torch's names are those that rows go by."""
+    return {}
+
+
 def owned(optimizer: Any) -> list[torch.nn.Parameter]:
     """The parameters that ``optimizer`` updates."""
     return _dialect(optimizer).owned(optimizer)

@@ -1,0 +1,5 @@
+"""probe for MindSpore: ``from probe.mindspore import TrainerMon``."""
+
+from probe.mindspore.adapter import TrainerMon
+
+__all__ = ["TrainerMon"]

@@ -1,0 +1,17 @@
+"""MindSpore as core sees it."""
+
+from __future__ import annotations
+
+import mindspore
+
+from probe.core.framework import FrameworkAdapter
+from probe.core.trainer_mon import Monitor
+from probe.mindspore import groups, hooks, tensors
+
+ADAPTER = FrameworkAdapter("mindspore", str(mindspore.__version__), tensors, hooks, groups, {})
+
+
+class TrainerMon(Monitor):
+    """Watches the training of a ``mindspore.nn.Cell``. See :class:`probe.core.trainer_mon.Monitor`."""
+
+    framework = ADAPTER

@@ -1,0 +1,63 @@
+"""What MindSpore's PyNative executor says about the run: whether it differentiates, and which backward is running.
+
+Before 2.10 a tensor does not tell its place in the graph and a backward has no identity: gradients of inputs are then
+missing (said once), and micro batches are counted by forwards alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import mindspore
+from mindspore.common.api import _pynative_executor as executor
+
+HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")
+"""Whether tensors tell the node of the graph that they come from."""
+
+_engine_id: Callable[[], int] = getattr(executor, "get_current_autodiff_engine_id", lambda: -1)
+
+
+def backward_id() -> int:
+    """Identity of the running backward pass; -1 outside of one."""
+    return int(_engine_id())
+
+
+def differentiates() -> bool:
+    """Whether operations now become part of a graph."""
+    return bool(executor.grad_flag() and executor.enable_grad())
+
+
+def forward_kind() -> str | None:
+    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation.
+
+    ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
+    """
+    again = recomputed_by()
+    if backward_id() != -1 or (again is not None and again[1]):
+        return "recompute"
+    return "training" if executor.grad_flag() and (executor.enable_grad() or again is not None) else None
+
+
+def recomputed_by() -> tuple[int, bool] | None:
+    """Which recomputed cell is running, if any, and whether for the second time: it runs without gradients in the
+    forward, and again in its backward."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name in ("construct", "bprop"):
+            cell = frame.f_locals.get("self")
+            if type(cell).__name__ == "_RecomputeCell":
+                return id(cell), frame.f_code.co_name == "bprop"
+    return None
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Calls ``function`` when the running backward has come to its end."""
+    executor.queue_backward_final_callback(function)
+
+
+def feeds(_models: Iterable[Any]) -> bool:
+    """MindSpore does not say where a running backward leads: each one counts."""
+    return True

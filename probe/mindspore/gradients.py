@@ -1,0 +1,141 @@
+"""Gradients in MindSpore: handed to hooks and to the optimizer, and held by nobody in between.
+
+What a backward gives a parameter is heard by ``Parameter.register_hook``. What several backwards add up to is known
+where the sum is used: by a ``DistributedGradReducer``, or else by the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mindspore import nn
+
+from probe.mindspore.listeners import surfacing
+
+Listen = Callable[[Any], None]
+Remove = Callable[[], None]
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+class _Sum:
+    """A parameter whose gradient is added up over micro batches."""
+
+    def __init__(self, listen: Listen) -> None:
+        self.listen = listen
+        self.backwards = 0
+
+
+_sums: dict[int, list[_Sum]] = {}
+"""By the identity of their parameter, which the optimizer and the model keep alive."""
+_given: dict[int, Any] = {}
+"""What the optimizer that is about to step was given, by the identity of the parameter."""
+_owners: list[Callable[[], Sequence[Any]]] = []
+"""What the optimizers that are listened to update."""
+_original_call: list[Any] = []
+
+
+def gradient(parameter: Any, main_grad: bool) -> Any:
+    """What the optimizer was given for ``parameter``, while it is about to step; else ``main_grad`` or ``grad`` where
+    the parameter has one (msadapter)."""
+    if id(parameter) in _given:
+        return _given[id(parameter)]
+    held = getattr(parameter, "main_grad", None) if main_grad else None
+    return getattr(parameter, "grad", None) if held is None else held
+
+
+def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG001
+    """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum so far: that of several
+    backwards comes when a reducer or the optimizer gets it."""
+    if own:
+        return _removing(parameter.register_hook(surfacing(guard(listen))))
+    entry = _Sum(guard(listen))
+
+    def hear(value: Any) -> None:
+        entry.backwards += 1
+        listen(value)
+
+    handle = parameter.register_hook(surfacing(guard(hear)))
+    _sums.setdefault(id(parameter), []).append(entry)
+
+    def remove() -> None:
+        handle.remove()
+        entries = _sums.get(id(parameter), [])
+        if entry in entries:
+            entries.remove(entry)
+            if not entries:
+                del _sums[id(parameter)]
+
+    return remove
+
+
+def _removing(handle: Any) -> Remove:
+    return lambda: handle.remove()
+
+
+@contextmanager
+def given(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """While an optimizer is about to step: its parameters with what it was given for each."""
+    _tell_sums(pairs)
+    _given.update((id(parameter), value) for parameter, value in pairs)
+    try:
+        yield
+    finally:
+        _given.clear()
+
+
+def _tell_sums(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Tells who listens to sums what several backwards have come to, and begins to count anew."""
+    for parameter, value in pairs:
+        for entry in _sums.get(id(parameter), ()):
+            backwards, entry.backwards = entry.backwards, 0
+            if backwards > 1 and value is not None:
+                entry.listen(value)
+
+
+@contextmanager
+def reducers_of(owned: Callable[[], Sequence[Any]]) -> Iterator[None]:
+    """Listens to every ``DistributedGradReducer`` that gets as many gradients as there are parameters ``owned``.
+
+    Reducers are made by the user and known to neither model nor optimizer: so their class is listened to, as long as
+    anybody asks.
+    """
+    if not _owners:
+        _install()
+    _owners.append(owned)
+    try:
+        yield
+    finally:
+        _owners.remove(owned)
+        if not _owners:
+            _restore()
+
+
+def _install() -> None:
+    reducer = nn.DistributedGradReducer
+    _original_call[:] = [reducer.__dict__.get("__call__")]
+    inherited = reducer.__call__
+
+    def call(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        surfacing(_reducing)(grads)
+        return inherited(self, grads, *args, **kwargs)
+
+    reducer.__call__ = call
+
+
+def _restore() -> None:
+    original = _original_call.pop()
+    if original is None:
+        del nn.DistributedGradReducer.__call__
+    else:
+        nn.DistributedGradReducer.__call__ = original
+
+
+def _reducing(grads: Any) -> None:
+    values = list(grads) if isinstance(grads, (tuple, list)) else [grads]
+    for owned in list(_owners):
+        parameters = owned()
+        if [tuple(p.shape) for p in parameters] == [tuple(getattr(value, "shape", ())) for value in values]:
+            _tell_sums(list(zip(parameters, values, strict=True)))
+            return

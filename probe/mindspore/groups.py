@@ -1,0 +1,30 @@
+"""What core asks of communication groups, for ``mindspore.communication``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mindspore import communication
+
+
+def _ready() -> bool:
+    return bool(communication.GlobalComm.INITED)
+
+
+def rank() -> int:
+    """This process's rank: the group's if communication is initialised, else what the launcher says, else 0."""
+    return int(communication.get_rank()) if _ready() else int(os.environ.get("RANK_ID", "0"))
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return int(communication.get_group_size()) if _ready() else int(os.environ.get("RANK_SIZE", "1"))
+
+
+def ranks_of(group: Any) -> list[int]:
+    """Global ranks of ``group``, which MindSpore knows by name; this rank alone if there is none."""
+    if group is None or not _ready():
+        return [rank()]
+    members = range(communication.get_group_size(group))
+    return [int(communication.get_world_rank_from_group_rank(group, member)) for member in members]

@@ -1,0 +1,126 @@
+"""The gradient of a cell's input *through that cell*, other branches left out: what a Cell backward hook reports.
+
+A Cell backward hook would put operators into the graph, and where an input is used several times gradients would be
+added in another order. Hooks on the nodes that are there change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from probe.mindspore.engine import HAS_GRAPH, at_end_of_backward
+from probe.mindspore.listeners import surfacing
+
+Listen = Callable[[Any], None]
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+Edge = tuple[int, int]
+"""A node's identity and the number of its output."""
+
+_log = logging.getLogger("probe")
+_said: list[str] = []
+
+
+class Inputs(NamedTuple):
+    """Where gradients of a cell's inputs will arrive."""
+
+    edges: list[Edge | None]
+    nodes: list[Any]
+    """Kept alive: an identity may be given again."""
+    oldest: int
+    """Sequence number of the oldest of them: nothing before it uses any."""
+
+
+def watch_inputs(tensors: Sequence[Any]) -> Inputs | None:
+    """To be called before the forward; None if no input takes part in differentiation."""
+    if not HAS_GRAPH:
+        _say_once("this version of MindSpore does not tell the graph of a tensor: gradients of inputs are not recorded")
+        return None
+    nodes = [tensor._grad_node for tensor in tensors]
+    if all(node is None for node in nodes):
+        return None
+    edges = [None if node is None else edge_of(tensor) for node, tensor in zip(nodes, tensors, strict=True)]
+    ages = [-1 if node.is_leaf() else node._sequence_nr() for node in nodes if node is not None]
+    return Inputs(edges, nodes, min(ages))
+
+
+def edge_of(tensor: Any) -> Edge:
+    """Where the gradient of ``tensor`` arrives in the graph."""
+    return tensor._grad_node._unique_id(), tensor._output_index
+
+
+def on_input_gradients(inputs: Inputs, outputs: Sequence[Any], listeners: Sequence[Listen], guard: Guard) -> None:
+    """Listens to the gradient of each watched input through the graph that leads from it to ``outputs``."""
+    wanted: dict[Edge, list[Listen]] = {}
+    for edge, listen in zip(inputs.edges, listeners, strict=True):
+        if edge is not None:
+            wanted.setdefault(edge, []).append(listen)
+    places: dict[Edge, list[tuple[Any, int]]] = {}
+    for edge, node, index in _uses(wanted, outputs, inputs.oldest):
+        places.setdefault(edge, []).append((node, index))
+    for edge, uses in places.items():
+        total = Sum(len(uses), wanted[edge], guard)
+        for node, index in uses:
+            node.register_hook(_taking(index, surfacing(guard(total.add))))
+    for tensor in outputs:
+        if tensor._grad_node is not None and (own := edge_of(tensor)) in wanted and own not in places:
+            for listen in wanted[own]:  # handed through as it is, without a node of its own
+                tensor.register_hook(surfacing(guard(listen)))
+
+
+def _taking(index: int, add: Listen) -> Callable[[tuple[Any, ...], Any], None]:
+    def hook(gradients: tuple[Any, ...], _: Any) -> None:
+        add(gradients[index])
+
+    return hook
+
+
+def _uses(wanted: dict[Edge, list[Listen]], outputs: Sequence[Any], oldest: int) -> Iterator[tuple[Edge, Any, int]]:
+    """Every edge over which ``outputs`` reach a wanted one: the node that it leaves and its number there."""
+    open_ = [tensor._grad_node for tensor in outputs if tensor._grad_node is not None]
+    visited: set[int] = set()
+    while open_:
+        node = open_.pop()
+        identity = node._unique_id()
+        if identity in visited or node.is_leaf() or node._sequence_nr() < oldest:
+            continue
+        visited.add(identity)
+        for index, (source, number) in enumerate(node.next_functions):
+            if source is None:
+                continue
+            edge = source._unique_id(), number
+            if edge in wanted:
+                yield edge, node, index
+            else:
+                open_.append(source)
+
+
+class Sum:
+    """Adds up what reaches one input over its edges; tells it when the last has come, or the backward is over."""
+
+    def __init__(self, edges: int, listeners: Sequence[Listen], guard: Guard) -> None:
+        self._edges = self._missing = edges
+        self._listeners, self._total = listeners, None
+        self._give_up = surfacing(guard(self._tell))
+
+    def add(self, gradient: Any) -> None:
+        """Takes the gradient over one edge; None if nothing flows there."""
+        if self._missing == self._edges and self._edges > 1:
+            at_end_of_backward(self._give_up)
+        if gradient is not None:
+            self._total = gradient if self._total is None else self._total + gradient
+        self._missing -= 1
+        if self._missing == 0:
+            self._tell()
+
+    def _tell(self) -> None:
+        total, self._total, self._missing = self._total, None, self._edges
+        for listen in self._listeners if total is not None else ():
+            listen(total)
+
+
+def _say_once(sentence: str) -> None:
+    if sentence not in _said:
+        _said.append(sentence)
+        _log.warning(sentence)

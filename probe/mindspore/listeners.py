@@ -1,0 +1,102 @@
+"""Python listeners on cells, in a form that graph compilation can take.
+
+What ``mindspore.jit`` compiles, it compiles together with the hooks of the cells inside, and a hook in plain Python
+either breaks that compilation or becomes a part of the graph. A cell is called in Python, and compiled by its
+``construct``: these listen in the one and are nothing in the other. See decision 5.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import nn
+
+from probe.mindspore.tensors import Deferred
+
+Remove = Callable[[], None]
+_TAKES_KWARGS = "with_kwargs" in inspect.signature(nn.Cell.register_forward_pre_hook).parameters
+
+
+class Before(nn.Cell):
+    """Hears ``(args, kwargs)`` before a cell runs."""
+
+    def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+        super().__init__(auto_prefix=False)
+        self.__dict__["listen"] = listen
+
+    def __call__(self, _cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        surfacing(self.__dict__["listen"])(args, kwargs or {})
+
+    def construct(self, _cell: Any, _inputs: Any) -> None:
+        """Nothing, compiled."""
+        return None  # noqa: RET501 - the compiler wants to see it
+
+
+class After(nn.Cell):
+    """Hears the outputs after a cell has run."""
+
+    def __init__(self, listen: Callable[[Any], None]) -> None:
+        super().__init__(auto_prefix=False)
+        self.__dict__["listen"] = listen
+
+    def __call__(self, _cell: Any, _args: tuple[Any, ...], outputs: Any) -> None:
+        surfacing(self.__dict__["listen"])(outputs)
+
+    def construct(self, _cell: Any, _inputs: Any, _outputs: Any) -> None:
+        """Nothing, compiled."""
+        return None  # noqa: RET501
+
+
+def surfacing(function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` for use by MindSpore: a failure of training that became known while reading is raised as it is."""
+
+    def call(*args: Any) -> None:
+        try:
+            function(*args)
+        except Deferred as deferred:
+            raise deferred.error from None
+
+    return call
+
+
+def before(cell: nn.Cell, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
+    """Listens to the inputs of ``cell``."""
+    listener = Before(listen)
+    if _TAKES_KWARGS:
+        handle = cell.register_forward_pre_hook(listener, with_kwargs=True)
+    else:
+        handle = cell.register_forward_pre_hook(listener)
+    return _removing(cell, cell._forward_pre_hook, listener, handle)
+
+
+def after(cell: nn.Cell, listen: Callable[[Any], None]) -> Remove:
+    """Listens to the outputs of ``cell``."""
+    listener = After(listen)
+    handle = cell.register_forward_hook(listener)
+    return _removing(cell, cell._forward_hook, listener, handle)
+
+
+def _removing(cell: nn.Cell, hooks: dict[Any, Any], listener: nn.Cell, handle: Any) -> Remove:
+    def remove() -> None:
+        if _runs_hooks_of(cell):  # it iterates the very dict: a hook taken out of it now would raise in training
+            listener.__dict__["listen"] = _nothing
+        elif any(hook is listener for hook in hooks.values()):
+            handle.remove()
+
+    return remove
+
+
+def _runs_hooks_of(cell: nn.Cell) -> bool:
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name in ("_run_forward_pre_hook", "_run_forward_hook") and frame.f_locals.get("self") is cell:
+            return True
+    return False
+
+
+def _nothing(*_: Any) -> None:
+    """What a listener hears that could not be taken away."""

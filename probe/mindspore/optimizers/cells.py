@@ -1,0 +1,105 @@
+"""MindSpore's own optimizers (``nn``, ``experimental.optim``, ``mint.optim``): cells that are called with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from mindspore import ParameterTuple, nn
+
+from probe.core.framework import StepListener
+from probe.mindspore import listeners
+from probe.mindspore.gradients import given, reducers_of
+
+EXP_AVG = {"moment1": "exp_avg", "moments1": "exp_avg"}
+EXP_AVG_SQ = {"moment2": "exp_avg_sq", "moments2": "exp_avg_sq"}
+NAMES: dict[str, dict[str, str]] = {
+    "Adagrad": {"accum": "sum"},
+    "Adadelta": {"accum": "square_avg", "accum_update": "acc_delta"},
+    "AdaMax": EXP_AVG | {"moment2": "exp_inf"},
+    "Momentum": {"moments": "momentum_buffer"},
+    "RMSProp": {"ms": "square_avg", "mg": "grad_avg", "moment": "momentum_buffer"},
+    "RMSprop": {"mean_square": "square_avg", "mean_grad": "grad_avg", "moment": "momentum_buffer"},
+    "SGD": {"accum": "momentum_buffer", "momentum_buf": "momentum_buffer"},
+}
+"""What torch calls the state of an optimizer, by class and MindSpore's name."""
+ANY_CLASS = EXP_AVG | EXP_AVG_SQ | {"vhat": "max_exp_avg_sq"}
+NO_STATE = ("parameters", "_parameters", "params", "learning_rate", "stat", "grad_clone")
+"""Attributes that are no state: the parameters themselves, rates of groups, the first-step flag of SGD's operator."""
+
+
+def knows(optimizer: Any) -> bool:
+    """Whether ``optimizer`` is a cell that holds parameters."""
+    return isinstance(optimizer, nn.Cell) and hasattr(optimizer, "parameters")
+
+
+def owned(optimizer: Any) -> list[Any]:
+    """Every parameter, in the order of the gradients that the optimizer is called with."""
+    return list(optimizer.parameters)
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
+    """Listens to the calls of this one object."""
+
+    def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        gradients = next(iter((*args, *kwargs.values())), ()) if listener.sampled else ()
+        with given(list(zip(owned(optimizer), gradients, strict=False))):
+            listener.before(optimizer, None)
+
+    def leave(_: Any) -> None:
+        listener.after(optimizer, "applied")
+
+    with ExitStack() as attached:
+        attached.enter_context(reducers_of(lambda: owned(optimizer)))
+        attached.callback(listeners.before(optimizer, enter))
+        attached.callback(listeners.after(optimizer, leave))
+        return attached.pop_all().close
+
+
+def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
+    """The tensors kept for ``parameter``."""
+    places = {id(p): i for i, p in enumerate(optimizer.parameters)}
+    place = places.get(id(parameter))
+    if place is None:
+        return {}
+    return {_name(optimizer, attribute): kept[place] for attribute, kept in _kept(optimizer).items()}
+
+
+def state_names(optimizer: Any) -> dict[str, str]:
+    """MindSpore's name for each kind."""
+    return {_name(optimizer, attribute): attribute for attribute in _kept(optimizer)}
+
+
+def _kept(optimizer: Any) -> dict[str, Any]:
+    """Attributes that hold one tensor for each parameter."""
+    attributes = {**vars(optimizer), **getattr(optimizer, "_params_list", {})}
+    return {
+        name: kept
+        for name, kept in attributes.items()
+        if isinstance(kept, ParameterTuple)
+        and len(kept) == len(optimizer.parameters)
+        and name not in NO_STATE
+        and not _idle(optimizer, name)
+    }
+
+
+def _idle(optimizer: Any, name: str) -> bool:
+    """Whether MindSpore keeps ``name`` without using it: torch has none then."""
+    groups = getattr(optimizer, "param_groups", [])
+    if name == "max_exp_avg_sq":
+        return not any(group.get("amsgrad") for group in groups)
+    if name in ("accum", "momentum_buf") and type(optimizer).__name__ == "SGD":
+        return not any(group.get("momentum") for group in groups) if groups else not _uses_momentum(optimizer)
+    return False
+
+
+def _uses_momentum(optimizer: Any) -> bool:
+    return bool(float(optimizer.momentum.asnumpy())) if hasattr(optimizer.momentum, "asnumpy") else True
+
+
+def _name(optimizer: Any, attribute: str) -> str:
+    for kind in type(optimizer).__mro__:
+        if attribute in NAMES.get(kind.__name__, {}):
+            return NAMES[kind.__name__][attribute]
+    return ANY_CLASS.get(attribute, attribute)
