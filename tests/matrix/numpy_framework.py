@@ -1,56 +1,52 @@
-"""A toy framework on NumPy and its adapter: the worked example of adding a framework, in under a hundred lines.
+"""A toy framework on NumPy and its adapter: the worked example of adding a framework, in under a hundred lines of code.
 
-First the framework: tensors that know what they were made of, modules, an optimizer. Then what core asks of it.
+First the framework: tensors that know what they were made of, modules, an optimizer. Then core's questions about it,
+answered one a line; :mod:`probe.core.framework` says what each of them means.
 """
 
-import itertools
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 
-from probe.core import array_moments
+from probe.core.array_moments import moments
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 
 
 class Tensor:
-    """An array, the tensors it was made of, and for each a function from the gradient of this one to that one's."""
+    """An array, the tensors it was made of, and for each of them what turns this one's gradient into that one's."""
 
-    backwards, running = itertools.count(), -1
+    numbers, in_backward = count(), -1
 
     def __init__(self, data, *sources, parameter=False):
-        self.data, self.grad, self.listeners = np.asarray(data), None, []
+        self.data, self.grad, self.listeners, self.number = np.asarray(data), None, [], next(Tensor.numbers)
         self.sources = [(tensor, pull) for tensor, pull in sources if tensor.differentiable]
         self.differentiable = parameter or bool(self.sources)
 
     def backward(self):
-        """Tells every tensor in the graph of its gradient, which parameters add to what they have."""
-        Tensor.running, gradients, order = next(Tensor.backwards), {self: np.ones_like(self.data)}, {}
-        self._walk(order)
-        for tensor in reversed(order):
+        """Tells every tensor in the graph its gradient, the youngest first; parameters add it to what they have."""
+        gradients, Tensor.in_backward = {self: np.ones_like(self.data)}, self.number
+        while gradients:
+            tensor = max(gradients, key=lambda tensor: tensor.number)
             gradient = gradients.pop(tensor)
             if not tensor.sources:
                 tensor.grad = Tensor(gradient if tensor.grad is None else tensor.grad.data + gradient)
-            for listen in list(tensor.listeners):
+            for listen in tensor.listeners:
                 listen(Tensor(gradient))
             for source, pull in tensor.sources:
                 gradients[source] = gradients.get(source, 0) + pull(gradient)
-        Tensor.running = -1
-
-    def _walk(self, order):
-        for source, _ in self.sources:
-            source._walk(order) if source not in order else None
-        order[self] = True
+        Tensor.in_backward = -1
 
 
 class Module:
-    """Modules and parameters by name, and a ``forward``."""
+    """Modules and parameters by name, and what they do with an input."""
 
     def __init__(self, forward, **members):
         self.forward, self.members, self.training, self.before, self.after = forward, members, True, [], []
 
     def named(self, kind, prefix=""):
-        """Everything of one kind inside, once each, with its dotted name."""
+        """Everything of one kind inside, with its dotted name."""
         for name, member in self.members.items():
             if isinstance(member, kind):
                 yield prefix + name, member
@@ -58,11 +54,91 @@ class Module:
                 yield from member.named(kind, f"{prefix}{name}.")
 
     def __call__(self, *args, **kwargs):
-        # An input of its own stands in for each, so that its gradient is the one through this module.
-        args = [Tensor(x.data, (x, lambda g: g)) if isinstance(x, Tensor) else x for x in args]
+        args, kwargs = [_apart(x) for x in args], {name: _apart(x) for name, x in kwargs.items()}
         for listen in list(self.before):
             listen(args, kwargs)
-        outputs = self.forward(self, *args, **kwargs)
+        outputs = self.forward(*args, **kwargs)
         for listen in list(self.after):
             listen(outputs)
         return outputs
+
+
+def _apart(x):
+    """``x`` for one module alone: its gradient is the one through that module, whoever else uses ``x``."""
+    return Tensor(x.data, (x, lambda gradient: gradient)) if isinstance(x, Tensor) else x
+
+
+class SGD:
+    """Gradient descent with momentum; a step uses the gradients up."""
+
+    def __init__(self, parameters, lr, momentum):
+        self.parameters, self.lr, self.momentum, self.state, self.listeners = parameters, lr, momentum, {}, []
+
+    def step(self):
+        for listener in self.listeners:
+            listener.before(self, None)
+        for parameter in [parameter for parameter in self.parameters if parameter.grad is not None]:
+            old = self.state[parameter]["momentum_buffer"].data if parameter in self.state else 0
+            new = self.momentum * old + parameter.grad.data
+            parameter.data, parameter.grad = parameter.data - self.lr * new, None
+            self.state[parameter] = {"momentum_buffer": Tensor(new)}
+        for listener in self.listeners:
+            listener.after(self, "applied")
+
+
+def _attach(listeners, listener):
+    listeners.append(listener)
+    return lambda: listener in listeners and listeners.remove(listener)
+
+
+def _on_forward(module, root, before, after, guard):
+    enter = _attach(module.before, guard(lambda *inputs: root.training and before("training", inputs)))
+    leave = _attach(module.after, guard(lambda outputs: root.training and after("training", outputs)))
+    return lambda: (enter(), leave())
+
+
+def _on_input_gradients(inputs, outputs, listeners, guard):
+    for tensor, listen in zip(inputs, listeners, strict=True):
+        tensor.listeners.append(guard(listen))
+
+
+TENSORS = SimpleNamespace(
+    is_tensor=lambda value: isinstance(value, Tensor),
+    describe=lambda tensor: (tensor.data.shape, tensor.data.dtype),
+    identity=lambda tensor: (object(), lambda: None),
+    hold=lambda tensor: None,
+    unchanged=lambda tensor, block, column: False,
+    moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
+    to_host=lambda blocks: lambda: np.concatenate(blocks),
+)
+HOOKS = SimpleNamespace(
+    check=lambda chunks, optimizers, settings: None,
+    modules=lambda model: [("", model), *model.named(Module)],
+    parameters=lambda model: model.named(Tensor),
+    trainable=lambda parameter: True,
+    gradient=lambda parameter, main_grad: parameter.grad,
+    owned=lambda optimizer: optimizer.parameters,
+    state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
+    loss_scale=lambda: None,
+    held_scale=lambda optimizer: None,
+    backward_id=lambda: Tensor.in_backward,
+    differentiates=lambda: True,
+    feeds=lambda models: True,
+    recomputed_by=lambda: None,
+    on_step=lambda optimizer, listener: _attach(optimizer.listeners, listener),
+    on_gradient=lambda p, listen, own, main_grad, guard: _attach(
+        p.listeners, guard(lambda gradient: listen(gradient if own else p.grad))
+    ),
+    on_forward=_on_forward,
+    on_tensor_gradient=lambda tensor, listen, guard: tensor.listeners.append(guard(listen)),
+    watch_inputs=lambda tensors: tensors,
+    on_input_gradients=_on_input_gradients,
+    at_next_forward=lambda model, function: _attach(model.before, lambda *_: function()),
+)
+GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
+
+
+class TrainerMon(Monitor):
+    """Watches the training of a :class:`Module`."""
+
+    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, {})

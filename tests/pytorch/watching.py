@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +11,10 @@ from tests.required import require
 torch = require("torch")
 
 from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
+from tests.tables import OPS, Row, Rows, read  # noqa: E402
 
-OPS = ["min", "max", "mean", "norm", "nans", "infs"]
+__all__ = ["EVERYTHING", "OPS", "Row", "Rows", "assert_rows", "numbers", "read", "rows_of", "watch", "weights_only"]
+
 EVERYTHING: dict[str, Any] = {
     "wg_distribution": True,
     "xy_distribution": True,
@@ -24,20 +24,6 @@ EVERYTHING: dict[str, Any] = {
     "ops": OPS,
     "ndigits": 20,
 }
-
-
-class Row(NamedTuple):
-    """Which tensor a row of a file is about."""
-
-    signal: str
-    step: int
-    name: str
-    micro_step: int = 0
-    call: int = 0
-    stage: int = 0
-
-
-Rows = dict[Row, dict[str, float]]
 
 
 def watch(model: Any, optimizer: Any, grad_acc_steps: int = 1, **settings: Any) -> TrainerMon:
@@ -57,26 +43,6 @@ def rows_of(monitor: TrainerMon) -> Rows:
     monitor.stop()
     assert monitor.faults == {}
     return read(monitor.output_directory)
-
-
-def read(directory: str | Path | None) -> Rows:
-    """Every row of every CSV file in ``directory``."""
-    assert directory is not None
-    rows: Rows = {}
-    for path in sorted(Path(directory).glob("*.csv")):
-        signal = path.stem.rpartition("_")[0]
-        with path.open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                row = Row(signal, *_key(line))
-                assert row not in rows, f"{row} twice"
-                rows[row] = {op: float(line[op]) for op in line if op in (*OPS, "zeros", "std")}
-    return rows
-
-
-def _key(line: dict[str, str]) -> tuple[int, str, int, int, int]:
-    counts = (int(line.get(count) or 0) for count in ("micro_step", "call", "vpp_stage"))
-    name = line["name"].removesuffix(f".call{line.get('call')}")
-    return int(line["step"]), name, *counts  # type: ignore[return-value]
 
 
 def numbers(tensor: Any) -> dict[str, float]:

@@ -1,0 +1,58 @@
+"""Runs every test of this folder on every framework."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from tests.matrix.harness import FRAMEWORKS, Harness
+from tests.matrix.known_differences import KNOWN_DIFFERENCES
+from tests.required import require
+
+
+@pytest.fixture(params=FRAMEWORKS, scope="session")
+def framework(request: pytest.FixtureRequest) -> Harness:
+    """The harness of each framework in turn."""
+    entry = FRAMEWORKS[request.param]
+    require(entry.package)
+    harness: Harness = import_module(entry.harness)  # type: ignore[assignment]
+    return harness
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(feature): leaves out the frameworks that lack it by construction")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what a framework cannot do by construction; what is listed as a difference must fail."""
+    impossible = [item for item in items if _lacking(item)]
+    items[:] = [item for item in items if item not in impossible]
+    config.hook.pytest_deselected(items=impossible)
+    for item in items:
+        if reason := KNOWN_DIFFERENCES.get(difference_of(item)):
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def difference_of(item: pytest.Item) -> tuple[str, str]:
+    """How ``KNOWN_DIFFERENCES`` calls a test: its id without the framework, and the framework."""
+    name = _framework_of(item)
+    if name is None:
+        return item.nodeid, ""
+    head, bracket, rest = item.name.partition("[")
+    others = rest.removesuffix("]").split("-")
+    others.remove(name)
+    test = f"{head}[{'-'.join(others)}]" if others else head
+    return f"{item.path.name}::{test}", name
+
+
+def _framework_of(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("framework")
+
+
+def _lacking(item: pytest.Item) -> bool:
+    """Whether a test needs what its framework lacks."""
+    name = _framework_of(item)
+    needed = {feature for marker in item.iter_markers("needs") for feature in marker.args}
+    return name is not None and bool(needed & FRAMEWORKS[name].lacks)

@@ -1,0 +1,162 @@
+"""Toy training on MindSpore in PyNative mode: functions give gradients, optimizers are called with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import nn, ops
+
+from probe.mindspore import TrainerMon
+
+__all__ = ["TrainerMon"]
+
+NAME = "mindspore"
+DTYPES = {
+    "float64": mindspore.float64,
+    "float32": mindspore.float32,
+    "float16": mindspore.float16,
+    "bfloat16": mindspore.bfloat16,
+    "int64": mindspore.int64,
+    "int32": mindspore.int32,
+    "int8": mindspore.int8,
+    "uint8": mindspore.uint8,
+    "bool": mindspore.bool_,
+    "complex64": mindspore.complex64,
+    "complex128": mindspore.complex128,
+}
+STATE = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
+
+
+def tensor(array: Any, dtype: str = "float32") -> mindspore.Tensor:
+    values = np.array(array)
+    if dtype == "bfloat16":
+        return mindspore.Tensor(values.astype(np.float32)).astype(mindspore.bfloat16)
+    return mindspore.Tensor(values.astype(dtype))
+
+
+def array(tensor: mindspore.Tensor) -> np.ndarray:
+    values = tensor.astype(mindspore.float32) if tensor.dtype == mindspore.bfloat16 else tensor
+    return values.asnumpy().copy()
+
+
+def parameter(array: Any, dtype: str = "float32") -> mindspore.Parameter:
+    return mindspore.Parameter(tensor(array, dtype))
+
+
+class Composed(nn.Cell):
+    def __init__(self, function: Callable[..., Any], members: dict[str, Any]) -> None:
+        super().__init__()
+        self.function = function
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def module(forward: Callable[..., Any], **members: Any) -> nn.Cell:
+    return Composed(forward, members)
+
+
+def linear(weight: Any, bias: Any = None) -> nn.Cell:
+    outputs, inputs = np.shape(weight)
+    start = {} if bias is None else {"bias_init": tensor(bias)}
+    return nn.Dense(inputs, outputs, weight_init=tensor(weight), has_bias=bias is not None, **start)
+
+
+def relu() -> nn.Cell:
+    return nn.ReLU()
+
+
+def dropout() -> nn.Cell:
+    return nn.Dropout(p=0.5).set_train()
+
+
+def add(a: mindspore.Tensor, b: mindspore.Tensor) -> mindspore.Tensor:
+    return a + b
+
+
+def multiply(a: mindspore.Tensor, b: mindspore.Tensor) -> mindspore.Tensor:
+    return a * b
+
+
+def weights(model: nn.Cell) -> dict[str, np.ndarray]:
+    return {name: array(parameter) for name, parameter in model.parameters_and_names()}
+
+
+def optimizer(
+    kind: str, *models: nn.Cell, lr: float, momentum: float = 0.0, beta1: float = 0.9, beta2: float = 0.999
+) -> nn.Optimizer:
+    for number, model in enumerate(models if len(models) > 1 else ()):
+        model.update_parameters_name(f"model{number}.")  # within an optimizer names must differ
+    parameters = [parameter for model in models for parameter in model.trainable_params()]
+    if kind == "adam":
+        return nn.Adam(parameters, learning_rate=lr, beta1=beta1, beta2=beta2)
+    return nn.Momentum(parameters, lr, momentum) if kind == "momentum" else nn.SGD(parameters, lr)
+
+
+class Loop:
+    def __init__(self, forward: Callable[..., mindspore.Tensor], optimizers: Sequence[nn.Optimizer]) -> None:
+        self._optimizers = optimizers
+        parameters = [parameter for optimizer in optimizers for parameter in optimizer.parameters]
+        self._differentiated = mindspore.value_and_grad(
+            lambda *args, **kwargs: _loss(forward(*args, **kwargs)), None, mindspore.ParameterTuple(parameters)
+        )
+        self._gradients: list[Any] = []
+
+    def micro_batch(self, *args: Any, **kwargs: Any) -> None:
+        _, gradients = self._differentiated(*args, **kwargs)
+        if not self._gradients:
+            self._gradients = list(gradients)
+            return
+        if not isinstance(self._gradients[0], mindspore.Parameter):
+            self._gradients = [mindspore.Parameter(first) for first in self._gradients]
+        for total, gradient in zip(self._gradients, gradients, strict=True):
+            ops.assign_add(total, gradient)
+
+    def update(self) -> None:
+        for optimizer in self._optimizers:
+            own = len(optimizer.parameters)
+            optimizer(tuple(self._gradients[:own]))
+            del self._gradients[:own]
+
+
+def _loss(outputs: mindspore.Tensor) -> mindspore.Tensor:
+    return outputs.astype(mindspore.float32).sum()
+
+
+def loop(forward: Callable[..., mindspore.Tensor], *optimizers: nn.Optimizer) -> Loop:
+    return Loop(forward, optimizers)
+
+
+def _train_one_step_cell(model: nn.Cell, optimizer: nn.Optimizer, inputs: mindspore.Tensor) -> None:
+    nn.TrainOneStepCell(module(lambda x: _loss(model(x)), model=model), optimizer).set_train()(inputs)
+
+
+IDIOMS = {"TrainOneStepCell": _train_one_step_cell}
+
+
+def evaluate(model: nn.Cell, *args: Any) -> None:
+    model(*args)
+
+
+def seed() -> None:
+    mindspore.manual_seed(7)
+
+
+def generator() -> bytes:
+    return mindspore.get_rng_state().asnumpy().tobytes()
+
+
+def picture(models: Sequence[nn.Cell], optimizers: Sequence[nn.Optimizer]) -> object:
+    cells = [each for model in (*models, *optimizers) for _, each in model.cells_and_names()]
+    parameters = [parameter for model in models for parameter in model.get_parameters()]
+    classes = [Composed, nn.Cell, mindspore.Parameter, mindspore.Tensor, nn.DistributedGradReducer, nn.Optimizer]
+    return (
+        [sorted(vars(each)) for each in (*cells, *parameters)],
+        [{key: dict(value) for key, value in vars(each).items() if "hook" in key and value} for each in cells],
+        [dict(vars(each)) for each in (*classes, *map(type, optimizers))],
+    )

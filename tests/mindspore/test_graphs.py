@@ -1,0 +1,98 @@
+"""Graph compilation: refused where nothing can be heard, left alone where it is part of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.mindspore.toys import Deep, TinyNet, X, gradients, hooks, ms, nn, one_step, rows_of, tensor, watch, weights
+
+
+@pytest.fixture
+def graph_mode() -> Iterator[None]:
+    """MindSpore's other mode, for one test."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        yield
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+class Compiled(nn.Cell):
+    """A cell that is compiled with what is inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Deep()
+
+    @ms.jit
+    def construct(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@pytest.mark.usefixtures("graph_mode")
+def test_graph_mode_is_refused_with_what_to_do() -> None:
+    net = TinyNet()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    with pytest.raises(ValueError, match=r"GRAPH_MODE.*set_context\(mode=mindspore.PYNATIVE_MODE\)"):
+        watch(net, optimizer)
+    assert hooks(net, optimizer) == 0
+
+
+def test_a_compiled_cell_is_refused_for_activations_alone() -> None:
+    net = Compiled()
+    optimizer = nn.Adam(net.trainable_params(), 0.1)
+    with pytest.raises(ValueError, match=r"cell .. is compiled by mindspore\.jit.*xy_distribution: false"):
+        watch(net, optimizer)
+    monitor = watch(net, optimizer, xy_distribution=False)
+    one_step(net, optimizer)
+    rows = rows_of(monitor)
+    assert {row.signal for row in rows} == {
+        "grad_unreduced", "grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq",
+    }  # fmt: skip
+
+
+def test_hooks_do_not_break_a_function_that_compiles_the_model() -> None:
+    """What mindspore.jit compiles, it compiles with the hooks on it."""
+    trained = []
+    for watched in (False, True):
+        net = Deep()
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        monitor = watch(net, optimizer) if watched else None
+
+        @ms.jit
+        def forward(x: Any, net: Any = net) -> Any:
+            return net(x).sum()
+
+        losses = []
+        for _ in range(3):
+            loss, grads = ms.value_and_grad(forward, None, net.trainable_params())(tensor(X))
+            optimizer(grads)
+            losses.append(loss.asnumpy().tobytes())
+        trained.append((losses, weights(net)))
+        if monitor is not None:
+            monitor.stop()
+            assert monitor.step == 3
+            assert monitor.faults == {"activations: steps in which no watched module was seen to run": 3}
+            assert hooks(net, optimizer) == 0
+    assert trained[0] == trained[1]
+
+
+def test_a_model_watched_and_compiled_by_turns() -> None:
+    net = Deep()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    monitor = watch(net, optimizer)
+
+    @ms.jit
+    def evaluate(x: Any) -> Any:
+        return net(x)
+
+    for _ in range(2):
+        expected = net(tensor(X)).asnumpy()
+        assert np.allclose(evaluate(tensor(X)).asnumpy(), expected, rtol=1e-5)
+        optimizer(gradients(net))
+    rows = rows_of(monitor)
+    assert {row.step for row in rows if row.signal == "actv"} == {0, 1}
