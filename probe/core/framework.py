@@ -1,6 +1,7 @@
 """All that core asks of a framework: three modules of plain functions, and this page is their contract.
 
-``probe.pytorch`` and ``probe.mindspore`` are two examples; mypy holds them to these protocols. Nothing else in core knows a framework.
+``probe.pytorch`` and ``probe.mindspore`` are two examples, which mypy holds to these protocols. Nothing else in core
+knows a framework.
 """
 
 from __future__ import annotations

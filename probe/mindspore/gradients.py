@@ -49,7 +49,8 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
     """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum so far: that of several
     backwards comes when a reducer or the optimizer gets it."""
     if own:
-        return _removing(parameter.register_hook(surfacing(guard(listen))))
+        remove_own: Remove = parameter.register_hook(surfacing(guard(listen))).remove
+        return remove_own
     entry = _Sum(guard(listen))
 
     def hear(value: Any) -> None:
@@ -68,10 +69,6 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
                 del _sums[id(parameter)]
 
     return remove
-
-
-def _removing(handle: Any) -> Remove:
-    return lambda: handle.remove()
 
 
 @contextmanager

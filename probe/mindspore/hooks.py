@@ -39,6 +39,9 @@ __all__ = [
     "watch_inputs",
 ]
 
+RECOMPUTING = ("_RecomputeCell", "_WrapCell")
+"""Cells that ``Cell.recompute`` makes, which older versions list among the user's."""
+
 Remove = Callable[[], None]
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -51,7 +54,7 @@ def check(chunks: Sequence[tuple[int, Any]], optimizers: Sequence[Any], settings
     """
     if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
         raise ValueError(
-            "set_monitor: MindSpore runs in GRAPH_MODE, which compiles cells and optimizers as a whole, so that no hook "
+            "set_monitor: MindSpore runs in GRAPH_MODE, which compiles cells and optimizers whole, so that no hook "
             "runs: call mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. There, functions compiled by "
             "mindspore.jit keep their speed; all but the activations inside them can be monitored"
         )
@@ -67,8 +70,8 @@ def check(chunks: Sequence[tuple[int, Any]], optimizers: Sequence[Any], settings
     for optimizer in optimizers:
         if not known(optimizer):
             raise ValueError(
-                "set_monitor: optimizer: expected a mindspore.nn.Optimizer, a mindspore.experimental.optim.Optimizer or "
-                f"an object with step() and param_groups, got {type(optimizer)}"
+                "set_monitor: optimizer: expected a mindspore.nn.Optimizer, a mindspore.experimental.optim.Optimizer "
+                f"or an object with step() and param_groups, got {type(optimizer)}"
             )
 
 
@@ -83,7 +86,8 @@ def _compiled(model: nn.Cell) -> list[str]:
 
 def modules(model: Any) -> Iterator[tuple[str, Any]]:
     """Every cell once, under its first name; the root is ``""``."""
-    yield from model.named_modules() if hasattr(model, "named_modules") else model.cells_and_names()
+    found = model.named_modules() if hasattr(model, "named_modules") else model.cells_and_names()
+    yield from ((name, cell) for name, cell in found if type(cell).__name__ not in RECOMPUTING)
 
 
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
@@ -100,7 +104,7 @@ def loss_scale() -> None:
     """Not known: gradients are written as MindSpore computed them."""
 
 
-def held_scale(optimizer: Any) -> None:  # noqa: ARG001
+def held_scale(optimizer: Any) -> None:
     """Not known, as :func:`loss_scale`."""
 
 

@@ -116,8 +116,9 @@ class Sum:
 
     def _tell(self) -> None:
         total, self._total, self._missing = self._total, None, self._edges
-        for listen in self._listeners if total is not None else ():
-            listen(total)
+        if total is not None:
+            for listen in self._listeners:
+                listen(total)
 
 
 def _say_once(sentence: str) -> None:

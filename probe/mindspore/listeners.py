@@ -17,10 +17,12 @@ from mindspore import nn
 from probe.mindspore.tensors import Deferred
 
 Remove = Callable[[], None]
+_ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
+"""Methods of a cell that go through its hooks."""
 _TAKES_KWARGS = "with_kwargs" in inspect.signature(nn.Cell.register_forward_pre_hook).parameters
 
 
-class Before(nn.Cell):
+class Before(nn.Cell):  # type: ignore[misc]
     """Hears ``(args, kwargs)`` before a cell runs."""
 
     def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
@@ -35,7 +37,7 @@ class Before(nn.Cell):
         return None  # noqa: RET501 - the compiler wants to see it
 
 
-class After(nn.Cell):
+class After(nn.Cell):  # type: ignore[misc]
     """Hears the outputs after a cell has run."""
 
     def __init__(self, listen: Callable[[Any], None]) -> None:
@@ -62,38 +64,39 @@ def surfacing(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def before(cell: nn.Cell, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
+def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
     """Listens to the inputs of ``cell``."""
-    listener = Before(listen)
     if _TAKES_KWARGS:
-        handle = cell.register_forward_pre_hook(listener, with_kwargs=True)
+        handle = cell.register_forward_pre_hook(_nothing, with_kwargs=True)
     else:
-        handle = cell.register_forward_pre_hook(listener)
-    return _removing(cell, cell._forward_pre_hook, listener, handle)
+        handle = cell.register_forward_pre_hook(_nothing)
+    return _place(cell, cell._forward_pre_hook, Before(listen), handle)
 
 
-def after(cell: nn.Cell, listen: Callable[[Any], None]) -> Remove:
+def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
     """Listens to the outputs of ``cell``."""
-    listener = After(listen)
-    handle = cell.register_forward_hook(listener)
-    return _removing(cell, cell._forward_hook, listener, handle)
+    return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing))
 
 
-def _removing(cell: nn.Cell, hooks: dict[Any, Any], listener: nn.Cell, handle: Any) -> Remove:
+def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remove:
+    """Puts ``listener`` where ``handle`` has placed a function: before 2.10 only functions can be registered."""
+    place = next(reversed(hooks))
+    hooks[place] = listener
+
     def remove() -> None:
         if _runs_hooks_of(cell):  # it iterates the very dict: a hook taken out of it now would raise in training
             listener.__dict__["listen"] = _nothing
-        elif any(hook is listener for hook in hooks.values()):
+        elif hooks.get(place) is listener:
             handle.remove()
 
     return remove
 
 
-def _runs_hooks_of(cell: nn.Cell) -> bool:
+def _runs_hooks_of(cell: Any) -> bool:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name in ("_run_forward_pre_hook", "_run_forward_hook") and frame.f_locals.get("self") is cell:
+        if frame.f_code.co_name in _ITERATING and frame.f_locals.get("self") is cell:
             return True
     return False
 
