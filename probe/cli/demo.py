@@ -32,6 +32,10 @@ class Framework(str, Enum):
     mindspore = "mindspore"
 
 
+PACKAGES = {Framework.pytorch: ("PyTorch", "torch"), Framework.mindspore: ("MindSpore", "mindspore")}
+"""What each is called, and what is installed to have it."""
+
+
 def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
     fault: Annotated[FaultKind | None, typer.Option(help="What to break; one of the first three by chance.")] = None,
@@ -53,7 +57,8 @@ def demo(
 
     console = Console()
     seed = secrets.randbelow(10_000) if seed is None else seed
-    plan = training.Plan(seed, fault and fault.value, steps, output or output_root(os.environ), _formats())
+    root = output or output_root(os.environ)
+    plan = training.Plan(framework.value, seed, fault and fault.value, steps, root, _formats())
     report.begin(console, plan)
     with report.progress(console, steps) as observe:
         outcome = training.run(plan, observe)
@@ -65,10 +70,10 @@ def demo(
 
 def _check(framework: Framework) -> None:
     """Ends the command if it lacks what it trains with."""
-    if framework is Framework.mindspore:
-        _refuse("the demonstration on MindSpore is built in a later version; until then use --framework pytorch")
-    if find_spec("torch") is None:
-        _refuse('PyTorch is not installed: pip install torch (or: pip install "probe-monitor[pytorch]")')
+    title, package = PACKAGES[framework]
+    if find_spec(package) is None:
+        extra = f"probe-monitor[{framework.value}]"
+        _refuse(f'{title} is not installed: pip install {package} (or: pip install "{extra}")')
 
 
 def _refuse(why: str) -> None:

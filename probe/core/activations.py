@@ -35,7 +35,7 @@ def activations(run: Run) -> Iterator[None]:
                 if places := run.selection.places(watched):
                     listener = Listener(run, watched, places)
                     guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
-                    attached.callback(hooks.on_forward(module, model, listener.before, listener.after, guard))
+                    attached.callback(run.on_forward(module, model, listener.before, listener.after, guard))
                     listeners.append(listener)
         run.step_ended.append(partial(_end_step, run, listeners))
         yield
@@ -97,7 +97,7 @@ class Listener:
             return
         if "output_grad" in self._places:
             for part, tensor in self._outputs(outputs, "output_grad"):
-                self._hooks.on_tensor_gradient(tensor, self._listen(part, call), self._guard)
+                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call)))
         if edges is not None:
             listeners = [self._listen(part, call) for part in names]
             results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]

@@ -72,11 +72,15 @@ class StepListener(Protocol):
 class Hooks(Protocol):
     """What core asks of models and optimizers. Every ``on_...`` that lasts returns what takes its hook away.
 
-    ``guard`` wraps the function that the framework will call: on steps that are not sampled it returns at once.
+    A listener may be called on any step; where there is a ``guard``, it wraps the very function that the framework will
+    call, and on steps that are not sampled that returns at once.
     """
 
-    def check(self, chunks: Sequence[tuple[int, Module]], optimizers: Sequence[Optimizer], settings: Any) -> None:
-        """Raises ValueError for what cannot be watched."""
+    def check_model(self, model: Module, settings: Any) -> None:
+        """Raises ValueError, saying what to do, for a model that cannot be watched as ``settings`` ask."""
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raises ValueError for what cannot be listened to."""
 
     def modules(self, model: Module) -> Iterable[tuple[str, Module]]:
         """Every module once, by name; the root is ``""``."""
@@ -123,19 +127,14 @@ class Hooks(Protocol):
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far."""
 
-    def on_forward(
-        self,
-        module: Module,
-        root: Module,
-        before: Callable[[str, Any], None],
-        after: Callable[[str, Any], None],
-        guard: Guard,
-    ) -> Remove:
-        """Listens to forwards that are training data. Both are told the kind, ``training`` or ``recompute``; ``before``
-        gets ``(args, kwargs)`` and ``after`` the outputs."""
+    def forward_kind(self, root: Module) -> str | None:
+        """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
 
-    def on_tensor_gradient(self, tensor: Tensor, listen: Listen, guard: Guard) -> None:
-        """Listens to the gradient of ``tensor``; the hook goes with the graph."""
+    def on_forward(self, module: Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
+        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs."""
+
+    def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:
+        """Listens to the gradient of ``tensor``, if it takes part in differentiation; the hook goes with the graph."""
 
     def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come."""

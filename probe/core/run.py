@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter, Optimizer, Remove, Tensor
+from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Tensor
 from probe.core.recorder import Recorder
 from probe.core.selection import Selection, Watched
 
@@ -112,6 +112,28 @@ class Run:
             cost.hooks += time.perf_counter() - begin
 
         return hook
+
+    def on_forward(
+        self,
+        module: Any,
+        root: Any,
+        before: Callable[[str, Any], None],
+        after: Callable[[str, Any], None],
+        guard: Guard,
+    ) -> Remove:
+        """Listens to forwards of ``module`` that are not evaluation. Both are told the kind, ``training`` or
+        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs."""
+        hooks = self.framework.hooks
+
+        def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if kind := hooks.forward_kind(root):
+                before(kind, (args, kwargs))
+
+        def ended(outputs: Any) -> None:
+            if kind := hooks.forward_kind(root):
+                after(kind, outputs)
+
+        return hooks.on_forward(module, guard(began), guard(ended))
 
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""

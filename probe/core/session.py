@@ -182,7 +182,7 @@ class Session:
 
     def _look_at_each_forward(self) -> None:
         for _, model in self._run.chunks:
-            remove = self._hooks.on_forward(
+            remove = self._run.on_forward(
                 model, model, lambda *_: self._look(), lambda *_: None, lambda f: self._run.guard("parameters", f)
             )
             self._stack.callback(remove)

@@ -102,7 +102,7 @@ def micro_batches(run: Run) -> Iterator[None]:
 
     def after(_kind: str, outputs: Any) -> None:
         for tensor in filter(is_tensor, leaves(outputs)):
-            hooks.on_tensor_gradient(tensor, backward_began, guard)
+            hooks.on_tensor_gradient(tensor, guard(backward_began))
 
     def before(kind: str, _inputs: Any) -> None:
         if kind == "training" and not run.clock.searching:
@@ -115,7 +115,7 @@ def micro_batches(run: Run) -> Iterator[None]:
     is_tensor = run.framework.tensors.is_tensor
     with ExitStack() as attached:
         for _, model in run.chunks:
-            attached.callback(hooks.on_forward(model, model, before, after, guard))
+            attached.callback(run.on_forward(model, model, before, after, guard))
         yield
 
 

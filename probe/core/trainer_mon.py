@@ -105,7 +105,10 @@ class Monitor:
     def _new_run(self, given: signatures.Attachment) -> Run:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
-        self.framework.hooks.check(chunks, optimizers, self.settings)
+        for _, model in chunks:
+            self.framework.hooks.check_model(model, self.settings)
+        for optimizer in optimizers:
+            self.framework.hooks.check_optimizer(optimizer)
         settings = self.settings
         return Run(
             settings=settings,

@@ -1,7 +1,7 @@
-"""Breaks one module at one step. Nothing here is known to the monitor, and what it finds is not known here.
+"""Which module breaks, how and at which step. Nothing here is known to the monitor, nor is here what it finds.
 
-Attach the fault before the monitor: it is then part of the model, and the monitor's hooks see what the broken module
-really gives. What counts as the first bad place:
+A fault is part of the model: it is attached before the monitor, whose hooks see what the broken module really gives.
+What counts as the first bad place:
 
 ``nan``
     A weight has a NaN when its step begins: the parameter itself, before anything is computed with it.
@@ -14,10 +14,10 @@ really gives. What counts as the first bad place:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 KINDS = ("nan", "overflow", "gradient")
 
@@ -37,7 +37,30 @@ class Injection(NamedTuple):
     """Which element of the parameter becomes NaN."""
 
 
-def draw(kind: str | None, model: torch.nn.Module, steps: tuple[int, int], seed: int) -> Injection:
+class Places(NamedTuple):
+    """Where a model can break, by name and in its order."""
+
+    parameters: Mapping[str, int]
+    """The number of elements of each."""
+    computing: Sequence[str]
+    """Modules with a forward of their own, which a mere list has not; the whole model left out."""
+    weighted: Sequence[str]
+    """Modules with parameters of their own: in the others, a part of them is where a gradient goes wrong first."""
+
+
+class Fault:
+    """An injection in a model. Set :attr:`step` as training goes on; it strikes in the forward of its own step."""
+
+    def __init__(self, injection: Injection) -> None:
+        self.injection = injection
+        self.step = -1
+
+    def strikes(self) -> bool:
+        """Whether the model is to be broken now."""
+        return self.step == self.injection.step
+
+
+def draw(kind: str | None, places: Places, steps: tuple[int, int], seed: int) -> Injection:
     """A fault of ``kind``, or of any kind if it is None, at a random place and step.
 
     Args:
@@ -48,70 +71,18 @@ def draw(kind: str | None, model: torch.nn.Module, steps: tuple[int, int], seed:
     kind = kind or any_kind
     step = int(random.integers(*steps))
     if kind == "nan":
-        return _nan(model, step, random)
+        return _nan(places.parameters, step, random)
     if kind == "overflow":
-        return Injection(kind, _pick(_computing(model), random), step, "output times 3e38", 3e38)
+        return Injection(kind, _pick(places.computing, random), step, "output times 3e38", 3e38)
     factor = float(f"{10 ** random.uniform(4, 6):.2g}")
-    return Injection(kind, _pick(_with_weights(model), random), step, f"gradients times {factor:.2g}", factor)
+    return Injection(kind, _pick(places.weighted, random), step, f"gradients times {factor:.2g}", factor)
 
 
-def _nan(model: torch.nn.Module, step: int, random: np.random.Generator) -> Injection:
-    parameters = dict(model.named_parameters())
+def _nan(parameters: Mapping[str, int], step: int, random: np.random.Generator) -> Injection:
     place = _pick(list(parameters), random)
-    element = int(random.integers(parameters[place].numel()))
+    element = int(random.integers(parameters[place]))
     return Injection("nan", place, step, f"element {element} is NaN", element=element)
 
 
-def _pick(names: list[str], random: np.random.Generator) -> str:
+def _pick(names: Sequence[str], random: np.random.Generator) -> str:
     return names[int(random.integers(len(names)))]
-
-
-def _computing(model: torch.nn.Module) -> list[str]:
-    """Modules with a forward of their own, which a mere list has not; the whole model left out."""
-    return [name for name, module in model.named_modules() if name and not isinstance(module, torch.nn.ModuleList)]
-
-
-def _with_weights(model: torch.nn.Module) -> list[str]:
-    """Modules with parameters of their own: in the others, a part of them is where a gradient goes wrong first."""
-    return [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
-
-
-class Fault:
-    """A fault in place. Set :attr:`step` as training goes on; it strikes in the forward of its own step."""
-
-    def __init__(self, model: torch.nn.Module, injection: Injection) -> None:
-        self.step = -1
-        self._injection = injection
-        if injection.kind == "nan":
-            self._parameter = model.get_parameter(injection.place)
-            model.register_forward_pre_hook(self._poison)
-        else:
-            change = _overflow if injection.kind == "overflow" else _Amplify.apply
-            model.get_submodule(injection.place).register_forward_hook(
-                lambda _, __, output: change(output, injection.strength) if self._strikes() else None
-            )
-
-    def _strikes(self) -> bool:
-        return self.step == self._injection.step
-
-    def _poison(self, *_: Any) -> None:
-        if self._strikes():
-            with torch.no_grad():
-                self._parameter.view(-1)[self._injection.element] = float("nan")
-
-
-def _overflow(output: torch.Tensor, factor: float) -> torch.Tensor:
-    return output * factor
-
-
-class _Amplify(torch.autograd.Function):
-    """The same values forward, ``factor`` times the gradient backward: a backward that was written wrongly."""
-
-    @staticmethod
-    def forward(context: Any, values: torch.Tensor, factor: float) -> torch.Tensor:
-        context.factor = factor
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0] * context.factor, None

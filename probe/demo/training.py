@@ -6,25 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch.nn import functional
+from typing import Any, NamedTuple, Protocol
 
 from probe.core.records import Finding
-from probe.demo.faults import Fault, Injection, draw
-from probe.demo.model import Gpt, Size
-from probe.demo.text import standard_library
-from probe.pytorch import TrainerMon
+from probe.core.trainer_mon import Monitor
+from probe.demo import recipe
+from probe.demo.faults import Fault, Injection, Places, draw
 
 REMAINING = 3
 """Steps that follow the broken one at least."""
-BATCH = 16
-LEARNING_RATE = 1e-3
-WARM_UP = 20
-"""Steps in which the learning rate rises to its value, and before which nothing breaks."""
 LOG = "probe.log"
 """File in the run's directory that gets what the monitor logs."""
 
@@ -32,6 +24,7 @@ LOG = "probe.log"
 class Plan(NamedTuple):
     """What to run."""
 
+    framework: str
     seed: int
     fault: str | None
     """A kind of :data:`probe.demo.faults.KINDS`, ``none``, or None for any of the kinds."""
@@ -65,6 +58,36 @@ class Outcome(NamedTuple):
     """What failed inside the monitor."""
 
 
+class Training(Protocol):
+    """The small GPT and its optimizer; nothing in it knows of the monitor."""
+
+    model: Any
+    optimizer: Any
+
+    def places(self) -> Places:
+        """Where the model can break."""
+
+    def inject(self, fault: Fault) -> None:
+        """Makes the fault a part of the model."""
+
+    def step(self, tokens: recipe.Bytes, targets: recipe.Bytes) -> float:
+        """One training step; the loss before its update."""
+
+
+class Framework(Protocol):
+    """What the demonstration asks of a framework: a package of ``probe.demo``."""
+
+    @property
+    def TrainerMon(self) -> type[Monitor]:  # noqa: N802 - it is a class
+        """The monitor."""
+
+    def begin(self, seed: int) -> Training:
+        """A training run at its beginning, as :mod:`probe.demo.recipe` has it."""
+
+    def calm(self) -> AbstractContextManager[None]:
+        """Has the framework compute as fits a small model on a machine that others use as well."""
+
+
 def configuration(formats: Sequence[str]) -> dict[str, Any]:
     """Everything watched, both rules on."""
     return {
@@ -83,62 +106,54 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
 
 def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
     """Trains, breaks, watches; ``observe`` is told of every step."""
-    torch.manual_seed(plan.seed)
-    model = Gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    injection, fault = _break(model, plan)
-    monitor = TrainerMon(configuration(plan.formats), params_have_main_grad=False)
+    framework = _framework(plan.framework)
+    training = framework.begin(plan.seed)
+    fault = _break(training, plan)
+    monitor = framework.TrainerMon(configuration(plan.formats), params_have_main_grad=False)
     with _output(plan.output):
-        monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
+        monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
     directory = Path(str(monitor.output_directory))
-    with _log_in(directory / LOG), _one_thread():
+    with _log_in(directory / LOG), framework.calm():
         began = time.perf_counter()
         with monitor:
-            for step, loss in enumerate(_train(model, optimizer, fault, plan)):
+            for step, loss in enumerate(_train(training, fault, plan)):
                 each = (time.perf_counter() - began) / (step + 1)
                 observe(Progress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
+    injection = fault and fault.injection
     return Outcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
 
 
-def _train(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, fault: Fault | None, plan: Plan
-) -> Iterator[float]:
-    """The loss of each step. Nothing in this loop knows of the monitor."""
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
-    for step, (tokens, targets) in enumerate(_batches(plan.steps, plan.seed)):
+def _framework(name: str) -> Framework:
+    if name == "mindspore":
+        from probe.demo import mindspore
+
+        return mindspore
+    from probe.demo import pytorch
+
+    return pytorch
+
+
+def _train(training: Training, fault: Fault | None, plan: Plan) -> Iterator[float]:
+    """The loss of each step."""
+    for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.seed)):
         if fault is not None:
             fault.step = step
-        loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        yield loss.item()
+        yield training.step(tokens, targets)
 
 
-def _break(model: torch.nn.Module, plan: Plan) -> tuple[Injection | None, Fault | None]:
+def _break(training: Training, plan: Plan) -> Fault | None:
     if plan.fault == "none":
-        return None, None
-    injection = draw(plan.fault, model, (WARM_UP, plan.steps - REMAINING), plan.seed)
-    return injection, Fault(model, injection)
+        return None
+    steps = (recipe.WARM_UP, plan.steps - REMAINING)
+    fault = Fault(draw(plan.fault, training.places(), steps, plan.seed))
+    training.inject(fault)
+    return fault
 
 
 def _waited(cost: dict[str, float]) -> float:
     """Seconds a step for which training waited for the monitor."""
     return (cost.get("hooks", 0.0) + cost.get("drain", 0.0)) / max(cost.get("steps", 0.0), 1.0)
-
-
-def _batches(steps: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Bytes at random places of the text, and the bytes that follow each."""
-    text = torch.frombuffer(bytearray(standard_library()), dtype=torch.uint8).long()
-    random = torch.Generator().manual_seed(seed)
-    context = Size().context
-    for _ in range(steps):
-        starts = torch.randint(len(text) - context, (BATCH,), generator=random).tolist()
-        pieces = torch.stack([text[start : start + context + 1] for start in starts])
-        yield pieces[:, :-1], pieces[:, 1:]
 
 
 @contextmanager
@@ -167,15 +182,3 @@ def _log_in(path: Path) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Has torch compute with one thread: on shared cores, threads that wait for each other take a small model ten times
-    as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

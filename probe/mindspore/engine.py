@@ -6,12 +6,14 @@ missing (said once), and micro batches are counted by forwards alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore
 from mindspore.common.api import _pynative_executor as executor
+
+from probe.core.frames import callers
+from probe.mindspore.listeners import surfacing
 
 HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")
 """Whether tensors tell the node of the graph that they come from."""
@@ -30,10 +32,7 @@ def differentiates() -> bool:
 
 
 def forward_kind() -> str | None:
-    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation.
-
-    ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
-    """
+    """What the executor is doing: see :func:`probe.mindspore.hooks.forward_kind`."""
     again = recomputed_by()
     if backward_id() != -1 or (again is not None and again[1]):
         return "recompute"
@@ -43,9 +42,7 @@ def forward_kind() -> str | None:
 def recomputed_by() -> tuple[int, bool] | None:
     """Which recomputed cell is running, if any, and whether for the second time: it runs without gradients in the
     forward, and again in its backward."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame in callers():
         if frame.f_code.co_name in ("construct", "bprop"):
             cell = frame.f_locals.get("self")
             if type(cell).__name__ == "_RecomputeCell":
@@ -55,7 +52,7 @@ def recomputed_by() -> tuple[int, bool] | None:
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Calls ``function`` when the running backward has come to its end."""
-    executor.queue_backward_final_callback(function)
+    executor.queue_backward_final_callback(surfacing(function))
 
 
 def feeds(_models: Iterable[Any]) -> bool:

@@ -12,11 +12,9 @@ from typing import Any
 
 from mindspore import nn
 
+from probe.core.framework import Guard, Listen, Remove
+from probe.core.patching import replace
 from probe.mindspore.listeners import surfacing
-
-Listen = Callable[[Any], None]
-Remove = Callable[[], None]
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class _Sum:
@@ -33,7 +31,8 @@ _given: dict[int, Any] = {}
 """What the optimizer that is about to step was given, by the identity of the parameter."""
 _owners: list[Callable[[], Sequence[Any]]] = []
 """What the optimizers that are listened to update."""
-_original_call: list[Any] = []
+_restore: list[Remove] = []
+"""What takes the listener off the class of reducers, while there is one."""
 
 
 def gradient(parameter: Any, main_grad: bool) -> Any:
@@ -99,34 +98,24 @@ def reducers_of(owned: Callable[[], Sequence[Any]]) -> Iterator[None]:
     anybody asks.
     """
     if not _owners:
-        _install()
+        _restore[:] = [_listen_to_reducers()]
     _owners.append(owned)
     try:
         yield
     finally:
         _owners.remove(owned)
         if not _owners:
-            _restore()
+            _restore.pop()()
 
 
-def _install() -> None:
-    reducer = nn.DistributedGradReducer
-    _original_call[:] = [reducer.__dict__.get("__call__")]
-    inherited = reducer.__call__
+def _listen_to_reducers() -> Remove:
+    inherited = nn.DistributedGradReducer.__call__
 
     def call(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
         surfacing(_reducing)(grads)
         return inherited(self, grads, *args, **kwargs)
 
-    reducer.__call__ = call
-
-
-def _restore() -> None:
-    original = _original_call.pop()
-    if original is None:
-        del nn.DistributedGradReducer.__call__
-    else:
-        nn.DistributedGradReducer.__call__ = original
+    return replace(nn.DistributedGradReducer, "__call__", call)
 
 
 def _reducing(grads: Any) -> None:

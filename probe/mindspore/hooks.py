@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import mindspore
 from mindspore import nn
 
+from probe.core.framework import Listen, Remove
 from probe.core.leaves import leaves
 from probe.mindspore import engine, listeners, tensors
 from probe.mindspore.engine import backward_id, differentiates, feeds
@@ -18,9 +20,11 @@ from probe.mindspore.optimizers import known, on_step, owned, state, state_names
 __all__ = [
     "at_next_forward",
     "backward_id",
-    "check",
+    "check_model",
+    "check_optimizer",
     "differentiates",
     "feeds",
+    "forward_kind",
     "gradient",
     "held_scale",
     "loss_scale",
@@ -42,12 +46,9 @@ __all__ = [
 RECOMPUTING = ("_RecomputeCell", "_WrapCell")
 """Cells that ``Cell.recompute`` makes, which older versions list among the user's."""
 
-Remove = Callable[[], None]
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
-
-def check(chunks: Sequence[tuple[int, Any]], optimizers: Sequence[Any], settings: Any) -> None:
-    """Refuses what cannot be watched.
+def check_model(model: Any, settings: Any) -> None:
+    """Refuses graph mode, what is no cell, and for activations what is compiled.
 
     Raises:
         ValueError: saying what was expected, what came and what to do.
@@ -58,21 +59,32 @@ def check(chunks: Sequence[tuple[int, Any]], optimizers: Sequence[Any], settings
             "runs: call mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. There, functions compiled by "
             "mindspore.jit keep their speed; all but the activations inside them can be monitored"
         )
-    for _, model in chunks:
-        if not isinstance(model, nn.Cell):
-            raise ValueError(f"set_monitor: model: expected a mindspore.nn.Cell or a list of them, got {type(model)}")
-        if settings.xy_distribution and (names := _compiled(model)):
-            raise ValueError(
-                f"set_monitor: cell {names[0]!r} is compiled by mindspore.jit, so that hooks on the cells inside would "
-                "not run. Weight gradients, parameters and optimizer state can be monitored (xy_distribution: false); "
-                "for activations take the decorator away"
-            )
-    for optimizer in optimizers:
-        if not known(optimizer):
-            raise ValueError(
-                "set_monitor: optimizer: expected a mindspore.nn.Optimizer, a mindspore.experimental.optim.Optimizer "
-                f"or an object with step() and param_groups, got {type(optimizer)}"
-            )
+    if settings.monitor_mbs_grad == "accumulated":
+        raise ValueError(
+            'set_monitor: monitor_mbs_grad: "accumulated" asks for the running sum of gradients, which MindSpore does '
+            "not hold between micro batches; true gives each micro batch's own gradient, false the sum of the step"
+        )
+    if not isinstance(model, nn.Cell) and not adapted(model):
+        raise ValueError(f"set_monitor: model: expected a mindspore.nn.Cell or a list of them, got {type(model)}")
+    if settings.xy_distribution and (compiled := _compiled(model)):
+        raise ValueError(
+            f"set_monitor: cell {compiled[0]!r} is compiled by mindspore.jit, so that hooks on the cells inside would "
+            "not run. Weight gradients, parameters and optimizer state can be monitored (xy_distribution: false); "
+            "for activations take the decorator away"
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuses what neither is called with gradients nor has a ``step``.
+
+    Raises:
+        ValueError: saying what was expected and what came.
+    """
+    if not known(optimizer):
+        raise ValueError(
+            "set_monitor: optimizer: expected a mindspore.nn.Optimizer, a mindspore.experimental.optim.Optimizer "
+            f"or an object with step() and param_groups, got {type(optimizer)}"
+        )
 
 
 def _compiled(model: nn.Cell) -> list[str]:
@@ -80,19 +92,28 @@ def _compiled(model: nn.Cell) -> list[str]:
     return [
         name
         for name, cell in modules(model)
-        if getattr(cell.construct, "__wrapped_by_jit__", False) and next(iter(cell.cells()), None) is not None
+        if isinstance(cell, nn.Cell)
+        and getattr(cell.construct, "__wrapped_by_jit__", False)
+        and next(iter(cell.cells()), None) is not None
     ]
+
+
+def adapted(model: Any) -> bool:
+    """Whether ``model`` is a module of a ``torch`` that is MindSpore underneath (msadapter, mindtorch): it has torch's
+    methods, and parameters that are MindSpore's."""
+    named = getattr(model, "named_parameters", None)
+    return callable(named) and all(isinstance(parameter, mindspore.Tensor) for _, parameter in named())
 
 
 def modules(model: Any) -> Iterator[tuple[str, Any]]:
     """Every cell once, under its first name; the root is ``""``."""
-    found = model.named_modules() if hasattr(model, "named_modules") else model.cells_and_names()
+    found = model.named_modules() if adapted(model) else model.cells_and_names()
     yield from ((name, cell) for name, cell in found if type(cell).__name__ not in RECOMPUTING)
 
 
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter once, by the path of attributes that leads to it."""
-    yield from model.named_parameters() if hasattr(model, "named_parameters") else model.parameters_and_names()
+    yield from model.named_parameters() if adapted(model) else model.parameters_and_names()
 
 
 def trainable(parameter: Any) -> bool:
@@ -108,38 +129,26 @@ def held_scale(optimizer: Any) -> None:
     """Not known, as :func:`loss_scale`."""
 
 
-def on_tensor_gradient(tensor: Any, listen: Callable[[Any], None], guard: Guard) -> None:
+def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
     if not engine.HAS_GRAPH or tensor._grad_node is not None:
-        tensor.register_hook(listeners.surfacing(guard(listen)))
+        tensor.register_hook(listeners.surfacing(listen))
 
 
-def on_forward(
-    module: Any,
-    root: Any,  # noqa: ARG001 - whether a cell is in training says nothing, see engine.forward_kind
-    before: Callable[[str, Any], None],
-    after: Callable[[str, Any], None],
-    guard: Guard,
-) -> Remove:
-    """Listens to forwards that are differentiated; each is told its kind, ``training`` or ``recompute``."""
+def forward_kind(root: Any) -> str | None:
+    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation.
 
-    @guard
-    def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if kind := engine.forward_kind():
-            before(kind, (args, kwargs))
+    ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
+    """
+    return None if adapted(root) and not root.training else engine.forward_kind()
 
-    @guard
-    def ended(outputs: Any) -> None:
-        if kind := engine.forward_kind():
-            after(kind, outputs)
 
-    removes = listeners.before(module, began), listeners.after(module, ended)
-
-    def remove() -> None:
-        for each in removes:
-            each()
-
-    return remove
+def on_forward(module: Any, before: Callable[..., None], after: Callable[..., None]) -> Remove:
+    """Listens to forwards."""
+    placed = ExitStack()
+    placed.callback(listeners.before(module, before))
+    placed.callback(listeners.after(module, after))
+    return placed.close
 
 
 def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
@@ -156,7 +165,7 @@ def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
     def ended(outputs: Any) -> None:
         for value in leaves(outputs):
             if tensors.is_tensor(value) and differentiates():
-                on_tensor_gradient(value, once, lambda f: f)
+                on_tensor_gradient(value, once)
 
     return listeners.after(model, ended)
 

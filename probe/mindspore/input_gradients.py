@@ -7,14 +7,15 @@ added in another order. Hooks on the nodes that are there change nothing.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from probe.core.edge_sum import EdgeSum
+from probe.core.framework import Guard, Listen
 from probe.mindspore.engine import HAS_GRAPH, at_end_of_backward
 from probe.mindspore.listeners import surfacing
 
-Listen = Callable[[Any], None]
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
 Edge = tuple[int, int]
 """A node's identity and the number of its output."""
 
@@ -60,7 +61,7 @@ def on_input_gradients(inputs: Inputs, outputs: Sequence[Any], listeners: Sequen
     for edge, node, index in _uses(wanted, outputs, inputs.oldest):
         places.setdefault(edge, []).append((node, index))
     for edge, uses in places.items():
-        total = Sum(len(uses), wanted[edge], guard)
+        total = EdgeSum(len(uses), wanted[edge], guard, add=operator.add, at_end=at_end_of_backward)
         for node, index in uses:
             node.register_hook(_taking(index, surfacing(guard(total.add))))
     for tensor in outputs:
@@ -94,31 +95,6 @@ def _uses(wanted: dict[Edge, list[Listen]], outputs: Sequence[Any], oldest: int)
                 yield edge, node, index
             else:
                 open_.append(source)
-
-
-class Sum:
-    """Adds up what reaches one input over its edges; tells it when the last has come, or the backward is over."""
-
-    def __init__(self, edges: int, listeners: Sequence[Listen], guard: Guard) -> None:
-        self._edges = self._missing = edges
-        self._listeners, self._total = listeners, None
-        self._give_up = surfacing(guard(self._tell))
-
-    def add(self, gradient: Any) -> None:
-        """Takes the gradient over one edge; None if nothing flows there."""
-        if self._missing == self._edges and self._edges > 1:
-            at_end_of_backward(self._give_up)
-        if gradient is not None:
-            self._total = gradient if self._total is None else self._total + gradient
-        self._missing -= 1
-        if self._missing == 0:
-            self._tell()
-
-    def _tell(self) -> None:
-        total, self._total, self._missing = self._total, None, self._edges
-        if total is not None:
-            for listen in self._listeners:
-                listen(total)
 
 
 def _say_once(sentence: str) -> None:

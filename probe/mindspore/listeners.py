@@ -8,15 +8,15 @@ either breaks that compilation or becomes a part of the graph. A cell is called 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from mindspore import nn
 
+from probe.core.frames import callers
+from probe.core.framework import Remove
 from probe.mindspore.tensors import Deferred
 
-Remove = Callable[[], None]
 _ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
 """Methods of a cell that go through its hooks."""
 _TAKES_KWARGS = "with_kwargs" in inspect.signature(nn.Cell.register_forward_pre_hook).parameters
@@ -66,6 +66,8 @@ def surfacing(function: Callable[..., None]) -> Callable[..., None]:
 
 def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
     """Listens to the inputs of ``cell``."""
+    if not isinstance(cell, nn.Cell):
+        return _plain(cell.register_forward_pre_hook(Before(listen).__call__, with_kwargs=True))
     if _TAKES_KWARGS:
         handle = cell.register_forward_pre_hook(_nothing, with_kwargs=True)
     else:
@@ -75,7 +77,15 @@ def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None])
 
 def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
     """Listens to the outputs of ``cell``."""
+    if not isinstance(cell, nn.Cell):
+        return _plain(cell.register_forward_hook(After(listen).__call__))
     return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing))
+
+
+def _plain(handle: Any) -> Remove:
+    """What takes away a hook of an adapter's own module class, which is no cell and is not compiled."""
+    remove: Remove = handle.remove
+    return remove
 
 
 def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remove:
@@ -93,12 +103,7 @@ def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remo
 
 
 def _runs_hooks_of(cell: Any) -> bool:
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name in _ITERATING and frame.f_locals.get("self") is cell:
-            return True
-    return False
+    return any(f.f_code.co_name in _ITERATING and f.f_locals.get("self") is cell for f in callers())
 
 
 def _nothing(*_: Any) -> None:

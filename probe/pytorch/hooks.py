@@ -6,13 +6,15 @@ outputs come from tensor hooks armed in the forward, those of inputs from the gr
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 
+from probe.core.frames import callers
+from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
 from probe.pytorch.optimizers import on_step, owned, state, state_names
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
@@ -20,9 +22,11 @@ from probe.pytorch.optimizers.scaling import held_scale, loss_scale
 __all__ = [
     "at_next_forward",
     "backward_id",
-    "check",
+    "check_model",
+    "check_optimizer",
     "differentiates",
     "feeds",
+    "forward_kind",
     "gradient",
     "held_scale",
     "loss_scale",
@@ -40,10 +44,6 @@ __all__ = [
     "trainable",
     "watch_inputs",
 ]
-
-Remove = Callable[[], None]
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
-
 
 is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2.1 and 2.2 have none
 
@@ -70,23 +70,29 @@ def trainable(parameter: torch.nn.Parameter) -> bool:
     return parameter.requires_grad
 
 
-def check(chunks: Sequence[tuple[int, Any]], optimizers: Sequence[Any], settings: Any) -> None:
-    """Refuses what cannot be watched.
+def check_model(model: Any, settings: Any) -> None:
+    """Refuses what is no module, and for activations what is compiled already.
 
     Raises:
         ValueError: saying what was expected, what came and what to do.
     """
-    for _, model in chunks:
-        if not isinstance(model, torch.nn.Module):
-            raise ValueError(f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}")
-        if settings.xy_distribution and (names := _compiled(model)):
-            raise ValueError(
-                f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
-                "attach the monitor first, then call torch.compile"
-            )
-    for optimizer in optimizers:
-        if not callable(getattr(optimizer, "step", None)):
-            raise ValueError(f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}")
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}")
+    if settings.xy_distribution and (names := _compiled(model)):
+        raise ValueError(
+            f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
+            "attach the monitor first, then call torch.compile"
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuses what takes no steps.
+
+    Raises:
+        ValueError: saying what was expected and what came.
+    """
+    if not callable(getattr(optimizer, "step", None)):
+        raise ValueError(f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}")
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:
@@ -141,51 +147,31 @@ def _removing(handle: Any, parameter: torch.nn.Parameter, attribute: str) -> Rem
     return remove
 
 
-def on_tensor_gradient(tensor: torch.Tensor, listen: Callable[[torch.Tensor], None], guard: Guard) -> None:
+def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
     if tensor.requires_grad:
-        tensor.register_hook(guard(listen))
+        tensor.register_hook(listen)
 
 
-def on_forward(
-    module: torch.nn.Module,
-    root: torch.nn.Module,
-    before: Callable[[str, Any], None],
-    after: Callable[[str, Any], None],
-    guard: Guard,
-) -> Remove:
-    """Listens to forwards that are training data; each is told its kind, ``training`` or ``recompute``.
+def on_forward(module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
+    """Listens to forwards.
 
     While ``torch.compile`` traces, the hooks are nothing: traced, they would break the graph in pieces, or raise where
     it must be one.
     """
 
-    @guard
-    def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if kind := _kind(root):
-            before(kind, (args, kwargs))
-
-    @guard
-    def ended(outputs: Any) -> None:
-        if kind := _kind(root):
-            after(kind, outputs)
-
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling():
-            began(args, kwargs)
+            before(args, kwargs)
 
     def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
         if not is_compiling():
-            ended(outputs)
+            after(outputs)
 
-    entering = module.register_forward_pre_hook(enter, with_kwargs=True)
-    leaving = module.register_forward_hook(leave)
-
-    def remove() -> None:
-        entering.remove()
-        leaving.remove()
-
-    return remove
+    placed = ExitStack()
+    placed.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    placed.callback(module.register_forward_hook(leave).remove)
+    return placed.close
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
@@ -198,7 +184,7 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
     return model.register_forward_pre_hook(enter).remove
 
 
-def _kind(root: torch.nn.Module) -> str | None:
+def forward_kind(root: torch.nn.Module) -> str | None:
     """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation."""
     if not root.training:
         return None
@@ -210,9 +196,7 @@ def _kind(root: torch.nn.Module) -> str | None:
 def recomputed_by() -> int | None:
     """Identity of the custom autograd function that is running, if any: reentrant checkpointing runs a part of the
     model in the forward of one, without gradients, and again in its backward."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame in callers():
         if frame.f_code.co_name in ("forward", "backward") and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
             return id(frame.f_locals["ctx"])
     return None

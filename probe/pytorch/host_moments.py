@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from probe.core.array_moments import SMALL, SQUARES_TOO_SMALL, together
 from probe.core.moments import merge, repeated
 from probe.pytorch.layouts import distinct
 
 Array = npt.NDArray[np.float64]
 Row = dict[str, float]
 
-SMALL = 4096
-"""Elements up to which tensors are concatenated."""
 PIECE = 1 << 20
 """Elements reduced at a time: bounds the copy of a converted or strided tensor."""
 SHORT = 1 << 15
@@ -28,8 +27,6 @@ SHORT = 1 << 15
 RUN = 1024
 """Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million
 equal elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
-SQUARES_TOO_SMALL = 1e-31
-"""Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
@@ -47,29 +44,8 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float)
 
 def _together(tensors: list[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
     """Moments of many small tensors in one pass over their concatenation, in float64."""
-    counts = np.array([tensor.numel() for tensor in tensors])
-    starts = np.cumsum(counts) - counts
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).numpy().astype(np.float64, copy=False)
-    with np.errstate(all="ignore"):
-        return np.stack([_column(name, flat, starts, counts, eps) for name in columns], axis=1)
-
-
-def _column(name: str, flat: Array, starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], eps: float) -> Array:
-    if name == "min":
-        return np.minimum.reduceat(flat, starts)
-    if name == "max":
-        return np.maximum.reduceat(flat, starts)
-    if name == "m2":
-        means = np.add.reduceat(flat, starts) / counts
-        flat = np.square(flat - np.repeat(means, counts))
-    elif name == "sumsq":
-        flat = np.square(flat)
-    elif name != "sum":
-        marked = np.isnan(flat) if name == "nans" else np.isinf(flat) if name == "infs" else np.abs(flat) < eps
-        if not marked.any():
-            return np.zeros(len(counts))
-        flat = marked.astype(np.float64)
-    return np.add.reduceat(flat, starts)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).numpy()
+    return together(flat, [tensor.numel() for tensor in tensors], columns, eps)
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,9 @@ import torch
 from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
 
+from probe.core.edge_sum import EdgeSum
+from probe.core.framework import Guard
 from probe.pytorch.tensors import unseen
-
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Inputs(NamedTuple):
@@ -52,7 +52,8 @@ def on_input_gradients(
     for node, index, edge in _consumers(inputs, outputs, targets):
         consumers.setdefault(edge, []).append((node, index))
     for edge, places in consumers.items():
-        total = _Total(len(places), targets[edge], guard)
+        at_end = Variable._execution_engine.queue_callback
+        total = EdgeSum(len(places), targets[edge], guard, add=_add, at_end=at_end)
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
     for tensor in outputs:  # what is handed through unchanged has no node of its own
@@ -81,27 +82,6 @@ def _consumers(
                 waiting.append(source)
 
 
-class _Total:
-    """Adds up the gradients that reach one input along several edges; until the last comes, their sum is kept."""
-
-    def __init__(self, edges: int, listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard) -> None:
-        self._edges, self._missing, self._listeners = edges, edges, listeners
-        self._sum: torch.Tensor | None = None
-        self._give_up_waiting = guard(self._tell)
-
-    def add(self, gradient: torch.Tensor | None) -> None:
-        if self._missing == self._edges > 1:
-            # An edge towards an output that the loss does not use never delivers.
-            Variable._execution_engine.queue_callback(self._give_up_waiting)
-        if gradient is not None:
-            with torch.no_grad(), unseen():
-                self._sum = gradient if self._sum is None else self._sum + gradient
-        self._missing -= 1
-        if not self._missing:
-            self._tell()
-
-    def _tell(self) -> None:
-        total, self._sum, self._missing = self._sum, None, self._edges
-        if total is not None:
-            for listen in self._listeners:
-                listen(total)
+def _add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), unseen():
+        return one + other

@@ -22,11 +22,12 @@ def framework(request: pytest.FixtureRequest) -> Harness:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(feature): leaves out the frameworks that lack it by construction")
+    config.addinivalue_line("markers", "lacks(feature): for the frameworks that lack it, to say what happens then")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what a framework cannot do by construction; what is listed as a difference must fail."""
-    impossible = [item for item in items if _lacking(item)]
+    impossible = [item for item in items if not _applies(item)]
     items[:] = [item for item in items if item not in impossible]
     config.hook.pytest_deselected(items=impossible)
     for item in items:
@@ -51,8 +52,11 @@ def _framework_of(item: pytest.Item) -> str | None:
     return None if callspec is None else callspec.params.get("framework")
 
 
-def _lacking(item: pytest.Item) -> bool:
-    """Whether a test needs what its framework lacks."""
+def _applies(item: pytest.Item) -> bool:
+    """Whether a test is for what its framework has, or lacks."""
     name = _framework_of(item)
-    needed = {feature for marker in item.iter_markers("needs") for feature in marker.args}
-    return name is not None and bool(needed & FRAMEWORKS[name].lacks)
+    lacking = frozenset() if name is None else FRAMEWORKS[name].lacks
+    needed, missed = (
+        {feature for marker in item.iter_markers(kind) for feature in marker.args} for kind in ("needs", "lacks")
+    )
+    return not needed & lacking and missed <= lacking

@@ -7,7 +7,7 @@ A harness is a module of plain functions, like an adapter. To add a framework, w
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -89,7 +89,7 @@ class Harness(Protocol):
     def generator(self) -> object:
         """The state of the framework's random generator."""
 
-    def picture(self, models: Sequence[Module], optimizers: Sequence[Optimizer]) -> object:
+    def picture(self, models: Sequence[Module], optimizers: Sequence[Optimizer]) -> dict[str, object]:
         """Everything that a monitor may change and has to put back: hooks, attributes, classes."""
 
 
@@ -106,8 +106,8 @@ class Framework(NamedTuple):
 
 FRAMEWORKS: dict[str, Framework] = {
     "pytorch": Framework("torch", "tests.matrix.pytorch_harness"),
-    "mindspore": Framework("mindspore", "tests.matrix.mindspore_harness"),
-    "numpy": Framework("numpy", "tests.matrix.numpy_harness", frozenset({"adam", "bfloat16"})),
+    "mindspore": Framework("mindspore", "tests.matrix.mindspore_harness", frozenset({"running sums"})),
+    "numpy": Framework("numpy", "tests.matrix.numpy_harness", frozenset({"adam", "sgd", "bfloat16"})),
 }
 
 
@@ -116,6 +116,17 @@ def train_step(loop: Loop, *micro_batches: Tensor) -> None:
     for inputs in micro_batches:
         loop.micro_batch(inputs)
     loop.update()
+
+
+def attributes(objects: Iterable[Any]) -> dict[str, object]:
+    """The names of what each object holds, and what classes hold under each name."""
+    held: dict[str, object] = {}
+    for number, each in enumerate(objects):
+        if isinstance(each, type):
+            held |= {f"class {each.__qualname__}.{name}": value for name, value in vars(each).items()}
+        else:
+            held[f"{number}. {type(each).__qualname__}"] = sorted(vars(each))
+    return held
 
 
 def generators(framework: Harness) -> list[object]:

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import nn, ops
 
 from probe.mindspore import TrainerMon
+from tests.matrix.harness import attributes
 
 __all__ = ["TrainerMon"]
 
@@ -95,7 +96,20 @@ def optimizer(
     parameters = [parameter for model in models for parameter in model.trainable_params()]
     if kind == "adam":
         return nn.Adam(parameters, learning_rate=lr, beta1=beta1, beta2=beta2)
-    return nn.Momentum(parameters, lr, momentum) if kind == "momentum" else nn.SGD(parameters, lr)
+    if kind == "sgd":
+        return nn.SGD(parameters, lr)
+    needs_own = any(parameter.dtype == mindspore.bfloat16 for parameter in parameters)
+    return (MomentumOfAnyDtype if needs_own else nn.Momentum)(parameters, lr, momentum)
+
+
+class MomentumOfAnyDtype(nn.Momentum):
+    """No optimizer of MindSpore 2.10, nor ``assign``, has a kernel for bfloat16 on CPU."""
+
+    def construct(self, gradients: Sequence[mindspore.Tensor]) -> None:
+        lr, momentum = float(self.get_lr()), float(self.momentum)
+        for parameter, moment, gradient in zip(self.parameters, self.moments, gradients, strict=True):
+            moment.set_data(moment * momentum + gradient)
+            parameter.set_data(parameter - moment * lr)
 
 
 class Loop:
@@ -151,12 +165,11 @@ def generator() -> bytes:
     return mindspore.get_rng_state().asnumpy().tobytes()
 
 
-def picture(models: Sequence[nn.Cell], optimizers: Sequence[nn.Optimizer]) -> object:
+def picture(models: Sequence[nn.Cell], optimizers: Sequence[nn.Optimizer]) -> dict[str, object]:
     cells = [each for model in (*models, *optimizers) for _, each in model.cells_and_names()]
     parameters = [parameter for model in models for parameter in model.get_parameters()]
     classes = [Composed, nn.Cell, mindspore.Parameter, mindspore.Tensor, nn.DistributedGradReducer, nn.Optimizer]
-    return (
-        [sorted(vars(each)) for each in (*cells, *parameters)],
-        [{key: dict(value) for key, value in vars(each).items() if "hook" in key and value} for each in cells],
-        [dict(vars(each)) for each in (*classes, *map(type, optimizers))],
-    )
+    return attributes([*cells, *parameters, *classes, *map(type, optimizers)]) | {
+        "hooks": [{key: dict(value) for key, value in vars(each).items() if "hook" in key and value} for each in cells],
+        "hooks of parameters": [list(each.hooks()) for each in parameters],
+    }

@@ -54,7 +54,7 @@ class Module:
                 yield from member.named(kind, f"{prefix}{name}.")
 
     def __call__(self, *args, **kwargs):
-        args, kwargs = [_apart(x) for x in args], {name: _apart(x) for name, x in kwargs.items()}
+        args, kwargs = tuple(map(_apart, args)), {name: _apart(x) for name, x in kwargs.items()}
         for listen in list(self.before):
             listen(args, kwargs)
         outputs = self.forward(*args, **kwargs)
@@ -91,10 +91,9 @@ def _attach(listeners, listener):
     return lambda: listener in listeners and listeners.remove(listener)
 
 
-def _on_forward(module, root, before, after, guard):
-    enter = _attach(module.before, guard(lambda *inputs: root.training and before("training", inputs)))
-    leave = _attach(module.after, guard(lambda outputs: root.training and after("training", outputs)))
-    return lambda: (enter(), leave())
+def _on_forward(module, before, after):
+    removes = _attach(module.before, before), _attach(module.after, after)
+    return lambda: [remove() for remove in removes]
 
 
 def _on_input_gradients(inputs, outputs, listeners, guard):
@@ -112,13 +111,15 @@ TENSORS = SimpleNamespace(
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
 HOOKS = SimpleNamespace(
-    check=lambda chunks, optimizers, settings: None,
+    check_model=lambda model, settings: None,
+    check_optimizer=lambda optimizer: None,
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
     trainable=lambda parameter: True,
     gradient=lambda parameter, main_grad: parameter.grad,
     owned=lambda optimizer: optimizer.parameters,
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
+    state_names=lambda optimizer: {},
     loss_scale=lambda: None,
     held_scale=lambda optimizer: None,
     backward_id=lambda: Tensor.in_backward,
@@ -129,8 +130,9 @@ HOOKS = SimpleNamespace(
     on_gradient=lambda p, listen, own, main_grad, guard: _attach(
         p.listeners, guard(lambda gradient: listen(gradient if own else p.grad))
     ),
+    forward_kind=lambda root: "training" if root.training else None,
     on_forward=_on_forward,
-    on_tensor_gradient=lambda tensor, listen, guard: tensor.listeners.append(guard(listen)),
+    on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=_on_input_gradients,
     at_next_forward=lambda model, function: _attach(model.before, lambda *_: function()),

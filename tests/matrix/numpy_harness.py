@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.matrix.harness import attributes
 from tests.matrix.numpy_framework import SGD, Module, Tensor, TrainerMon
 
 __all__ = ["TrainerMon"]
@@ -112,12 +113,9 @@ def generator() -> bytes:
     return bytes(memoryview(_random.get_state()[1])) + bytes([_random.get_state()[2] % 256])
 
 
-def picture(models: Sequence[Module], optimizers: Sequence[SGD]) -> object:
+def picture(models: Sequence[Module], optimizers: Sequence[SGD]) -> dict[str, object]:
     modules = [each for model in models for each in (model, *(inner for _, inner in model.named(Module)))]
     parameters = [parameter for model in models for _, parameter in model.named(Tensor)]
-    listeners = [list(each) for module in modules for each in (module.before, module.after)]
-    return (
-        [sorted(vars(each)) for each in (*modules, *optimizers, *parameters)],
-        listeners + [list(each.listeners) for each in (*parameters, *optimizers)],
-        [dict(vars(each)) for each in (Tensor, Module, SGD)],
-    )
+    listeners = [each.listeners for each in (*parameters, *optimizers)]
+    listeners += [each for module in modules for each in (module.before, module.after)]
+    return attributes([*modules, *parameters, *optimizers, Module, SGD]) | {"hooks": [list(each) for each in listeners]}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from probe.pytorch import TrainerMon
+from tests.matrix.harness import attributes
 
 __all__ = ["TrainerMon"]
 
@@ -141,17 +142,12 @@ def generator() -> bytes:
     return torch.get_rng_state().numpy().tobytes()
 
 
-def picture(models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> object:
-    objects = [
-        *(each for model in models for each in (*model.modules(), *model.parameters())),
-        *optimizers,
-    ]
-    tensors = [parameter for model in models for parameter in model.parameters()]
-    classes = [Composed, torch.nn.Module, torch.nn.Parameter, torch.Tensor, torch.optim.Optimizer, torch.optim.SGD]
-    return (
-        [sorted(vars(each)) for each in objects],
-        [{key: dict(value) for key, value in vars(each).items() if "hooks" in key and value} for each in objects],
-        [(each._backward_hooks, each._post_accumulate_grad_hooks) for each in tensors],
-        [getattr(each.step, "__func__", None) for each in optimizers],
-        [dict(vars(each)) for each in (*classes, torch.amp.GradScaler)],
-    )
+def picture(models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, object]:
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    objects = [*(module for model in models for module in model.modules()), *parameters, *optimizers]
+    classes = (Composed, torch.nn.Module, torch.nn.Parameter, torch.Tensor, torch.optim.Optimizer, torch.optim.SGD)
+    return attributes([*objects, *classes, torch.amp.GradScaler]) | {
+        "hooks": [{key: dict(value) for key, value in vars(each).items() if "hooks" in key and value} for each in objects],
+        "hooks of parameters": [(each._backward_hooks, each._post_accumulate_grad_hooks) for each in parameters],
+        "step": [getattr(each.step, "__func__", None) for each in optimizers],
+    }

@@ -68,6 +68,13 @@ def test_the_running_sum_of_micro_batches(framework: Harness) -> None:
     assert_rows(rows, only(by_hand((3, 2), "accumulated"), "grad_unreduced", "grad_reduced"))
 
 
+@pytest.mark.lacks("running sums")
+def test_a_running_sum_that_is_not_kept_is_refused(framework: Harness) -> None:
+    """Where gradients are held by nobody between micro batches, asking for their running sum is an error."""
+    with pytest.raises(ValueError, match="monitor_mbs_grad.*accumulated"):
+        train_tiny(framework, GRADIENTS | {"monitor_mbs_grad": "accumulated"}, (2,))
+
+
 def test_state_begins_with_the_first_update(framework: Harness) -> None:
     """State is read before the update, so that the first step has none."""
     _, rows = train_tiny(framework, EVERYTHING, (1, 1))

@@ -16,9 +16,10 @@ from tests.required import require
 
 require("torch")
 
+from probe.demo.model import Gpt, Size  # noqa: E402
+
 from probe.demo import diagnosis, training  # noqa: E402
 from probe.demo.faults import KINDS, Injection, draw  # noqa: E402
-from probe.demo.model import Gpt, Size  # noqa: E402
 from probe.demo.text import standard_library  # noqa: E402
 from probe.demo.verdict import matches  # noqa: E402
 

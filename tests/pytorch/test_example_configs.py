@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe.demo.model import Gpt, Size
 
 from probe.core.settings import load
-from probe.demo.model import Gpt, Size
 from probe.pytorch import TrainerMon
 from tests.pytorch.runs import directory_of, header, manifest, tables, watching
 from tests.required import require

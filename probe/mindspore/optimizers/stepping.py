@@ -11,6 +11,7 @@ from typing import Any
 import mindspore
 
 from probe.core.framework import StepListener
+from probe.core.patching import replace
 from probe.mindspore.gradients import given, gradient, reducers_of
 from probe.mindspore.listeners import surfacing
 
@@ -40,7 +41,7 @@ def state_names(optimizer: Any) -> dict[str, str]:  # noqa: ARG001
 
 def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     """Wraps ``step`` of this one object."""
-    original, inherited = optimizer.step, "step" not in vars(optimizer)
+    original = optimizer.step
     depth = 0
 
     def begin() -> None:
@@ -61,15 +62,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
             surfacing(listener.after)(optimizer, "applied")
         return result
 
-    def remove() -> None:
-        if vars(optimizer).get("step") is step:
-            if inherited:
-                del optimizer.step
-            else:
-                optimizer.step = original
-
     with ExitStack() as attached:
         attached.enter_context(reducers_of(lambda: owned(optimizer)))
-        optimizer.step = step
-        attached.callback(remove)
+        attached.callback(replace(optimizer, "step", step))
         return attached.pop_all().close

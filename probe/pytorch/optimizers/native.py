@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from probe.core.framework import StepListener
+from probe.core.frames import callers
+from probe.core.framework import Remove, StepListener
+from probe.core.patching import replace
 from probe.pytorch.optimizers.scaling import on_scaled_step
-
-Remove = Callable[[], None]
 
 
 def knows(optimizer: Any) -> bool:
@@ -129,18 +128,13 @@ class Steps:
 
     def _running(self) -> int:
         """How many calls of this optimizer's ``step`` are on the stack."""
-        count, frame = 0, sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is self._optimizer:
-                count += "profile_name" in frame.f_locals
-            frame = frame.f_back  # type: ignore[assignment]
-        return count
+        running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
+        return sum(found.get("self") is self._optimizer and "profile_name" in found for found in running)
 
 
 def _wrap(optimizer: Any, steps: Steps) -> Remove:
     """Replaces ``step`` on an object that offers no hooks."""
     original = optimizer.step
-    inherited = "step" not in vars(optimizer)
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -150,14 +144,4 @@ def _wrap(optimizer: Any, steps: Steps) -> Remove:
         steps.leave()
         return result
 
-    optimizer.step = step
-
-    def remove() -> None:
-        if vars(optimizer).get("step") is not step:
-            return
-        if inherited:
-            del optimizer.step
-        else:
-            optimizer.step = original
-
-    return remove
+    return replace(optimizer, "step", step)

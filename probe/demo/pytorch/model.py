@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from torch.nn import functional
 
-BYTES = 256
-
-
-class Size(NamedTuple):
-    """How large the model is."""
-
-    layers: int = 4
-    width: int = 192
-    heads: int = 4
-    context: int = 128
-    """Bytes that the model sees at once."""
+from probe.demo.recipe import BYTES, Size, initial_weights
 
 
 class Attention(nn.Module):
@@ -71,7 +59,7 @@ class Layer(nn.Module):
 class Gpt(nn.Module):
     """Bytes ``(batch, time)`` in, logits ``(batch, time, 256)`` out."""
 
-    def __init__(self, size: Size | None = None) -> None:
+    def __init__(self, size: Size | None = None, seed: int = 0) -> None:
         super().__init__()
         size = size or Size()
         self.embedding = nn.Embedding(BYTES, size.width)
@@ -79,8 +67,7 @@ class Gpt(nn.Module):
         self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
         self.final_norm = nn.LayerNorm(size.width)
         self.output = nn.Linear(size.width, BYTES)
-        self.apply(_initialise)
-        _scale_residual(self, size.layers)
+        _initialise(self, size.layers, seed)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -90,17 +77,7 @@ class Gpt(nn.Module):
         return logits
 
 
-def _initialise(module: nn.Module) -> None:
-    """Normal weights of deviation 0.02 and zero biases, as GPT-2 has them (Radford et al., 2019, section 2.3)."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
-
-
-def _scale_residual(model: nn.Module, layers: int) -> None:
-    """Scales what each layer adds to the residual stream by 1 / sqrt(number of additions), also as GPT-2 has it."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("projection.weight", "fc2.weight")):
-                parameter.mul_((2 * layers) ** -0.5)
+def _initialise(model: nn.Module, layers: int, seed: int) -> None:
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    weights = initial_weights(shapes, layers, seed)
+    model.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()})

@@ -1,0 +1,15 @@
+"""Who is calling: what a framework does not tell, the stack does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of the functions that led here, the nearest first."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,73 @@
+"""The small GPT as a MindSpore cell: it knows nothing of the monitor or of faults."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from probe.demo.recipe import BYTES, Size, initial_weights
+
+EPSILON = 1e-5
+"""In the denominator of norms, as PyTorch has it."""
+
+
+class CausalAttention(nn.Cell):
+    """Every byte looks at itself and at what came before."""
+
+    def __init__(self, width: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.projection = nn.Dense(width, 3 * width), nn.Dense(width, width)
+        self.hidden = Tensor(np.triu(np.full((context, context), -np.inf, np.float32), 1))
+        self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
+
+    def construct(self, x: Tensor) -> Tensor:
+        time, width = x.shape[1:]
+        size = width // self.heads
+        query, key, value = (
+            part.reshape(-1, time, self.heads, size).transpose(0, 2, 1, 3) for part in ops.chunk(self.qkv(x), 3, -1)
+        )
+        scores = self.scores(query * size**-0.5, key) + self.hidden[:time, :time]
+        mixed = self.mix(ops.softmax(scores), value)
+        return self.projection(mixed.transpose(0, 2, 1, 3).reshape(x.shape))
+
+
+class Block(nn.Cell):
+    """Attention and a feed-forward net, each behind a norm and beside a residual branch."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        width, inner = size.width, 4 * size.width
+        self.norm1 = nn.LayerNorm((width,), epsilon=EPSILON)
+        self.attention = CausalAttention(width, size.heads, size.context)
+        self.norm2 = nn.LayerNorm((width,), epsilon=EPSILON)
+        parts = {"fc1": nn.Dense(width, inner), "act": nn.GELU(approximate=False), "fc2": nn.Dense(inner, width)}
+        self.mlp = nn.SequentialCell(OrderedDict(parts))
+
+    def construct(self, x: Tensor) -> Tensor:
+        attended = x + self.attention(self.norm1(x))
+        return attended + self.mlp(self.norm2(attended))
+
+
+class Gpt(nn.Cell):
+    """Takes bytes ``(batch, time)``, gives logits ``(batch, time, 256)``."""
+
+    def __init__(self, size: Size = Size(), seed: int = 0) -> None:  # noqa: B008 - a tuple
+        super().__init__()
+        self.embedding, self.positions = (nn.Embedding(rows, size.width) for rows in (BYTES, size.context))
+        self.layers = nn.CellList([Block(size) for _ in range(size.layers)])
+        self.final_norm = nn.LayerNorm((size.width,), epsilon=EPSILON)
+        self.output = nn.Dense(size.width, BYTES)
+        parameters = dict(self.parameters_and_names())
+        weights = initial_weights({name: held.shape for name, held in parameters.items()}, size.layers, seed)
+        for name, values in weights.items():
+            parameters[name].set_data(mindspore.tensor(values))
+
+    def construct(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens) + self.positions(ops.arange(tokens.shape[1]))
+        for block in self.layers:
+            hidden = block(hidden)
+        return self.output(self.final_norm(hidden))

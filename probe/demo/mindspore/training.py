@@ -1,0 +1,55 @@
+"""A training run on MindSpore's dynamic graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import mindspore
+from mindspore import Tensor, ops
+from mindspore.experimental import optim
+
+from probe.demo.faults import Fault, Places
+from probe.demo.mindspore import faults
+from probe.demo.mindspore.model import Gpt
+from probe.demo.recipe import BYTES, LEARNING_RATE, LONGEST_GRADIENT, Bytes, warm_up
+
+
+class MindsporeTraining:
+    """The AdamW whose arithmetic is PyTorch's (``nn.AdamWeightDecay`` corrects no bias), warm-up and clipping."""
+
+    def __init__(self, seed: int) -> None:
+        self.model = Gpt(seed=seed)
+        self.optimizer = optim.AdamW(self.model.trainable_params(), LEARNING_RATE)
+        self._rates = optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
+        self._gradients = mindspore.value_and_grad(self._loss, None, self.optimizer.parameters)
+
+    def places(self) -> Places:
+        return faults.places(self.model)
+
+    def inject(self, fault: Fault) -> None:
+        faults.inject(self.model, fault)
+
+    def step(self, tokens: Bytes, targets: Bytes) -> float:
+        loss, gradients = self._gradients(*(mindspore.tensor(ids, mindspore.int32) for ids in (tokens, targets)))
+        self.optimizer(clipped(gradients, LONGEST_GRADIENT))
+        self._rates.step()
+        return float(loss)
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return ops.cross_entropy(self.model(tokens).reshape(-1, BYTES), targets.reshape(-1))
+
+
+def clipped(gradients: Sequence[Tensor], longest: float) -> tuple[Tensor, ...]:
+    """The gradients, scaled such that all together are no longer than ``longest``.
+
+    ``ops.clip_by_global_norm`` takes ten times as long on a CPU (2.10.0), and is deprecated.
+    """
+    norm = ops.sqrt(sum(ops.square(gradient).sum() for gradient in gradients))
+    factor = ops.minimum(longest / (norm + 1e-6), Tensor(1.0))
+    return tuple(gradient * factor for gradient in gradients)
+
+
+def calm() -> AbstractContextManager[None]:
+    """Nothing to do: MindSpore's threads cannot be made fewer once it is loaded."""
+    return nullcontext()

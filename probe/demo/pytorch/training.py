@@ -1,0 +1,51 @@
+"""A plain training loop on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional
+
+from probe.demo.faults import Fault, Places
+from probe.demo.pytorch import faults
+from probe.demo.pytorch.model import Gpt
+from probe.demo.recipe import LEARNING_RATE, LONGEST_GRADIENT, Bytes, warm_up
+
+
+class PytorchTraining:
+    """AdamW with warm-up and clipping."""
+
+    def __init__(self, seed: int) -> None:
+        self.model = Gpt(seed=seed)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
+
+    def places(self) -> Places:
+        return faults.places(self.model)
+
+    def inject(self, fault: Fault) -> None:
+        faults.inject(self.model, fault)
+
+    def step(self, tokens: Bytes, targets: Bytes) -> float:
+        logits = self.model(torch.from_numpy(tokens))
+        loss = functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), LONGEST_GRADIENT)
+        self.optimizer.step()
+        self._schedule.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """Has torch compute with one thread: on shared cores, threads that wait for each other take a small model ten times
+    as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

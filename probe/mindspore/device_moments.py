@@ -1,0 +1,122 @@
+"""Moments of tensors on a device by MindSpore's own operators, without waiting for it. Checked on the CPU backend only.
+
+A device computes in float32, whose range the moments leave: the squares of 1e25 and of 1e-25 both do. So elements are
+divided by the largest magnitude among them, and a moment is kept as three float32 factors, multiplied on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import mindspore
+import numpy as np
+import numpy.typing as npt
+from mindspore import ops
+from mindspore.common.api import _no_grad
+
+Array = npt.NDArray[np.float64]
+Tensor = Any
+
+RUN = 4096
+"""Elements summed at a time: in float32 rounding may grow with their number."""
+
+
+class _Elements(NamedTuple):
+    """The elements of one tensor, flat and in float32, and what several moments need of them."""
+
+    x: Tensor
+    scale: Tensor
+    """The largest finite magnitude; 1 if that is 0."""
+    scaled: Tensor
+    nan: Tensor
+    """1 where an element is NaN."""
+    eps: Any
+
+
+def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tensor:
+    """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors."""
+    with _no_grad():
+        return ops.stack([_row(tensor, columns, eps) for tensor in tensors])
+
+
+def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
+    """Starts to join the device blocks; the function returned waits for them and gives the rows of all blocks, arrays
+    among them, in order."""
+    with _no_grad():
+        on_device = [block for block in blocks if not isinstance(block, np.ndarray)]
+        joined = ops.cat(on_device) if on_device else None
+
+    def wait() -> Array:
+        if joined is None:
+            return np.concatenate(blocks) if blocks else np.empty((0, 0))
+        rows = np.prod(joined.asnumpy().astype(np.float64), axis=2)
+        arrived = iter(np.split(rows, np.cumsum([len(block) for block in on_device])))
+        return np.concatenate([block if isinstance(block, np.ndarray) else next(arrived) for block in blocks])
+
+    return wait
+
+
+def _row(tensor: Tensor, columns: Sequence[str], eps: Any) -> Tensor:
+    x = _as_float(ops.stop_gradient(tensor)).reshape(-1)
+    nan = ops.isnan(x)
+    size = ops.abs(x)
+    finite = ops.logical_not(ops.logical_or(nan, size == np.inf))
+    largest = ops.where(finite, size, ops.zeros_like(x)).max()
+    scale = ops.where(largest > 0, largest, ops.ones_like(largest))
+    elements = _Elements(x, scale, x / scale, nan, eps)
+    return ops.stack([_factors(_COLUMNS[name](elements), scale, _POWERS.get(name, 0)) for name in columns])
+
+
+def _factors(value: Tensor, scale: Tensor, power: int) -> Tensor:
+    one = ops.ones_like(scale)
+    return ops.stack([value, scale if power > 0 else one, scale if power > 1 else one])
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    """In float32: magnitudes of complex numbers, 0 and 1 for bool. Larger types lose digits, and float64 its range."""
+    if tensor.dtype in (mindspore.complex64, mindspore.complex128):
+        tensor = ops.abs(tensor)
+    return tensor.astype(mindspore.float32)
+
+
+def _sum(x: Tensor) -> Tensor:
+    """In runs, then over the runs."""
+    ragged = x.shape[0] % RUN
+    if x.shape[0] == ragged:
+        return x.sum()
+    total = x[: x.shape[0] - ragged].reshape(-1, RUN).sum(-1).sum()
+    return total + x[x.shape[0] - ragged :].sum() if ragged else total
+
+
+def _count(marked: Tensor) -> Tensor:
+    return marked.astype(mindspore.int32).sum().astype(mindspore.float32)
+
+
+def _extreme(elements: _Elements, lowest: bool) -> Tensor:
+    """MindSpore's own may overlook NaN (on the CPU: 2.10.0)."""
+    extreme = elements.x.min() if lowest else elements.x.max()
+    return ops.where(elements.nan.any(), ops.full_like(extreme, np.nan), extreme)
+
+
+def _deviations(elements: _Elements) -> Tensor:
+    """Squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``array_moments``."""
+    count = elements.x.shape[0]
+    shifted = elements.scaled - _sum(elements.scaled) / count
+    off = _sum(shifted) / count
+    squares = _sum(shifted * shifted) - count * off * off
+    return ops.where(squares < 0, ops.zeros_like(squares), squares)
+
+
+_COLUMNS: dict[str, Callable[[_Elements], Tensor]] = {
+    "min": lambda elements: _extreme(elements, lowest=True),
+    "max": lambda elements: _extreme(elements, lowest=False),
+    "sum": lambda elements: _sum(elements.scaled),
+    "sumsq": lambda elements: _sum(elements.scaled * elements.scaled),
+    "m2": _deviations,
+    "nans": lambda elements: _count(elements.nan),
+    "infs": lambda elements: _count(ops.abs(elements.x) == np.inf),
+    "below": lambda elements: _count(ops.abs(elements.x) < elements.eps),
+}
+_POWERS = {"sum": 1, "sumsq": 2, "m2": 2}
+"""How often the scale is a factor of a moment."""
