@@ -1,6 +1,8 @@
 """Runs the demonstration with ten seeds of each fault and of none, and says how often the monitor was right.
 
-    python benchmarks/demo_seeds.py [--seeds 10] [--steps 70] [--kinds nan,overflow,gradient,none]
+    python benchmarks/demo_seeds.py [--framework mindspore] [--seeds 10] [--steps 70] [--kinds nan,overflow,gradient,none]
+
+The kind ``any`` leaves the choice of the fault to the seed, as ``probe demo`` does.
 
 Ends with 0 if every named place and step is the broken one and the healthy runs have no finding, else with 1.
 """
@@ -24,11 +26,12 @@ def named(diagnosis: Diagnosis | None) -> str:
     return f"{diagnosis.row}@{diagnosis.first.step}" if diagnosis else "nothing"
 
 
-def one(kind: str, seed: int, steps: int) -> bool:
+def one(framework: str, kind: str, seed: int, steps: int) -> bool:
     """One run; prints its line and gives whether the monitor was right."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(Plan(seed, kind, steps, Path(folder), ["csv"]), lambda _: None)
+        plan = Plan(framework, seed, None if kind == "any" else kind, steps, Path(folder), ["csv"])
+        outcome = run(plan, lambda _: None)
     diagnosis, injection = name_first_bad(outcome.findings), outcome.injection
     right = matches(injection, diagnosis)
     broken = f"{injection.place}@{injection.step}" if injection else "nothing"
@@ -40,12 +43,16 @@ def one(kind: str, seed: int, steps: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--kinds", default=",".join((*KINDS, "none")))
     given = parser.parse_args()
     print(f"{'kind':<9} seed  right  {'broken':<36} {'named':<44} time")
-    right = {kind: sum(one(kind, n, given.steps) for n in range(given.seeds)) for kind in given.kinds.split(",")}
+    right = {
+        kind: sum(one(given.framework, kind, seed, given.steps) for seed in range(given.seeds))
+        for kind in given.kinds.split(",")
+    }
     print("\n| fault | right | of |\n| --- | --- | --- |")
     for kind, number in right.items():
         print(f"| {kind} | {number} | {given.seeds} |")
