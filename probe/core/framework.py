@@ -125,7 +125,8 @@ class Hooks(Protocol):
         """Listens to training steps: see decision 3 of the architecture."""
 
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
-        """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far."""
+        """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None
+        while that is not known."""
 
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""

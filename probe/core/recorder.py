@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Readings:
     dtypes: list[object] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
+    forgotten: set[int] = field(default_factory=set)
+    """Rows whose value is out of date, and not known yet."""
     scales: list[Reference] = field(default_factory=list)
     """Where the factor stands that a row's values carry (a gradient scaler's); -1 for none."""
 
@@ -43,6 +45,7 @@ class Readings:
             self.references.append(at[0])
             self.scales.append(at[1])
         else:
+            self.forgotten.discard(row)
             self.shapes[row], self.dtypes[row] = described
             self.order[row] = order
             self.references[row], self.scales[row] = at
@@ -71,7 +74,7 @@ class Pending:
         if (scales >= 0).any():
             columns = _unscaled(columns, np.where(scales >= 0, rows[scales, 0], 1.0))
         dtypes = {dtype: str(dtype) for dtype in set(readings.dtypes)}
-        return Batch(
+        batch = Batch(
             signal=signal,
             step=step,
             keys=tuple(readings.keys),
@@ -81,6 +84,20 @@ class Pending:
             columns=columns,
             micro_stepped=readings.micro_stepped,
         )
+        return _without(batch, readings.forgotten) if readings.forgotten else batch
+
+
+def _without(batch: Batch, rows: set[int]) -> Batch:
+    """``batch`` less some of its rows."""
+    kept = [row for row in range(len(batch)) if row not in rows]
+    return replace(
+        batch,
+        keys=tuple(batch.keys[row] for row in kept),
+        shapes=tuple(batch.shapes[row] for row in kept),
+        dtypes=tuple(batch.dtypes[row] for row in kept),
+        order=batch.order[kept],
+        columns={name: values[kept] for name, values in batch.columns.items()},
+    )
 
 
 def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
@@ -178,6 +195,12 @@ class Recorder:
             return None
         self._known[identity] = (alive, block)
         return self._add(block, 1)
+
+    def forget(self, signal: str, key: Key) -> None:
+        """Leaves a row out until it is recorded again: what it says is no longer so."""
+        readings = self._readings.get(signal)
+        if readings is not None and key in readings.keys:
+            readings.forgotten.add(readings.keys[key])
 
     def next_call(self, signal: str, key: Key) -> Key:
         """``key``, or its next repetition if it was recorded before."""

@@ -32,8 +32,11 @@ def weight_gradients(run: Run) -> Iterator[None]:
     late: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
-        def listen(gradient: Tensor) -> None:
+        def listen(gradient: Tensor | None) -> None:
             if run.clock.searching:
+                return
+            if gradient is None:
+                run.recorder.forget("grad_unreduced", _key(parameter))
                 return
             if id(parameter.thing) in run.updated:  # from another optimizer's loss: of the next step, if of any
                 late.add(id(parameter.thing))

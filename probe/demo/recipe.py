@@ -11,7 +11,7 @@ import numpy.typing as npt
 from probe.demo.text import standard_library
 
 BYTES = 256
-BATCH = 8
+BATCH = 16
 LEARNING_RATE = 1e-3
 WARM_UP = 20
 """Steps in which the learning rate rises to its value, and before which nothing breaks."""

@@ -23,14 +23,15 @@ RUN = 4096
 
 
 class _Elements(NamedTuple):
-    """The elements of one tensor, flat and in float32, and what several moments need of them."""
+    """The elements of one tensor, flat and in float32, with what several moments need."""
 
     x: Tensor
-    scale: Tensor
-    """The largest finite magnitude; 1 if that is 0."""
+    size: Tensor
+    """Magnitudes."""
     scaled: Tensor
+    """Elements divided by the scale."""
     nan: Tensor
-    """1 where an element is NaN."""
+    """Whether each is NaN."""
     eps: Any
 
 
@@ -59,13 +60,16 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
 
 def _row(tensor: Tensor, columns: Sequence[str], eps: Any) -> Tensor:
     x = _as_float(ops.stop_gradient(tensor)).reshape(-1)
-    nan = ops.isnan(x)
     size = ops.abs(x)
-    finite = ops.logical_not(ops.logical_or(nan, size == np.inf))
-    largest = ops.where(finite, size, ops.zeros_like(x)).max()
-    scale = ops.where(largest > 0, largest, ops.ones_like(largest))
-    elements = _Elements(x, scale, x / scale, nan, eps)
+    scale = _largest(size)
+    elements = _Elements(x, size, x / scale, ops.isnan(x), eps)
     return ops.stack([_factors(_COLUMNS[name](elements), scale, _POWERS.get(name, 0)) for name in columns])
+
+
+def _largest(size: Tensor) -> Tensor:
+    """The largest finite magnitude; 1 if that is 0."""
+    largest = ops.where(size < np.inf, size, ops.zeros_like(size)).max()
+    return ops.where(largest > 0, largest, ops.ones_like(largest))
 
 
 def _factors(value: Tensor, scale: Tensor, power: int) -> Tensor:
@@ -115,8 +119,8 @@ _COLUMNS: dict[str, Callable[[_Elements], Tensor]] = {
     "sumsq": lambda elements: _sum(elements.scaled * elements.scaled),
     "m2": _deviations,
     "nans": lambda elements: _count(elements.nan),
-    "infs": lambda elements: _count(ops.abs(elements.x) == np.inf),
-    "below": lambda elements: _count(ops.abs(elements.x) < elements.eps),
+    "infs": lambda elements: _count(elements.size == np.inf),
+    "below": lambda elements: _count(elements.size < elements.eps),
 }
 _POWERS = {"sum": 1, "sumsq": 2, "m2": 2}
 """How often the scale is a factor of a moment."""

@@ -46,7 +46,7 @@ def gradient(parameter: Any, main_grad: bool) -> Any:
 
 def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG001
     """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum so far: that of several
-    backwards comes when a reducer or the optimizer gets it."""
+    backwards is None until a reducer or the optimizer gets it."""
     if own:
         remove_own: Remove = parameter.register_hook(surfacing(guard(listen))).remove
         return remove_own
@@ -54,7 +54,7 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
 
     def hear(value: Any) -> None:
         entry.backwards += 1
-        listen(value)
+        listen(value if entry.backwards == 1 else None)
 
     handle = parameter.register_hook(surfacing(guard(hear)))
     _sums.setdefault(id(parameter), []).append(entry)

@@ -102,7 +102,8 @@ def adapted(model: Any) -> bool:
     """Whether ``model`` is a module of a ``torch`` that is MindSpore underneath (msadapter, mindtorch): it has torch's
     methods, and parameters that are MindSpore's."""
     named = getattr(model, "named_parameters", None)
-    return callable(named) and all(isinstance(parameter, mindspore.Tensor) for _, parameter in named())
+    _, first = next(iter(named()), ("", None)) if callable(named) else ("", None)
+    return isinstance(first, mindspore.Tensor)
 
 
 def modules(model: Any) -> Iterator[tuple[str, Any]]:

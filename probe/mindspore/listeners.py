@@ -19,7 +19,6 @@ from probe.mindspore.tensors import Deferred
 
 _ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
 """Methods of a cell that go through its hooks."""
-_TAKES_KWARGS = "with_kwargs" in inspect.signature(nn.Cell.register_forward_pre_hook).parameters
 
 
 class Before(nn.Cell):  # type: ignore[misc]
@@ -66,26 +65,26 @@ def surfacing(function: Callable[..., None]) -> Callable[..., None]:
 
 def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
     """Listens to the inputs of ``cell``."""
-    if not isinstance(cell, nn.Cell):
-        return _plain(cell.register_forward_pre_hook(Before(listen).__call__, with_kwargs=True))
-    if _TAKES_KWARGS:
-        handle = cell.register_forward_pre_hook(_nothing, with_kwargs=True)
-    else:
-        handle = cell.register_forward_pre_hook(_nothing)
-    return _place(cell, cell._forward_pre_hook, Before(listen), handle)
+    register = cell.register_forward_pre_hook
+    options = {"with_kwargs": True} if "with_kwargs" in inspect.signature(register).parameters else {}
+    if _keeps_hooks_of_its_own(cell):
+        remove: Remove = register(Before(listen).__call__, **options).remove
+        return remove
+    return _place(cell, cell._forward_pre_hook, Before(listen), register(_nothing, **options))
 
 
 def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
     """Listens to the outputs of ``cell``."""
-    if not isinstance(cell, nn.Cell):
-        return _plain(cell.register_forward_hook(After(listen).__call__))
+    if _keeps_hooks_of_its_own(cell):
+        remove: Remove = cell.register_forward_hook(After(listen).__call__).remove
+        return remove
     return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing))
 
 
-def _plain(handle: Any) -> Remove:
-    """What takes away a hook of an adapter's own module class, which is no cell and is not compiled."""
-    remove: Remove = handle.remove
-    return remove
+def _keeps_hooks_of_its_own(module: Any) -> bool:
+    """Whether ``module`` is of another package (msadapter, mindtorch): it may be a cell and still run only the hooks
+    that were registered through its own methods. It is not compiled."""
+    return getattr(type(module), "register_forward_hook", None) is not nn.Cell.register_forward_hook
 
 
 def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remove:

@@ -40,7 +40,7 @@ def difference_of(item: pytest.Item) -> tuple[str, str]:
     name = _framework_of(item)
     if name is None:
         return item.nodeid, ""
-    head, bracket, rest = item.name.partition("[")
+    head, _, rest = item.name.partition("[")
     others = rest.removesuffix("]").split("-")
     others.remove(name)
     test = f"{head}[{'-'.join(others)}]" if others else head

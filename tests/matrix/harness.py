@@ -39,8 +39,8 @@ class Harness(Protocol):
     TrainerMon: type[Monitor]
     DTYPES: Mapping[str, object]
     """The framework's dtypes by NumPy's names; ``str`` of one is what tables show."""
-    STATE: Mapping[str, Sequence[str]]
-    """The optimizers there are, and the signals of the state that each keeps."""
+    STATE: Mapping[str, Mapping[str, str]]
+    """The optimizers there are, and the state that each keeps: the signal, and the framework's own name for it."""
     IDIOMS: Mapping[str, Callable[[Module, Optimizer, Tensor], object]]
     """Other ways to take one training step with the sum of the outputs as loss."""
 
@@ -87,7 +87,7 @@ class Harness(Protocol):
         """Sets the framework's random generator to a known state."""
 
     def generator(self) -> object:
-        """The state of the framework's random generator."""
+        """What is equal only if the framework's random generator is in the same state; may draw from it."""
 
     def picture(self, models: Sequence[Module], optimizers: Sequence[Optimizer]) -> dict[str, object]:
         """Everything that a monitor may change and has to put back: hooks, attributes, classes."""

@@ -10,6 +10,12 @@ KNOWN_DIFFERENCES: dict[tuple[str, str], str] = {
     ("test_signals.py::test_state_begins_with_the_first_update", "mindspore"): (
         "MindSpore makes the state together with the optimizer: at the first step it is there, and all zeros"
     ),
+    ("test_metrics.py::test_unreduced_gradients_after_several_backwards", "mindspore"): (
+        "the training script adds gradients up: until the optimizer gets the sum, only the last micro batch's are seen"
+    ),
+    ("test_metrics.py::test_reduced_gradients_before_the_update", "mindspore"): (
+        "gradients are handed to the optimizer and held by nobody before: there is nothing to be asked"
+    ),
     ("test_attachment.py::test_a_parameter_that_takes_no_part", "mindspore"): (
         "MindSpore computes a gradient of zeros for a parameter that takes no part, and the optimizer applies it"
     ),

@@ -93,7 +93,7 @@ def keywords(framework: Harness) -> Module:
 def with_idle(framework: Harness) -> Module:
     """Two layers, of which one takes no part."""
     used, idle = framework.linear(SQUARE), framework.linear(SQUARE)
-    return framework.module(lambda x: used(x), used=used, idle=idle)
+    return framework.module(used, used=used, idle=idle)
 
 
 def tower(framework: Harness) -> Module:

@@ -48,10 +48,8 @@ class Module:
     def named(self, kind, prefix=""):
         """Everything of one kind inside, with its dotted name."""
         for name, member in self.members.items():
-            if isinstance(member, kind):
-                yield prefix + name, member
-            if isinstance(member, Module):
-                yield from member.named(kind, f"{prefix}{name}.")
+            yield from [(prefix + name, member)] if isinstance(member, kind) else []
+            yield from member.named(kind, f"{prefix}{name}.") if isinstance(member, Module) else []
 
     def __call__(self, *args, **kwargs):
         args, kwargs = tuple(map(_apart, args)), {name: _apart(x) for name, x in kwargs.items()}
@@ -79,9 +77,8 @@ class SGD:
             listener.before(self, None)
         for parameter in [parameter for parameter in self.parameters if parameter.grad is not None]:
             old = self.state[parameter]["momentum_buffer"].data if parameter in self.state else 0
-            new = self.momentum * old + parameter.grad.data
-            parameter.data, parameter.grad = parameter.data - self.lr * new, None
-            self.state[parameter] = {"momentum_buffer": Tensor(new)}
+            self.state[parameter] = {"momentum_buffer": (buffer := Tensor(self.momentum * old + parameter.grad.data))}
+            parameter.data, parameter.grad = parameter.data - self.lr * buffer.data, None
         for listener in self.listeners:
             listener.after(self, "applied")
 
@@ -128,7 +125,7 @@ HOOKS = SimpleNamespace(
     recomputed_by=lambda: None,
     on_step=lambda optimizer, listener: _attach(optimizer.listeners, listener),
     on_gradient=lambda p, listen, own, main_grad, guard: _attach(
-        p.listeners, guard(lambda gradient: listen(gradient if own else p.grad))
+        p.listeners, guard(lambda g: listen(g if own else p.grad))
     ),
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=_on_forward,

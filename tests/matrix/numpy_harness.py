@@ -17,7 +17,7 @@ FLOATS = ("float64", "float32", "float16")
 DTYPES = {
     name: np.dtype(name) for name in (*FLOATS, "int64", "int32", "int8", "uint8", "bool", "complex64", "complex128")
 }
-STATE = {"momentum": ("momentum_buffer",)}
+STATE = {"momentum": {"momentum_buffer": "momentum_buffer"}}
 IDIOMS: dict[str, Any] = {}
 
 _random = np.random.RandomState()

@@ -27,7 +27,11 @@ DTYPES = {
     "complex64": torch.complex64,
     "complex128": torch.complex128,
 }
-STATE = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
+STATE: dict[str, dict[str, str]] = {
+    "sgd": {},
+    "momentum": {"momentum_buffer": "momentum_buffer"},
+    "adam": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"},
+}
 
 
 def tensor(array: Any, dtype: str = "float32") -> torch.Tensor:
@@ -147,7 +151,13 @@ def picture(models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.
     objects = [*(module for model in models for module in model.modules()), *parameters, *optimizers]
     classes = (Composed, torch.nn.Module, torch.nn.Parameter, torch.Tensor, torch.optim.Optimizer, torch.optim.SGD)
     return attributes([*objects, *classes, torch.amp.GradScaler]) | {
-        "hooks": [{key: dict(value) for key, value in vars(each).items() if "hooks" in key and value} for each in objects],
+        "hooks": [
+            {key: dict(value) for key, value in vars(each).items() if "hooks" in key and value} for each in objects
+        ],
         "hooks of parameters": [(each._backward_hooks, each._post_accumulate_grad_hooks) for each in parameters],
         "step": [getattr(each.step, "__func__", None) for each in optimizers],
     }
+
+
+def _hooks(owner: object) -> dict[str, object]:
+    return {key: dict(value) for key, value in vars(owner).items() if "hooks" in key and value}

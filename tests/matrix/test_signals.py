@@ -71,7 +71,7 @@ def test_the_running_sum_of_micro_batches(framework: Harness) -> None:
 @pytest.mark.lacks("running sums")
 def test_a_running_sum_that_is_not_kept_is_refused(framework: Harness) -> None:
     """Where gradients are held by nobody between micro batches, asking for their running sum is an error."""
-    with pytest.raises(ValueError, match="monitor_mbs_grad.*accumulated"):
+    with pytest.raises(ValueError, match=r"monitor_mbs_grad.*accumulated"):
         train_tiny(framework, GRADIENTS | {"monitor_mbs_grad": "accumulated"}, (2,))
 
 

@@ -67,7 +67,9 @@ def test_squashed_names(framework: Harness) -> None:
     """By default names begin at the last layer, embedding, final, output or norm component."""
     rows = watched(framework, {}, tower(framework))
     assert parameters(rows) == {name.removeprefix("encoder.") for name in EVERY_PARAMETER}
-    assert {"layers.10.input", "final_norm.output", "output.input", "encoder.output", ".input"} <= names_of(rows, "actv")
+    assert {"layers.10.input", "final_norm.output", "output.input", "encoder.output", ".input"} <= names_of(
+        rows, "actv"
+    )
 
 
 def test_full_names(framework: Harness) -> None:

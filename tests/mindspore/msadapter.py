@@ -5,13 +5,13 @@ from 'mindspore.common.api'``). So this states the contract that :mod:`probe.min
 little as that takes; gradients come from MindSpore's own engine.
 
 - Models have ``named_modules()``, ``named_parameters()``, ``training``, ``train()`` and ``eval()``, and
-  ``register_forward_pre_hook(hook)`` and ``register_forward_hook(hook)`` with handles that have ``remove()``. Either they
-  are plain Python and can pass keyword arguments to hooks (``with_kwargs=True``): :data:`PLAIN`. Or they are cells that
-  keep hooks of their own, which get positional arguments alone, and never run those of ``nn.Cell``: :data:`CELLS`.
+  ``register_forward_pre_hook(hook)`` and ``register_forward_hook(hook)`` with handles that have ``remove()``. Either
+  they are plain Python and can pass keyword arguments to hooks (``with_kwargs=True``): :data:`PLAIN`. Or they are cells
+  that keep hooks of their own, which get positional arguments alone, and never run those of ``nn.Cell``: :data:`CELLS`.
 - Parameters are ``mindspore.Parameter``; backwards add up in ``.grad``.
-- Optimizers have ``step()``, ``zero_grad()`` and ``param_groups``. Either they keep ``state[parameter][kind]``
-  (:data:`PLAIN`), or they are MindSpore's experimental optimizers, ``step(grads)`` takes gradients too and ``state``
-  stays empty (:data:`CELLS`).
+- Optimizers have ``step(closure=None)``, ``zero_grad()`` and ``param_groups``. Either they keep
+  ``state[parameter][kind]``: :data:`PLAIN`. Or they are MindSpore's experimental optimizers, whose ``state`` stays
+  empty, with ``step(grads=None, closure=None)``: :data:`CELLS`.
 - The package keeps MindSpore recording operations, and gives tensors ``backward()``: :func:`imported`.
 """
 
@@ -51,7 +51,7 @@ def backward(tensor: Any) -> None:
     run_backward((tensor,), None, False, False, None)
 
 
-class Parameter(ms.Parameter):
+class Parameter(ms.Parameter, ms.Tensor):
     """A parameter with ``grad``."""
 
     def __new__(cls, data: Any, **_: Any) -> Parameter:
@@ -109,7 +109,7 @@ class Named:
     def parameters(self) -> list[Any]:
         return [parameter for _, parameter in self.named_parameters()]
 
-    def eval(self) -> Any:  # noqa: A003 - what torch calls it
+    def eval(self) -> Any:
         return self.train(False)
 
     def train(self, mode: bool = True) -> Any:
@@ -228,12 +228,14 @@ class Optimizer:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else closure()
         with ms._no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         ops.assign(parameter, self.update(parameter, self.state[parameter], group))
+        return loss
 
     def update(self, parameter: Any, state: dict[str, Any], group: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -275,9 +277,11 @@ class Stepping:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def step(self, grads: Sequence[Any] | None = None) -> None:
+    def step(self, grads: Sequence[Any] | None = None, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else closure()
         held = [ops.zeros_like(p) if p.grad is None else p.grad for p in self.parameters] if grads is None else grads
         self.construct(tuple(held))
+        return loss
 
 
 class CellSGD(Stepping, ms.experimental.optim.SGD):

@@ -89,7 +89,7 @@ def _idle(optimizer: Any, name: str) -> bool:
     groups = getattr(optimizer, "param_groups", [])
     if name == "max_exp_avg_sq":
         return not any(group.get("amsgrad") for group in groups)
-    if name in ("accum", "momentum_buf") and type(optimizer).__name__ == "SGD":
+    if name in ("accum", "momentum_buf") and any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__):
         return not any(group.get("momentum") for group in groups) if groups else not _uses_momentum(optimizer)
     return False
 

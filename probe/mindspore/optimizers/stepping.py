@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import mindspore
 
-from probe.core.framework import StepListener
+from probe.core.framework import Remove, StepListener
 from probe.core.patching import replace
 from probe.mindspore.gradients import given, gradient, reducers_of
 from probe.mindspore.listeners import surfacing
+from probe.mindspore.optimizers import cells
 
 
 def knows(optimizer: Any) -> bool:
-    """Whether ``optimizer`` has a ``step`` and groups of parameters; a cell of MindSpore's own is called instead."""
-    return callable(getattr(optimizer, "step", None)) and bool(getattr(optimizer, "param_groups", None))
+    """Whether ``optimizer`` has a ``step`` and groups of MindSpore's parameters; a cell of MindSpore's own is called
+    instead."""
+    if not callable(getattr(optimizer, "step", None)) or not getattr(optimizer, "param_groups", None):
+        return False
+    return all(isinstance(parameter, mindspore.Tensor) for parameter in owned(optimizer))
 
 
 def owned(optimizer: Any) -> list[Any]:
@@ -28,41 +32,91 @@ def owned(optimizer: Any) -> list[Any]:
 
 def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
     """The tensors kept for ``parameter``; the step counter is none."""
-    states = getattr(optimizer, "state", {})
-    kept = states.get(parameter, {}) if hasattr(states, "get") else {}
+    if _is_cell(optimizer):
+        return cells.state(optimizer, parameter)
+    kept = getattr(optimizer, "state", {}).get(parameter, {})
     tensors = {kind: value for kind, value in kept.items() if isinstance(value, mindspore.Tensor)}
     return {kind: value for kind, value in tensors.items() if kind != "step" or value.shape}
 
 
-def state_names(optimizer: Any) -> dict[str, str]:  # noqa: ARG001
-    """Nothing is renamed: these names are torch's already."""
-    return {}
+def state_names(optimizer: Any) -> dict[str, str]:
+    """MindSpore's names where it keeps the state; else nothing is renamed: the names are torch's already."""
+    return cells.state_names(optimizer) if _is_cell(optimizer) else {}
 
 
-def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
+def _is_cell(optimizer: Any) -> bool:
+    """Whether MindSpore's own optimizer is underneath (mindtorch), which leaves ``state`` empty."""
+    return cells.knows(optimizer) and not getattr(optimizer, "state", None)
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Wraps ``step`` of this one object."""
-    original = optimizer.step
-    depth = 0
-
-    def begin() -> None:
-        with given([(p, gradient(p, main_grad=True)) for p in owned(optimizer)] if listener.sampled else []):
-            listener.before(optimizer, None)
-
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal depth
-        if not depth:
-            surfacing(begin)()
-        depth += 1
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            depth -= 1
-        if not depth:
-            surfacing(listener.after)(optimizer, "applied")
-        return result
-
     with ExitStack() as attached:
         attached.enter_context(reducers_of(lambda: owned(optimizer)))
-        attached.callback(replace(optimizer, "step", step))
+        attached.callback(replace(optimizer, "step", _Steps(optimizer, listener).around(optimizer.step)))
         return attached.pop_all().close
+
+
+class _Steps:
+    """Turns calls of one optimizer's ``step`` into training steps."""
+
+    def __init__(self, optimizer: Any, listener: StepListener) -> None:
+        self._optimizer, self._listener = optimizer, listener
+        self._running = self._begun = False
+
+    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original``, listened to: it takes nothing, a closure, or (mindtorch) the gradients."""
+
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._running:
+                return original(*args, **kwargs)
+            self._running, self._begun = True, False
+            try:
+                if any(map(callable, (*args, *kwargs.values()))):
+                    args = tuple(map(self._evaluating, args))
+                    kwargs = {name: self._evaluating(value) for name, value in kwargs.items()}
+                else:
+                    self._begin(next(iter((*args, *kwargs.values())), None))
+                result = original(*args, **kwargs)
+            finally:
+                self._running = False
+            self._begin()
+            surfacing(self._listener.after)(self._optimizer, "applied")
+            return result
+
+        return step
+
+    def _begin(self, gradients: Sequence[Any] | None = None) -> None:
+        """Tells that the gradients are there, once a step."""
+        if not self._begun:
+            self._begun = True
+            surfacing(self._tell)(gradients)
+
+    def _tell(self, gradients: Sequence[Any] | None) -> None:
+        pairs: list[tuple[Any, Any]] = []
+        if self._listener.sampled:
+            parameters = owned(self._optimizer)
+            values = [gradient(p, main_grad=True) for p in parameters] if gradients is None else gradients
+            pairs = list(zip(parameters, values, strict=False))
+        with given(pairs):
+            self._listener.before(self._optimizer, None)
+
+    def _evaluating(self, argument: Any) -> Any:
+        """A closure's first evaluation gives the gradients; later ones are a line search."""
+        if not callable(argument):
+            return argument
+
+        @functools.wraps(argument)
+        def evaluate() -> Any:
+            if not self._begun:
+                loss = argument()
+                self._begin()
+                return loss
+            self._listener.searching(True)
+            try:
+                return argument()
+            finally:
+                self._listener.searching(False)
+
+        return evaluate

@@ -1,0 +1,108 @@
+"""What the matrix itself promises: a small toy, a whole contract, and a list of differences that is true."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probe.core import framework as contract
+from tests.matrix import numpy_framework
+from tests.matrix.harness import FRAMEWORKS, Harness
+from tests.matrix.known_differences import KNOWN_DIFFERENCES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def code_lines(source: str) -> set[int]:
+    """Numbers of the lines that are neither blank nor comment nor docstring."""
+    lines = {number for number, line in enumerate(source.splitlines(), 1) if line.strip() and line.strip()[0] != "#"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return lines
+
+
+def test_a_framework_takes_less_than_a_hundred_lines() -> None:
+    """The toy framework and its adapter together have under a hundred lines of code."""
+    source = Path(numpy_framework.__file__).read_text(encoding="utf-8")
+    assert len(code_lines(source)) < 100
+
+
+def test_lines_of_code_are_counted() -> None:
+    """Blank lines, comments and docstrings are no code."""
+    source = '"""Module.\n\nText.\n"""\n\n# comment\ndef f():\n    """Docstring."""\n    return 1  # counts\n'
+    assert code_lines(source) == {7, 9}
+
+
+def members(protocol: type) -> dict[str, inspect.Signature]:
+    """What a protocol of the contract asks, without ``self``."""
+    asked = {}
+    for name, function in vars(protocol).items():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            signature = inspect.signature(function)
+            asked[name] = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return asked
+
+
+@pytest.mark.parametrize("part", ["tensors", "hooks", "groups"])
+def test_an_adapter_answers_every_question(framework: Harness, part: str) -> None:
+    """Each function of the contract is there and can be called as core calls it."""
+    adapter = getattr(framework.TrainerMon.framework, part)
+    asked = members(getattr(contract, part.capitalize()))
+    assert asked
+    for name, signature in asked.items():
+        answer = inspect.signature(getattr(adapter, name))
+        keywords = {n: None for n, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        answer.bind(*[None] * (len(signature.parameters) - len(keywords)), **keywords)
+
+
+def test_the_toy_answers_nothing_that_is_not_asked() -> None:
+    """What it shows as the contract is the contract, and no more."""
+    adapter = numpy_framework.TrainerMon.framework
+    for part in ("tensors", "hooks", "groups"):
+        assert set(vars(getattr(adapter, part))) == set(members(getattr(contract, part.capitalize())))
+
+
+def test_a_harness_offers_all_that_the_tests_use(framework: Harness) -> None:
+    """Each function of the protocol, with the parameters that it names."""
+    for name, signature in members(Harness).items():
+        assert list(inspect.signature(getattr(framework, name)).parameters)[: len(signature.parameters)] or not len(
+            signature.parameters
+        )
+    for name in ("NAME", "TrainerMon", "DTYPES", "STATE", "IDIOMS"):
+        assert hasattr(framework, name)
+    kinds = {"momentum", "sgd", "adam"} - FRAMEWORKS[framework.NAME].lacks
+    assert set(framework.STATE) == kinds
+    floats = {"float64", "float32", "float16", "bfloat16"} - FRAMEWORKS[framework.NAME].lacks
+    assert floats <= set(framework.DTYPES)
+
+
+def collected(*arguments: str) -> str:
+    """What pytest collects of this folder, in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=", "-q", *arguments]
+    run = subprocess.run([*command, "tests/matrix"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_every_known_difference_names_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry whose test is gone, or is not run on that framework, has to go too."""
+    found = {line.strip() for line in collected().splitlines() if "::" in line}
+    for (test, framework), reason in KNOWN_DIFFERENCES.items():
+        assert framework in FRAMEWORKS
+        assert reason.strip()
+        assert any(_without_framework(line, framework) == f"tests/matrix/{test}" for line in found), test
+
+
+def _without_framework(line: str, framework: str) -> str | None:
+    head, _, rest = line.partition("[")
+    parameters = rest.removesuffix("]").split("-")
+    if framework not in parameters:
+        return None
+    parameters.remove(framework)
+    return f"{head}[{'-'.join(parameters)}]" if parameters else head

@@ -1,0 +1,190 @@
+"""One small GPT, trained with the same weights and data on PyTorch and on MindSpore, gives the same tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from probe.demo.recipe import BYTES, Size, batches
+from tests.required import require
+
+torch = require("torch")
+mindspore = require("mindspore")
+
+from mindspore.experimental import optim  # noqa: E402
+
+import probe.mindspore  # noqa: E402
+import probe.pytorch  # noqa: E402
+from probe.demo.mindspore.model import Gpt as MindsporeGpt  # noqa: E402
+from probe.demo.pytorch.model import Gpt as PytorchGpt  # noqa: E402
+
+SIZE = Size(layers=2, width=32, heads=4, context=16)
+SEED, STEPS, MICRO_BATCHES = 5, 3, 2
+ADAM = {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.01}
+"""An eps that outweighs rounding: the gradient of a key's bias is 0 but for that, and Adam would blow it up."""
+EVERYTHING = {
+    "wg_distribution": True,
+    "monitor_mbs_grad": True,
+    "param_distribution": True,
+    "mv_distribution": True,
+    "xy_distribution": True,
+    "all_xy": True,
+    "ops": ["norm", "min", "max", "mean", "zeros", "nans", "infs"],
+    "ndigits": 12,
+    "squash_name": False,
+}
+SIGNALS = {
+    "actv",
+    "actv_grad",
+    "grad_unreduced",
+    "grad_reduced",
+    "param_origin",
+    "param_updated",
+    "exp_avg",
+    "exp_avg_sq",
+}
+OWN_NAMES = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
+"""What MindSpore calls the parameters of norms and embeddings, and what PyTorch does."""
+CLOSE = 1e-4
+
+
+class Row(NamedTuple):
+    """Which tensor a line is about."""
+
+    signal: str
+    step: int
+    micro_step: int
+    name: str
+    call: int
+
+
+class Numbers(NamedTuple):
+    """What a line says of it."""
+
+    shape: tuple[int, ...]
+    ops: dict[str, float]
+
+
+Tables = dict[Row, Numbers]
+
+
+def data() -> list[list[tuple[Any, Any]]]:
+    """For each step its micro batches."""
+    pieces = iter(list(batches(STEPS * MICRO_BATCHES, SEED, SIZE.context)))
+    return [[next(pieces) for _ in range(MICRO_BATCHES)] for _ in range(STEPS)]
+
+
+def train_on_pytorch() -> tuple[Tables, list[float]]:
+    """The tables, and the losses."""
+    model = PytorchGpt(SIZE, SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    losses = []
+    with probe.pytorch.TrainerMon(EVERYTHING, params_have_main_grad=False) as monitor:
+        monitor.set_monitor(model, MICRO_BATCHES, optimizer)
+        for micro_batches in data():
+            for tokens, targets in micro_batches:
+                logits = model(torch.from_numpy(tokens)).flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets).flatten())
+                loss.backward()
+                losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert monitor.faults == {}
+    return tables(monitor.output_directory), losses
+
+
+def train_on_mindspore() -> tuple[Tables, list[float]]:
+    """The same, with gradients added up as MindSpore's users do."""
+    model = MindsporeGpt(SIZE, SEED)
+    optimizer = optim.AdamW(model.trainable_params(), **ADAM)
+
+    def loss_of(tokens: Any, targets: Any) -> Any:
+        return mindspore.ops.cross_entropy(model(tokens).reshape(-1, BYTES), targets.reshape(-1))
+
+    loss_and_gradients = mindspore.value_and_grad(loss_of, None, optimizer.parameters)
+    losses = []
+    with probe.mindspore.TrainerMon(EVERYTHING) as monitor:
+        monitor.set_monitor(model, MICRO_BATCHES, optimizer)
+        for micro_batches in data():
+            total = None
+            for pair in micro_batches:
+                loss, own = loss_and_gradients(*(mindspore.tensor(ids, mindspore.int32) for ids in pair))
+                total = own if total is None else tuple(a + b for a, b in zip(total, own, strict=True))
+                losses.append(float(loss))
+            optimizer(total)
+    assert monitor.faults == {}
+    return tables(monitor.output_directory), losses
+
+
+def tables(directory: str | Path | None) -> Tables:
+    """Every line of every file in ``directory``, under PyTorch's names."""
+    found: Tables = {}
+    for signal, line in lines(Path(str(directory))):
+        head, _, last = line["name"].rpartition(".")
+        name = f"{head}.{OWN_NAMES.get(last, last)}"
+        row = Row(signal, int(line["step"]), int(line.get("micro_step") or 0), name, int(line.get("call") or 0))
+        assert row not in found, f"{row} twice"
+        found[row] = Numbers(tuple(json.loads(line["shape"])), {op: float(line[op]) for op in EVERYTHING["ops"]})
+    return found
+
+
+def lines(directory: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each line with its signal."""
+    for path in sorted(directory.glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file, strict=True):
+                yield path.stem.rpartition("_")[0], line
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Tables, list[float]], tuple[Tables, list[float]]]:
+    """Both frameworks' tables and losses, in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path_factory.mktemp("same_gpt")))
+        return train_on_pytorch(), train_on_mindspore()
+
+
+def test_both_train_alike(runs: Any) -> None:
+    """The losses agree, and fall: what is compared below is one training run, and one that moves."""
+    (_, ours), (_, theirs) = runs
+    assert len(ours) == STEPS * MICRO_BATCHES
+    assert theirs == pytest.approx(ours, rel=1e-5)
+    assert ours[-1] < ours[0] - 0.5
+
+
+def test_the_tables_have_the_same_rows(runs: Any) -> None:
+    """Every (signal, step, micro step, name, call) of one is in the other, with the same shape; every signal has some."""
+    (ours, _), (theirs, _) = runs
+    missing, more = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+    assert (missing, more) == ([], []), f"missing on MindSpore {missing[:8]}, only on MindSpore {more[:8]}"
+    assert {row.signal for row in ours} == SIGNALS
+    assert {row.micro_step for row in ours} == set(range(MICRO_BATCHES))
+    assert {row: numbers.shape for row, numbers in theirs.items()} == {row: n.shape for row, n in ours.items()}
+
+
+@pytest.mark.parametrize("signal", sorted(SIGNALS))
+def test_the_numbers_agree(runs: Any, signal: str) -> None:
+    """Norms to 1e-4 of themselves; minimum, maximum and mean to 1e-4 of the root mean square; counts exactly."""
+    (ours, _), (theirs, _) = runs
+    wrong = [
+        f"{row} {op}: PyTorch {numbers.ops[op]}, MindSpore {theirs[row].ops[op]}"
+        for row, numbers in ours.items()
+        if row.signal == signal and row in theirs
+        for op, allowed in tolerances(numbers).items()
+        if not abs(theirs[row].ops[op] - numbers.ops[op]) <= allowed
+    ]
+    assert wrong == []
+
+
+def tolerances(numbers: Numbers) -> dict[str, float]:
+    """By how much each op may differ."""
+    norm = numbers.ops["norm"]
+    rms = norm / math.sqrt(np.prod(numbers.shape))
+    return {"norm": CLOSE * norm, **dict.fromkeys(("min", "max", "mean"), CLOSE * rms), "nans": 0.0, "infs": 0.0}
