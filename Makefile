@@ -73,7 +73,7 @@ $(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
 	touch $@
 
 $(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created
-	$(BENCH)/bin/python -m pip install $(TORCH) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard]"
+	$(BENCH)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard]"
 	touch $@
 
 $(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created:

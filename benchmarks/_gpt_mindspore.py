@@ -58,7 +58,7 @@ class Training:
 
     def __init__(self, device: str = "cpu", seed: int = 0) -> None:
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-        mindspore.set_device(device.upper())
+        mindspore.set_context(device_target=device.upper())
         mindspore.set_seed(seed)
         self.model = GPT().set_train()
         self.optimizer = nn.AdamWeightDecay(self.model.trainable_params(), learning_rate=1e-4)

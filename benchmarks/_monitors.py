@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from _gpt import Training
 
 EXISTING_TOOL = "mindstudio-probe==26.2.0"
 OPS = ["min", "max", "mean", "norm", "nans"]
@@ -29,6 +29,8 @@ TARGETS = {
     "everything": 1 / 8,
 }
 """What probe may add to a step, as a part of what the existing tool adds."""
+TARGETS_ALONE = {"weight gradients": 0.1, "everything": 0.6}
+"""What probe may add to a step on MindSpore, as a part of the plain step."""
 
 
 def configuration(setting: str, **more: Any) -> dict[str, Any]:
@@ -41,32 +43,38 @@ def has_existing_tool() -> bool:
     return importlib.util.find_spec("msprobe") is not None
 
 
-def attach_probe(training: Training, config: dict[str, Any], directory: Path, micro_batches: int = 1) -> Any:
-    """A monitor of ours, writing to ``directory``."""
-    from probe.pytorch import TrainerMon
+def training_module(framework: str) -> Any:
+    """What trains a GPT on one framework: ``Training`` and ``wait``."""
+    return importlib.import_module({"pytorch": "_gpt", "mindspore": "_gpt_mindspore"}[framework])
 
+
+def framework_of(training: Any) -> str:
+    """What ``training`` trains with."""
+    return "mindspore" if type(training).__module__.endswith("mindspore") else "pytorch"
+
+
+def attach_probe(training: Any, config: dict[str, Any], directory: Path, micro_batches: int = 1) -> Any:
+    """A monitor of ours, writing to ``directory``."""
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
-    monitor = TrainerMon(config, params_have_main_grad=False)
+    monitor_class = importlib.import_module(f"probe.{framework_of(training)}").TrainerMon
+    monitor = monitor_class(config, params_have_main_grad=False)
     monitor.set_monitor(training.model, grad_acc_steps=micro_batches, optimizer=training.optimizer)
     return monitor
 
 
-def attach_existing_tool(training: Training, config: dict[str, Any], directory: Path) -> Any:
+def attach_existing_tool(training: Any, config: dict[str, Any], directory: Path) -> Any:
     """A monitor of the existing tool's, writing to ``directory``."""
-    import json
-
-    from msprobe.pytorch import TrainerMon
-
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
     file = directory.with_suffix(".json")
     file.write_text(json.dumps(config))
-    monitor = TrainerMon(str(file), params_have_main_grad=False)
+    monitor_class = importlib.import_module(f"msprobe.{framework_of(training)}").TrainerMon
+    monitor = monitor_class(str(file), params_have_main_grad=False)
     monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
     return monitor
 
 
-ATTACH: dict[str, Callable[[Training, dict[str, Any], Path], Any]] = {
+ATTACH: dict[str, Callable[[Any, dict[str, Any], Path], Any]] = {
     "probe": attach_probe,
     "existing tool": attach_existing_tool,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -29,17 +31,16 @@ def arguments(purpose: str | None, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
-def machine() -> str:
+def machine(framework: str = "torch") -> str:
     """The processor, its cores, the memory and the versions that the figures depend on."""
-    import torch
-
     parts = [
         _processor(),
         f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores",
     ]
-    if torch.cuda.is_available():
+    if framework == "torch" and (torch := importlib.import_module("torch")).cuda.is_available():
         parts.append(torch.cuda.get_device_name())
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    version = importlib.metadata.version(framework)
+    versions = f"Python {platform.python_version()}, {framework} {version}, numpy {np.__version__}"
     return f"{', '.join(parts)}; {platform.system()}; {versions}"
 
 
@@ -57,10 +58,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def publish(title: str, paragraphs: Iterable[str], output: Path | None) -> None:
+def publish(title: str, paragraphs: Iterable[str], output: Path | None, framework: str = "torch") -> None:
     """Prints a result and writes the same to ``output``, followed by the machine and the command."""
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings_of(sys.argv[1:])])
-    text = "\n\n".join([f"### {title}", *paragraphs, f"{machine()}; `{command}`."]) + "\n"
+    text = "\n\n".join([f"### {title}", *paragraphs, f"{machine(framework)}; `{command}`."]) + "\n"
     print(text)
     if output is not None:
         if output.suffix != ".md":

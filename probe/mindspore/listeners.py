@@ -21,7 +21,7 @@ _ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
 """Methods of a cell that go through its hooks."""
 
 
-class Before(nn.Cell):  # type: ignore[misc]
+class Before(nn.Cell):
     """Hears ``(args, kwargs)`` before a cell runs."""
 
     def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
@@ -36,7 +36,7 @@ class Before(nn.Cell):  # type: ignore[misc]
         return None  # noqa: RET501 - the compiler wants to see it
 
 
-class After(nn.Cell):  # type: ignore[misc]
+class After(nn.Cell):
     """Hears the outputs after a cell has run."""
 
     def __init__(self, listen: Callable[[Any], None]) -> None:

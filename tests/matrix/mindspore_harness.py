@@ -8,6 +8,7 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import nn, ops
+from mindspore.common.api import _pynative_executor as executor
 
 from probe.mindspore import TrainerMon
 from tests.matrix.harness import attributes
@@ -127,7 +128,11 @@ class Loop:
         self._gradients: list[Any] = []
 
     def micro_batch(self, *args: Any, **kwargs: Any) -> None:
-        _, gradients = self._differentiated(*args, **kwargs)
+        try:
+            _, gradients = self._differentiated(*args, **kwargs)
+        except Exception:
+            executor.clear_res()  # else MindSpore 2.10 takes every forward from now on for one to be differentiated
+            raise
         if not self._gradients:
             self._gradients = list(gradients)
             return

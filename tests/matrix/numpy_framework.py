@@ -83,14 +83,14 @@ class SGD:
             listener.after(self, "applied")
 
 
-def _attach(listeners, listener):
+def _add(listeners, listener):
     listeners.append(listener)
     return lambda: listener in listeners and listeners.remove(listener)
 
 
 def _on_forward(module, before, after):
-    removes = _attach(module.before, before), _attach(module.after, after)
-    return lambda: [remove() for remove in removes]
+    enter, leave = _add(module.before, before), _add(module.after, after)
+    return lambda: (enter(), leave())
 
 
 def _on_input_gradients(inputs, outputs, listeners, guard):
@@ -123,16 +123,14 @@ HOOKS = SimpleNamespace(
     differentiates=lambda: True,
     feeds=lambda models: True,
     recomputed_by=lambda: None,
-    on_step=lambda optimizer, listener: _attach(optimizer.listeners, listener),
-    on_gradient=lambda p, listen, own, main_grad, guard: _attach(
-        p.listeners, guard(lambda g: listen(g if own else p.grad))
-    ),
+    on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
+    on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=_on_forward,
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=_on_input_gradients,
-    at_next_forward=lambda model, function: _attach(model.before, lambda *_: function()),
+    at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 

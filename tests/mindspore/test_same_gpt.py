@@ -1,4 +1,8 @@
-"""One small GPT, trained with the same weights and data on PyTorch and on MindSpore, gives the same tables."""
+"""One small GPT, trained with the same weights and data on PyTorch and on MindSpore, gives the same tables.
+
+Twice: in float32 with momentum, and in float64 with AdamW. In float32 MindSpore's exponential on a CPU is off by 4e-6
+(2.10.0), which the squares of rare tokens' gradients make visible: their largest is a hundred times their RMS.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from tests.required import require
 torch = require("torch")
 mindspore = require("mindspore")
 
+from mindspore import nn, ops  # noqa: E402
 from mindspore.experimental import optim  # noqa: E402
 
 import probe.mindspore  # noqa: E402
@@ -27,8 +32,10 @@ from probe.demo.pytorch.model import Gpt as PytorchGpt  # noqa: E402
 
 SIZE = Size(layers=2, width=32, heads=4, context=16)
 SEED, STEPS, MICRO_BATCHES = 5, 3, 2
-ADAM = {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.01}
+MOMENTUM = {"lr": 0.1, "momentum": 0.9}
+ADAM = {"lr": 1e-3, "betas": (1 - 2**-3, 1 - 2**-10), "eps": 1e-4, "weight_decay": 0.01}
 """An eps that outweighs rounding: the gradient of a key's bias is 0 but for that, and Adam would blow it up."""
+STATE = {"momentum": {"momentum_buffer"}, "adamw": {"exp_avg", "exp_avg_sq"}}
 EVERYTHING = {
     "wg_distribution": True,
     "monitor_mbs_grad": True,
@@ -36,20 +43,12 @@ EVERYTHING = {
     "mv_distribution": True,
     "xy_distribution": True,
     "all_xy": True,
-    "ops": ["norm", "min", "max", "mean", "zeros", "nans", "infs"],
+    "ops": ["norm", "min", "max", "mean", "nans", "infs"],
     "ndigits": 12,
     "squash_name": False,
 }
-SIGNALS = {
-    "actv",
-    "actv_grad",
-    "grad_unreduced",
-    "grad_reduced",
-    "param_origin",
-    "param_updated",
-    "exp_avg",
-    "exp_avg_sq",
-}
+SIGNALS = {"actv", "actv_grad", "grad_unreduced", "grad_reduced", "param_origin", "param_updated"}
+"""Besides the optimizer's state."""
 OWN_NAMES = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
 """What MindSpore calls the parameters of norms and embeddings, and what PyTorch does."""
 CLOSE = 1e-4
@@ -75,16 +74,32 @@ class Numbers(NamedTuple):
 Tables = dict[Row, Numbers]
 
 
+class Run(NamedTuple):
+    """What training one way gave."""
+
+    tables: Tables
+    losses: list[float]
+
+
+class Pair(NamedTuple):
+    """The same training on both frameworks."""
+
+    kind: str
+    pytorch: Run
+    mindspore: Run
+
+
 def data() -> list[list[tuple[Any, Any]]]:
     """For each step its micro batches."""
     pieces = iter(list(batches(STEPS * MICRO_BATCHES, SEED, SIZE.context)))
     return [[next(pieces) for _ in range(MICRO_BATCHES)] for _ in range(STEPS)]
 
 
-def train_on_pytorch() -> tuple[Tables, list[float]]:
-    """The tables, and the losses."""
-    model = PytorchGpt(SIZE, SEED)
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+def train_on_pytorch(kind: str, dtype: str) -> Run:
+    """A loop as PyTorch's users write it."""
+    model = PytorchGpt(SIZE, SEED).to(getattr(torch, dtype))
+    adam = kind == "adamw"
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM) if adam else torch.optim.SGD(model.parameters(), **MOMENTUM)
     losses = []
     with probe.pytorch.TrainerMon(EVERYTHING, params_have_main_grad=False) as monitor:
         monitor.set_monitor(model, MICRO_BATCHES, optimizer)
@@ -97,16 +112,18 @@ def train_on_pytorch() -> tuple[Tables, list[float]]:
             optimizer.step()
             optimizer.zero_grad()
     assert monitor.faults == {}
-    return tables(monitor.output_directory), losses
+    return Run(tables(monitor.output_directory), losses)
 
 
-def train_on_mindspore() -> tuple[Tables, list[float]]:
-    """The same, with gradients added up as MindSpore's users do."""
-    model = MindsporeGpt(SIZE, SEED)
-    optimizer = optim.AdamW(model.trainable_params(), **ADAM)
+def train_on_mindspore(kind: str, dtype: str) -> Run:
+    """The same, as MindSpore's users write it."""
+    model = mindspore_gpt(dtype)
+    own = {"learning_rate": MOMENTUM["lr"], "momentum": MOMENTUM["momentum"]}
+    parameters = model.trainable_params()
+    optimizer = optim.AdamW(parameters, **ADAM) if kind == "adamw" else nn.Momentum(parameters, **own)
 
     def loss_of(tokens: Any, targets: Any) -> Any:
-        return mindspore.ops.cross_entropy(model(tokens).reshape(-1, BYTES), targets.reshape(-1))
+        return ops.cross_entropy(model(tokens).reshape(-1, BYTES), targets.reshape(-1))
 
     loss_and_gradients = mindspore.value_and_grad(loss_of, None, optimizer.parameters)
     losses = []
@@ -115,12 +132,22 @@ def train_on_mindspore() -> tuple[Tables, list[float]]:
         for micro_batches in data():
             total = None
             for pair in micro_batches:
-                loss, own = loss_and_gradients(*(mindspore.tensor(ids, mindspore.int32) for ids in pair))
-                total = own if total is None else tuple(a + b for a, b in zip(total, own, strict=True))
+                loss, gradients = loss_and_gradients(*(mindspore.tensor(ids, mindspore.int32) for ids in pair))
+                total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
                 losses.append(float(loss))
-            optimizer(total)
+            optimizer(tuple(total))
     assert monitor.faults == {}
-    return tables(monitor.output_directory), losses
+    return Run(tables(monitor.output_directory), losses)
+
+
+def mindspore_gpt(dtype: str) -> MindsporeGpt:
+    """The model with parameters, and the mask that it adds to scores, of ``dtype``."""
+    model, wanted = MindsporeGpt(SIZE, SEED), getattr(mindspore, dtype)
+    for parameter in model.get_parameters():
+        parameter.set_dtype(wanted)
+    for layer in model.layers:
+        layer.attention.hidden = layer.attention.hidden.astype(wanted)
+    return model
 
 
 def tables(directory: str | Path | None) -> Tables:
@@ -143,44 +170,46 @@ def lines(directory: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 yield path.stem.rpartition("_")[0], line
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Tables, list[float]], tuple[Tables, list[float]]]:
-    """Both frameworks' tables and losses, in one process."""
+@pytest.fixture(scope="module", params=[("momentum", "float32"), ("adamw", "float64")], ids="-".join)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Both frameworks' runs, in one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path_factory.mktemp("same_gpt")))
-        return train_on_pytorch(), train_on_mindspore()
+        return Pair(request.param[0], train_on_pytorch(*request.param), train_on_mindspore(*request.param))
 
 
-def test_both_train_alike(runs: Any) -> None:
+def test_both_train_alike(pair: Pair) -> None:
     """The losses agree, and fall: what is compared below is one training run, and one that moves."""
-    (_, ours), (_, theirs) = runs
+    ours, theirs = pair.pytorch.losses, pair.mindspore.losses
     assert len(ours) == STEPS * MICRO_BATCHES
     assert theirs == pytest.approx(ours, rel=1e-5)
-    assert ours[-1] < ours[0] - 0.5
+    assert ours[-1] < ours[0] - 0.1
 
 
-def test_the_tables_have_the_same_rows(runs: Any) -> None:
-    """Every (signal, step, micro step, name, call) of one is in the other, with the same shape; every signal has some."""
-    (ours, _), (theirs, _) = runs
-    missing, more = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
-    assert (missing, more) == ([], []), f"missing on MindSpore {missing[:8]}, only on MindSpore {more[:8]}"
-    assert {row.signal for row in ours} == SIGNALS
+def test_the_tables_have_the_same_rows(pair: Pair) -> None:
+    """Every (signal, step, micro step, name, call) of one is in the other, with the same shape; every signal has some.
+
+    But for the first step's optimizer state, which PyTorch makes in its first update and MindSpore before, of zeros.
+    """
+    ours, theirs = pair.pytorch.tables, pair.mindspore.tables
+    missing, more = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
+    assert missing == set()
+    assert {(row.signal, row.step) for row in more} == {(signal, 0) for signal in STATE[pair.kind]}
+    assert {theirs[row].ops["norm"] for row in more} == {0.0}
+    assert {row.signal for row in ours} == SIGNALS | STATE[pair.kind]
     assert {row.micro_step for row in ours} == set(range(MICRO_BATCHES))
-    assert {row: numbers.shape for row, numbers in theirs.items()} == {row: n.shape for row, n in ours.items()}
+    assert {row: theirs[row].shape for row in ours} == {row: numbers.shape for row, numbers in ours.items()}
 
 
-@pytest.mark.parametrize("signal", sorted(SIGNALS))
-def test_the_numbers_agree(runs: Any, signal: str) -> None:
+def test_the_numbers_agree(pair: Pair) -> None:
     """Norms to 1e-4 of themselves; minimum, maximum and mean to 1e-4 of the root mean square; counts exactly."""
-    (ours, _), (theirs, _) = runs
-    wrong = [
-        f"{row} {op}: PyTorch {numbers.ops[op]}, MindSpore {theirs[row].ops[op]}"
-        for row, numbers in ours.items()
-        if row.signal == signal and row in theirs
+    compared = [
+        (row, op, numbers.ops[op], pair.mindspore.tables[row].ops[op], allowed)
+        for row, numbers in pair.pytorch.tables.items()
         for op, allowed in tolerances(numbers).items()
-        if not abs(theirs[row].ops[op] - numbers.ops[op]) <= allowed
     ]
-    assert wrong == []
+    assert len(compared) > 1000
+    assert [each for each in compared if not abs(each[2] - each[3]) <= each[4]] == []
 
 
 def tolerances(numbers: Numbers) -> dict[str, float]:
