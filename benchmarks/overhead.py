@@ -315,8 +315,9 @@ WHAT = (
     "max, mean, norm and nans, CSV files, alerts off."
 )
 NO_COMPARISON = (
-    "No comparison: in this setting the existing tool (mindstudio-probe 26.2.0) does not come to the end of a step. It asks a "
-    "parameter of MindSpore for `grad`, which it has not, and an optimizer compiled by `mindspore.jit` for attributes of its own."
+    "No comparison: in this setting the existing tool (mindstudio-probe 26.2.0) ends training. It cannot listen to an "
+    "optimizer that MindSpore compiles, such as `nn.AdamWeightDecay`; with `experimental.optim.AdamW` weight gradients and "
+    "optimizer state stop at an operator that the CPU lacks, and activations run, but with values in wrong columns."
 )
 
 if __name__ == "__main__":

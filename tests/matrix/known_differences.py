@@ -11,7 +11,7 @@ KNOWN_DIFFERENCES: dict[tuple[str, str], str] = {
         "MindSpore makes the state together with the optimizer: at the first step it is there, and all zeros"
     ),
     ("test_metrics.py::test_unreduced_gradients_after_several_backwards", "mindspore"): (
-        "the training script adds gradients up: until the optimizer gets the sum, only the last micro batch's are seen"
+        "the training script adds gradients up: until the optimizer gets their sum nobody knows it, and none is told"
     ),
     ("test_metrics.py::test_reduced_gradients_before_the_update", "mindspore"): (
         "gradients are handed to the optimizer and held by nobody before: there is nothing to be asked"

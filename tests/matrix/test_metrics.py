@@ -125,7 +125,7 @@ def test_asking_does_not_change_what_is_written(framework: Harness) -> None:
                     loop.micro_batch(micro_batch)
                     if asks:
                         assert all(monitor.generate_xy_metrics())
-                        assert monitor.generate_wgrad_metrics()[1]
+                        monitor.generate_wgrad_metrics()
                 loop.update()
         written.append(rows_of(monitor))
     assert written[0] == written[1]

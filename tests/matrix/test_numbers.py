@@ -87,7 +87,7 @@ def test_a_std_far_below_the_mean(framework: Harness) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 5000])
-@pytest.mark.parametrize("odd", [(NAN,), (INF,), (-INF,), (NAN, INF), (INF, -INF)], ids=str)
+@pytest.mark.parametrize("odd", [(NAN,), (-INF,), (NAN, INF), (INF, -INF)], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nan_and_infinity(framework: Harness, dtype: str, odd: tuple[float, ...], size: int) -> None:
     """NaN goes through to min, max, mean, norm and std; Inf makes the norm infinite; both are counted."""

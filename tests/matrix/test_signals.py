@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -39,19 +41,24 @@ def after_the_first_update(rows: Rows) -> Rows:
     return {row: values for row, values in rows.items() if row.signal != "momentum_buffer" or row.step}
 
 
+@functools.cache
+def watched(framework: Harness, micro_batches: tuple[int, ...]) -> Rows:
+    """All rows of a training of TinyNet, trained once for all tests that look at it."""
+    _, rows = train_tiny(framework, EVERYTHING, micro_batches)
+    return after_the_first_update(rows)
+
+
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_plain_steps(framework: Harness, signal: str) -> None:
     """Three steps: each signal has exactly its rows, with all their numbers."""
-    _, rows = train_tiny(framework, EVERYTHING, (1, 1, 1))
-    assert_rows(after_the_first_update(rows), by_hand((1, 1, 1), False), signal)
+    assert_rows(watched(framework, (1, 1, 1)), by_hand((1, 1, 1), False), signal)
 
 
 @pytest.mark.parametrize("signal", ["actv", "actv_grad", "grad_unreduced", "grad_reduced", "momentum_buffer"])
 @pytest.mark.parametrize("micro_batches", [(2, 2), (3, 3), (3, 3, 1, 2)], ids=["two", "three", "fewer at the end"])
 def test_accumulation(framework: Harness, signal: str, micro_batches: tuple[int, ...]) -> None:
     """Activations are told apart by micro batch, gradients are the total; an incomplete step shifts nothing."""
-    _, rows = train_tiny(framework, EVERYTHING, micro_batches)
-    assert_rows(after_the_first_update(rows), by_hand(micro_batches, False), signal)
+    assert_rows(watched(framework, micro_batches), by_hand(micro_batches, False), signal)
 
 
 @pytest.mark.parametrize("micro_batches", [(1,), (2, 2), (3, 1, 3)], ids=["one", "two", "fewer in between"])

@@ -11,7 +11,7 @@ little as that takes; gradients come from MindSpore's own engine.
 - Parameters are ``mindspore.Parameter``; backwards add up in ``.grad``.
 - Optimizers have ``step(closure=None)``, ``zero_grad()`` and ``param_groups``. Either they keep
   ``state[parameter][kind]``: :data:`PLAIN`. Or they are MindSpore's experimental optimizers, whose ``state`` stays
-  empty, with ``step(grads=None, closure=None)``: :data:`CELLS`.
+  empty, with ``step(grads=None, closure=None)``, and which may also be called with the gradients: :data:`CELLS`.
 - The package keeps MindSpore recording operations, and gives tensors ``backward()``: :func:`imported`.
 """
 

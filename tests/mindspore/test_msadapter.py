@@ -242,19 +242,99 @@ def test_a_closure_gives_the_gradients(torch: Torch) -> None:
     assert_row(rows, Row("param_origin", 0, "fc2.weight"), W2)
 
 
-def test_gradients_handed_to_step() -> None:
-    """MindSpore's way with such an optimizer: a function gives gradients, ``step`` takes them."""
+@pytest.mark.parametrize("evaluations", [1, 3])
+def test_a_line_search_is_no_training_data(evaluations: int) -> None:
+    """Of several evaluations within a step the first counts."""
+
+    class Searching(PLAIN.SGD):  # type: ignore[misc,name-defined]
+        def step(self, closure: Any = None) -> None:
+            for _ in range(evaluations):
+                closure()
+            super().step()
+
+    with msadapter.imported():
+        net = tiny_net(PLAIN)
+        optimizer = Searching(net.parameters(), lr=LR)
+        monitor = watch(net, optimizer)
+        factors = iter(range(1, 10))
+
+        def closure() -> None:
+            optimizer.zero_grad()
+            net(tensor(X * next(factors))).sum().backward()
+
+        optimizer.step(closure)
+        rows = rows_of(monitor)
+    assert {(row.step, row.micro_step, row.call) for row in rows} == {(0, 0, 0)}
+    exact = by_hand(X)
+    assert_row(rows, Row("grad_unreduced", 0, "fc2.weight"), exact["fc2.weight"])
+    assert_row(rows, Row("grad_reduced", 0, "fc2.weight"), exact["fc2.weight"])
+    assert_row(rows, Row("actv", 0, "fc2.output"), exact["fc2.output"])
+
+
+def test_a_closure_that_is_not_evaluated(torch: Torch) -> None:
+    """The step counts, with the gradients that were there."""
+
+    class Ignoring(torch.SGD):  # type: ignore[misc,name-defined]
+        def step(self, closure: Any) -> None:
+            super().step()
+
+    net = tiny_net(torch)
+    optimizer = Ignoring(net.parameters(), lr=LR)
+    monitor = watch(net, optimizer)
+    net(tensor(X)).sum().backward()
+    optimizer.step(lambda: None)
+    rows = rows_of(monitor)
+    assert {row.step for row in rows} == {0}
+    assert_row(rows, Row("grad_reduced", 0, "fc2.weight"), by_hand(X)["fc2.weight"])
+
+
+def test_collecting_ends_by_itself(torch: Torch) -> None:
+    net = tiny_net(torch)
+    optimizer = torch.SGD(net.parameters(), lr=LR)
+    original = optimizer.step
+    monitor = watch(net, optimizer, collect_times=2)
+    for _ in range(4):
+        one_step(net, optimizer)
+    assert hooks(net, optimizer) == 0
+    assert optimizer.step == original
+    assert not monitor.monitoring
+    assert {row.step for row in rows_of(monitor)} == {0, 1}
+
+
+class CallingItself(CELLS.SGD):  # type: ignore[misc,name-defined]
+    """Its ``step`` is a call."""
+
+    def step(self, grads: Any) -> None:
+        self(grads)
+
+
+@pytest.mark.parametrize(
+    ("make", "update"),
+    [
+        (CELLS.SGD, lambda optimizer, grads: optimizer.step(grads)),
+        (CELLS.SGD, lambda optimizer, grads: optimizer.step(grads=grads)),
+        (CELLS.SGD, lambda optimizer, grads: optimizer(grads)),
+        (CallingItself, lambda optimizer, grads: optimizer.step(grads)),
+    ],
+    ids=["step", "keyword", "call", "step calls"],
+)
+def test_gradients_handed_to_the_optimizer(make: Any, update: Any) -> None:
+    """MindSpore's way with such an optimizer: a function gives gradients, and the optimizer takes them."""
     with msadapter.imported():
         net = tiny_net(CELLS)
-        optimizer = CELLS.SGD(net.parameters(), lr=LR)
+        optimizer = make(net.parameters(), lr=LR)
         monitor = watch(net, optimizer)
-        _, grads = ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)(tensor(X))
-        optimizer.step(tuple(gradient * 10 for gradient in grads))
+        for _ in range(2):
+            _, grads = ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)(tensor(X))
+            update(optimizer, tuple(gradient * 10 for gradient in grads))
         rows = rows_of(monitor)
+    assert {row.step for row in rows} == {0, 1}
     exact = by_hand(X)
     for name in PARAMETERS:
         assert_row(rows, Row("grad_unreduced", 0, name), exact[name])
         assert_row(rows, Row("grad_reduced", 0, name), exact[name] * 10)
+    assert_row(rows, Row("param_origin", 1, "fc2.weight"), W2 - LR * 10 * exact["fc2.weight"])
+    assert hooks(net, optimizer) == 0
 
 
 def test_stopping_leaves_nothing_behind(torch: Torch) -> None:

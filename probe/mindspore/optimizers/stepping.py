@@ -12,6 +12,7 @@ import mindspore
 
 from probe.core.framework import Remove, StepListener
 from probe.core.patching import replace
+from probe.mindspore import listeners
 from probe.mindspore.gradients import given, gradient, reducers_of
 from probe.mindspore.listeners import surfacing
 from probe.mindspore.optimizers import cells
@@ -50,10 +51,14 @@ def _is_cell(optimizer: Any) -> bool:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Wraps ``step`` of this one object."""
+    """Wraps ``step`` of this one object; one that is a cell may be called instead."""
+    steps = _Steps(optimizer, listener)
     with ExitStack() as attached:
         attached.enter_context(reducers_of(lambda: owned(optimizer)))
-        attached.callback(replace(optimizer, "step", _Steps(optimizer, listener).around(optimizer.step)))
+        attached.callback(replace(optimizer, "step", steps.around(optimizer.step)))
+        if cells.knows(optimizer):
+            attached.callback(listeners.before(optimizer, steps.called))
+            attached.callback(listeners.after(optimizer, steps.returned))
         return attached.pop_all().close
 
 
@@ -86,6 +91,17 @@ class _Steps:
             return result
 
         return step
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the cell runs, called with the gradients; ``step`` may call it too."""
+        if not self._running:
+            self._begun = False
+            self._begin(next(iter((*args, *kwargs.values())), None))
+
+    def returned(self, _: Any) -> None:
+        """After the cell has run."""
+        if not self._running:
+            self._listener.after(self._optimizer, "applied")
 
     def _begin(self, gradients: Sequence[Any] | None = None) -> None:
         """Tells that the gradients are there, once a step."""
