@@ -1,6 +1,6 @@
 """Runs the demonstration with ten seeds of each fault and of none, and says how often the monitor was right.
 
-    python benchmarks/demo_seeds.py [--framework mindspore] [--seeds 10] [--steps 70] [--kinds nan,overflow,gradient,none]
+    python benchmarks/demo_seeds.py [--framework pytorch] [--seeds 10] [--steps 70] [--kinds nan,overflow,gradient,none]
 
 The kind ``any`` leaves the choice of the fault to the seed, as ``probe demo`` does.
 

@@ -316,8 +316,8 @@ WHAT = (
 )
 NO_COMPARISON = (
     "No comparison: in this setting the existing tool (mindstudio-probe 26.2.0) ends training. It cannot listen to an "
-    "optimizer that MindSpore compiles, such as `nn.AdamWeightDecay`; with `experimental.optim.AdamW` weight gradients and "
-    "optimizer state stop at an operator that the CPU lacks, and activations run, but with values in wrong columns."
+    "optimizer that MindSpore compiles, such as `nn.AdamWeightDecay`; with `experimental.optim.AdamW` weight gradients "
+    "and optimizer state stop at an operator that the CPU lacks, and activations run, but with values in wrong columns."
 )
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ class Framework(Protocol):
     def begin(self, seed: int) -> Training:
         """A training run at its beginning, as :mod:`probe.demo.recipe` has it."""
 
-    def calm(self) -> AbstractContextManager[None]:
-        """Has the framework compute as fits a small model on a machine that others use as well."""
+    def few_threads(self) -> AbstractContextManager[None]:
+        """Has the framework compute with as few threads as are best for a small model on shared cores."""
 
 
 def configuration(formats: Sequence[str]) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
     with _output(plan.output):
         monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
     directory = Path(str(monitor.output_directory))
-    with _log_in(directory / LOG), framework.calm():
+    with _log_in(directory / LOG), framework.few_threads():
         began = time.perf_counter()
         with monitor:
             for step, loss in enumerate(_train(training, fault, plan)):
                 each = (time.perf_counter() - began) / (step + 1)
                 observe(Progress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
-    injection = fault and fault.injection
+    injection = fault.injection if fault else None
     return Outcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
 
 

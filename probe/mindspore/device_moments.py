@@ -59,7 +59,7 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
 
 
 def _row(tensor: Tensor, columns: Sequence[str], eps: Any) -> Tensor:
-    x = _as_float(ops.stop_gradient(tensor)).reshape(-1)
+    x = _as_float(tensor).reshape(-1)
     size = ops.abs(x)
     scale = _largest(size)
     elements = _Elements(x, size, x / scale, ops.isnan(x), eps)

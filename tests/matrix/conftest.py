@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.matrix.harness import FRAMEWORKS, Harness
 from tests.matrix.known_differences import KNOWN_DIFFERENCES
 from tests.required import require
+
+os.environ.setdefault("GLOG_v", "4")  # MindSpore logs its warnings to the terminal
 
 
 @pytest.fixture(params=FRAMEWORKS, scope="session")

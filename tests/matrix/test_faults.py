@@ -16,6 +16,8 @@ from tests.matrix.models import FC2_WEIGHT, FC_BIAS, FC_WEIGHT, X, container, pr
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs, names_of, rows_of, watching
 from tests.tables import read
 
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy's, of NaN and Inf
+
 ALERT = {"alert": {"rules": [{"rule_name": "AnomalyNan"}]}}
 
 

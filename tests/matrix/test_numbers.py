@@ -24,6 +24,8 @@ from tests.matrix.watching import (
 )
 from tests.tables import Row
 
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy's, of NaN and Inf
+
 NAN, INF = math.nan, math.inf
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.needs("bfloat16"))
 FLOATS = ["float64", "float32", "float16", BFLOAT16]

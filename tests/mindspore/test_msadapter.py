@@ -301,24 +301,24 @@ def test_collecting_ends_by_itself(torch: Torch) -> None:
     assert {row.step for row in rows_of(monitor)} == {0, 1}
 
 
-class CallingItself(CELLS.SGD):  # type: ignore[misc,name-defined]
-    """Its ``step`` is a call."""
+class Halving(CELLS.SGD):  # type: ignore[misc,name-defined]
+    """Its ``step`` is a call, with half of what it was given."""
 
     def step(self, grads: Any) -> None:
-        self(grads)
+        self(tuple(gradient / 2 for gradient in grads))
 
 
 @pytest.mark.parametrize(
-    ("make", "update"),
+    ("make", "update", "applied"),
     [
-        (CELLS.SGD, lambda optimizer, grads: optimizer.step(grads)),
-        (CELLS.SGD, lambda optimizer, grads: optimizer.step(grads=grads)),
-        (CELLS.SGD, lambda optimizer, grads: optimizer(grads)),
-        (CallingItself, lambda optimizer, grads: optimizer.step(grads)),
+        (CELLS.SGD, lambda optimizer, grads: optimizer.step(grads), 10),
+        (CELLS.SGD, lambda optimizer, grads: optimizer.step(grads=grads), 10),
+        (CELLS.SGD, lambda optimizer, grads: optimizer(grads), 10),
+        (Halving, lambda optimizer, grads: optimizer.step(grads), 5),
     ],
     ids=["step", "keyword", "call", "step calls"],
 )
-def test_gradients_handed_to_the_optimizer(make: Any, update: Any) -> None:
+def test_gradients_handed_to_the_optimizer(make: Any, update: Any, applied: float) -> None:
     """MindSpore's way with such an optimizer: a function gives gradients, and the optimizer takes them."""
     with msadapter.imported():
         net = tiny_net(CELLS)
@@ -333,7 +333,7 @@ def test_gradients_handed_to_the_optimizer(make: Any, update: Any) -> None:
     for name in PARAMETERS:
         assert_row(rows, Row("grad_unreduced", 0, name), exact[name])
         assert_row(rows, Row("grad_reduced", 0, name), exact[name] * 10)
-    assert_row(rows, Row("param_origin", 1, "fc2.weight"), W2 - LR * 10 * exact["fc2.weight"])
+    assert_row(rows, Row("param_origin", 1, "fc2.weight"), W2 - LR * applied * exact["fc2.weight"])
     assert hooks(net, optimizer) == 0
 
 

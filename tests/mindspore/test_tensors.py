@@ -137,6 +137,12 @@ def test_std_far_below_the_mean(moments: Moments, size: int, mean: float) -> Non
     check(moments, ms.Tensor(x), x)
 
 
+def test_std_near_the_resolution_of_float32(moments: Moments) -> None:
+    """Where the mean itself cannot be told as exactly as the std needs it, what it is off by is made up for."""
+    x = (1 - 5e-6 * np.abs(np.append(0, normal(70_000)))).astype(np.float32)
+    check(moments, ms.Tensor(x), x)
+
+
 @pytest.mark.parametrize("value", [0.1, 60_000.0])
 def test_three_million_equal_elements_in_half_precision(moments: Moments, value: float) -> None:
     """Sums leave the range of float16 and keep the digits of float32."""

@@ -1,7 +1,8 @@
 """The demonstration on MindSpore."""
 
-from probe.demo.mindspore.training import MindsporeTraining as begin
-from probe.demo.mindspore.training import calm
+from probe.demo.mindspore.training import MindsporeTraining, few_threads
 from probe.mindspore import TrainerMon
 
-__all__ = ["TrainerMon", "begin", "calm"]
+begin = MindsporeTraining
+
+__all__ = ["TrainerMon", "begin", "few_threads"]

@@ -52,7 +52,7 @@ def _broken(injection: Injection) -> Callable[[Tensor], Tensor]:
 
 
 class _Amplify(nn.Cell):
-    """Gives on what it gets, and backward ``factor`` times the gradient, as a ``bprop`` does that was written wrongly."""
+    """The same values forward, ``factor`` times the gradient backward: a ``bprop`` that was written wrongly."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -50,6 +50,6 @@ def clipped(gradients: Sequence[Tensor], longest: float) -> tuple[Tensor, ...]:
     return tuple(gradient * factor for gradient in gradients)
 
 
-def calm() -> AbstractContextManager[None]:
-    """Nothing to do: MindSpore's threads cannot be made fewer once it is loaded."""
+def few_threads() -> AbstractContextManager[None]:
+    """Changes nothing: once MindSpore is loaded, its threads cannot be made fewer (2.10.0)."""
     return nullcontext()

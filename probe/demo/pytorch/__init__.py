@@ -1,7 +1,8 @@
 """The demonstration on PyTorch."""
 
-from probe.demo.pytorch.training import PytorchTraining as begin
-from probe.demo.pytorch.training import calm
+from probe.demo.pytorch.training import PytorchTraining, few_threads
 from probe.pytorch import TrainerMon
 
-__all__ = ["TrainerMon", "begin", "calm"]
+begin = PytorchTraining
+
+__all__ = ["TrainerMon", "begin", "few_threads"]

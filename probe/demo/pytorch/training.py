@@ -40,7 +40,7 @@ class PytorchTraining:
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def few_threads() -> Iterator[None]:
     """Has torch compute with one thread: on shared cores, threads that wait for each other take a small model ten times
     as long."""
     before = torch.get_num_threads()
