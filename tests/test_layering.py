@@ -22,6 +22,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "probe.core.rules": RUNNING,
     "probe.pytorch": ("mindspore", "probe.mindspore", "probe.services", "probe.cli"),
     "probe.mindspore": ("torch", "probe.pytorch", "probe.services", "probe.cli"),
+    "probe.demo.pytorch": ("mindspore", "probe.mindspore", "probe.demo.mindspore"),
+    "probe.demo.mindspore": ("torch", "probe.pytorch", "probe.demo.pytorch"),
 }
 """What no module of a package may import, not even inside a function."""
 

@@ -64,12 +64,6 @@ class Training(Protocol):
     model: Any
     optimizer: Any
 
-    def places(self) -> Places:
-        """Where the model can break."""
-
-    def inject(self, fault: Fault) -> None:
-        """Makes the fault a part of the model."""
-
     def step(self, tokens: recipe.Bytes, targets: recipe.Bytes) -> float:
         """One training step; the loss before its update."""
 
@@ -83,6 +77,12 @@ class Framework(Protocol):
 
     def begin(self, seed: int) -> Training:
         """A training run at its beginning, as :mod:`probe.demo.recipe` has it."""
+
+    def places(self, model: Any) -> Places:
+        """Where ``model`` can break."""
+
+    def inject(self, model: Any, fault: Fault) -> None:
+        """Makes the fault a part of ``model``."""
 
     def few_threads(self) -> AbstractContextManager[None]:
         """Has the framework compute with as few threads as are best for a small model on shared cores."""
@@ -108,7 +108,7 @@ def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
     """Trains, breaks, watches; ``observe`` is told of every step."""
     framework = _framework(plan.framework)
     training = framework.begin(plan.seed)
-    fault = _break(training, plan)
+    fault = _break(framework, training.model, plan)
     monitor = framework.TrainerMon(configuration(plan.formats), params_have_main_grad=False)
     with _output(plan.output):
         monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
@@ -142,12 +142,12 @@ def _train(training: Training, fault: Fault | None, plan: Plan) -> Iterator[floa
         yield training.step(tokens, targets)
 
 
-def _break(training: Training, plan: Plan) -> Fault | None:
+def _break(framework: Framework, model: Any, plan: Plan) -> Fault | None:
     if plan.fault == "none":
         return None
     steps = (recipe.WARM_UP, plan.steps - REMAINING)
-    fault = Fault(draw(plan.fault, training.places(), steps, plan.seed))
-    training.inject(fault)
+    fault = Fault(draw(plan.fault, framework.places(model), steps, plan.seed))
+    framework.inject(model, fault)
     return fault
 
 

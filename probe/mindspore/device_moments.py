@@ -18,9 +18,6 @@ from mindspore.common.api import _no_grad
 Array = npt.NDArray[np.float64]
 Tensor = Any
 
-RUN = 4096
-"""Elements summed at a time: in float32 rounding may grow with their number."""
-
 
 class _Elements(NamedTuple):
     """The elements of one tensor, flat and in float32, with what several moments need."""
@@ -84,15 +81,6 @@ def _as_float(tensor: Tensor) -> Tensor:
     return tensor.astype(mindspore.float32)
 
 
-def _sum(x: Tensor) -> Tensor:
-    """In runs, then over the runs."""
-    ragged = x.shape[0] % RUN
-    if x.shape[0] == ragged:
-        return x.sum()
-    total = x[: x.shape[0] - ragged].reshape(-1, RUN).sum(-1).sum()
-    return total + x[x.shape[0] - ragged :].sum() if ragged else total
-
-
 def _count(marked: Tensor) -> Tensor:
     return marked.astype(mindspore.int32).sum().astype(mindspore.float32)
 
@@ -106,17 +94,17 @@ def _extreme(elements: _Elements, lowest: bool) -> Tensor:
 def _deviations(elements: _Elements) -> Tensor:
     """Squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``array_moments``."""
     count = elements.x.shape[0]
-    shifted = elements.scaled - _sum(elements.scaled) / count
-    off = _sum(shifted) / count
-    squares = _sum(shifted * shifted) - count * off * off
+    shifted = elements.scaled - elements.scaled.sum() / count
+    off = shifted.sum() / count
+    squares = (shifted * shifted).sum() - count * off * off
     return ops.where(squares < 0, ops.zeros_like(squares), squares)
 
 
 _COLUMNS: dict[str, Callable[[_Elements], Tensor]] = {
     "min": lambda elements: _extreme(elements, lowest=True),
     "max": lambda elements: _extreme(elements, lowest=False),
-    "sum": lambda elements: _sum(elements.scaled),
-    "sumsq": lambda elements: _sum(elements.scaled * elements.scaled),
+    "sum": lambda elements: elements.scaled.sum(),
+    "sumsq": lambda elements: (elements.scaled * elements.scaled).sum(),
     "m2": _deviations,
     "nans": lambda elements: _count(elements.nan),
     "infs": lambda elements: _count(elements.size == np.inf),

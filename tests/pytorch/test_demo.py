@@ -16,10 +16,11 @@ from tests.required import require
 
 require("torch")
 
-from probe.demo.model import Gpt, Size  # noqa: E402
-
-from probe.demo import diagnosis, training  # noqa: E402
+from probe.demo import diagnosis, recipe  # noqa: E402
 from probe.demo.faults import KINDS, Injection, draw  # noqa: E402
+from probe.demo.pytorch import places  # noqa: E402
+from probe.demo.pytorch.model import Gpt  # noqa: E402
+from probe.demo.recipe import Size, batches, initial_weights  # noqa: E402
 from probe.demo.text import standard_library  # noqa: E402
 from probe.demo.verdict import matches  # noqa: E402
 
@@ -29,7 +30,7 @@ STEPS = 24
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
     """Runs ``probe demo`` with few steps on small batches; gives the result."""
-    monkeypatch.setattr(training, "BATCH", 4)
+    monkeypatch.setattr(recipe, "BATCH", 4)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def run(*arguments):
@@ -103,7 +104,7 @@ def test_a_terminal_gets_one_live_line(demo, monkeypatch):
     [
         (["--fault", "nonsense"], "overflow"),
         (["--steps", "5"], "24"),
-        (["--framework", "mindspore"], "later version"),
+        (["--framework", "tensorflow"], "mindspore"),
     ],
 )
 def test_what_cannot_run_is_refused(arguments, said):
@@ -146,9 +147,9 @@ def test_a_match_is_the_very_place_and_step(found, right):
 
 def test_a_seed_means_one_fault_and_seeds_differ():
     """The same seed gives the same fault; many seeds give every kind, and many places and steps."""
-    model = Gpt(Size(layers=2, width=16))
-    assert draw(None, model, (16, 60), 7) == draw(None, model, (16, 60), 7)
-    faults = [draw(None, model, (16, 60), seed) for seed in range(60)]
+    where = places(Gpt(Size(layers=2, width=16)))
+    assert draw(None, where, (16, 60), 7) == draw(None, where, (16, 60), 7)
+    faults = [draw(None, where, (16, 60), seed) for seed in range(60)]
     assert {fault.kind for fault in faults} == set(KINDS)
     assert len({fault.place for fault in faults}) > 15
     assert min(fault.step for fault in faults) in range(16, 20)
@@ -161,3 +162,19 @@ def test_the_text_is_real_and_the_same_every_time():
     assert len(text) == 100_000
     assert text == standard_library(200_000)[:100_000]
     assert b"\nimport " in text
+
+
+def test_a_seed_means_the_same_weights_and_batches():
+    """Matrices are normal, those that add to the residual stream smaller; norms change nothing; targets follow."""
+    shapes = {"fc1.weight": (200, 100), "fc2.weight": (100, 200), "norm.weight": (3,), "norm.bias": (3,)}
+    weights = initial_weights(shapes, layers=8, seed=1)
+    assert {name: values.shape for name, values in weights.items()} == shapes
+    assert float(weights["fc1.weight"].std()) == pytest.approx(0.02, rel=0.02)
+    assert float(weights["fc2.weight"].std()) == pytest.approx(0.005, rel=0.02)
+    assert [weights["norm.weight"].tolist(), weights["norm.bias"].tolist()] == [[1.0] * 3, [0.0] * 3]
+    (tokens, targets), (again, _) = next(batches(1, seed=1)), next(batches(1, seed=1))
+    assert (tokens == again).all()
+    assert (tokens[:, 1:] == targets[:, :-1]).all()
+    assert bytes(tokens[0].tolist()) in standard_library()
+    assert (next(batches(1, seed=2))[0] != tokens).any()
+    assert (initial_weights(shapes, layers=8, seed=2)["fc1.weight"] != weights["fc1.weight"]).any()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe.demo.model import Gpt, Size
+from probe.demo.pytorch.model import Gpt
+from probe.demo.recipe import Size
 
 from probe.core.settings import load
 from probe.pytorch import TrainerMon
@@ -55,9 +56,7 @@ EVENTS = {"format_list", "format_tensorboard", "everything"}
 
 def train(config: Any, spoil: bool = False) -> TrainerMon:
     """Three steps of two micro batches; ``spoil`` makes a weight NaN before the last."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Gpt(Size(layers=1, width=8, heads=2, context=8))
+    model = Gpt(Size(layers=1, width=8, heads=2, context=8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
     with watching(config, model, optimizer, 2) as monitor:

@@ -9,8 +9,6 @@ import mindspore
 from mindspore import Tensor, ops
 from mindspore.experimental import optim
 
-from probe.demo.faults import Fault, Places
-from probe.demo.mindspore import faults
 from probe.demo.mindspore.model import Gpt
 from probe.demo.recipe import BYTES, LEARNING_RATE, LONGEST_GRADIENT, Bytes, warm_up
 
@@ -23,12 +21,6 @@ class MindsporeTraining:
         self.optimizer = optim.AdamW(self.model.trainable_params(), LEARNING_RATE)
         self._rates = optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
         self._gradients = mindspore.value_and_grad(self._loss, None, self.optimizer.parameters)
-
-    def places(self) -> Places:
-        return faults.places(self.model)
-
-    def inject(self, fault: Fault) -> None:
-        faults.inject(self.model, fault)
 
     def step(self, tokens: Bytes, targets: Bytes) -> float:
         loss, gradients = self._gradients(*(mindspore.tensor(ids, mindspore.int32) for ids in (tokens, targets)))

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional
 
-from probe.demo.faults import Fault, Places
-from probe.demo.pytorch import faults
 from probe.demo.pytorch.model import Gpt
 from probe.demo.recipe import LEARNING_RATE, LONGEST_GRADIENT, Bytes, warm_up
 
@@ -21,12 +19,6 @@ class PytorchTraining:
         self.model = Gpt(seed=seed)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
-
-    def places(self) -> Places:
-        return faults.places(self.model)
-
-    def inject(self, fault: Fault) -> None:
-        faults.inject(self.model, fault)
 
     def step(self, tokens: Bytes, targets: Bytes) -> float:
         logits = self.model(torch.from_numpy(tokens))

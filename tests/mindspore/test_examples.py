@@ -1,0 +1,76 @@
+"""The script that MindSpore's users copy from, run as they run it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.required import require
+
+require("mindspore")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt_mindspore.py"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The example's output, and the rows of each signal that it wrote."""
+    output = tmp_path_factory.mktemp("example")
+    own = {"MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(EXAMPLE.parents[1])}
+    command = [sys.executable, str(EXAMPLE), "--steps", "3"]
+    done = subprocess.run(command, env=os.environ | own, cwd=output, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (directory,) = (path for path in output.iterdir() if path.is_dir())
+    rows = {}
+    for path in directory.glob("*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows.setdefault(path.stem.rpartition("_")[0], []).extend(csv.DictReader(file, strict=True))
+    return done.stdout, rows
+
+
+def norm_of_all(rows, step):
+    """Of all tensors of a step together."""
+    return math.sqrt(sum(float(row["norm"]) ** 2 for row in rows if row["step"] == str(step)))
+
+
+def test_it_trains_and_says_where_its_files_are(run):
+    """The loss falls, nothing is found in a healthy run, and every switched-on signal has a file."""
+    printed, rows = run
+    losses = [float(line.split()[3]) for line in printed.splitlines() if line.startswith("step")]
+    assert losses[-1] < losses[0]
+    assert "findings 0" in printed
+    assert "written to" in printed
+    assert rows.keys() == {"actv", "actv_grad", "grad_unreduced", "grad_reduced"}
+
+
+def test_reduced_gradients_are_those_after_clipping(run):
+    """The norms of all parameters together are the length to which the script clips, and they were longer before."""
+    _, rows = run
+    for step in range(3):
+        assert norm_of_all(rows["grad_unreduced"], step) > 1.0
+        assert norm_of_all(rows["grad_reduced"], step) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_micro_batches_have_rows_of_their_own(run):
+    """Two micro batches a step, of which each has every module's activations and the gradients of both."""
+    _, rows = run
+    for signal in ("actv", "actv_grad"):
+        seen = {(row["step"], row["micro_step"]) for row in rows[signal] if row["name"] == "output.output"}
+        assert seen == {(str(step), str(micro)) for step in range(3) for micro in range(2)}
+
+
+def test_the_monitors_lines_are_marked():
+    """Every line that names the monitor says that it is there for it."""
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    about = [line for line in lines if re_monitor(line)]
+    assert len(about) >= 5
+    assert [line for line in about if "# probe" not in line] == []
+
+
+def re_monitor(line):
+    return any(word in line for word in ("TrainerMon", "MONITOR ", "monitor.", "import probe"))
