@@ -13,6 +13,9 @@ from probe.core.records import Array, Batch, Key
 
 Reference = int
 """A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
+Row = tuple[tuple[tuple[int, ...], object], int, Reference, Reference]
+"""Shape and dtype, order, where its values stand, and where the factor that they carry (a gradient scaler's); -1 for
+none."""
 Known = dict[object, tuple[Callable[[], object], Block]]
 NOTHING = 1 << 60
 """The reference of a tensor without elements."""
@@ -20,35 +23,22 @@ NOTHING = 1 << 60
 
 @dataclass
 class Readings:
-    """The rows of one signal, in parallel lists; a key that comes again replaces its row."""
+    """The rows of one signal; a key that comes again replaces its row."""
 
     micro_stepped: bool
     keys: dict[Key, int] = field(default_factory=dict)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    dtypes: list[object] = field(default_factory=list)
-    order: list[int] = field(default_factory=list)
-    references: list[Reference] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     forgotten: set[int] = field(default_factory=set)
     """Rows whose value is out of date, and not known yet."""
-    scales: list[Reference] = field(default_factory=list)
-    """Where the factor stands that a row's values carry (a gradient scaler's); -1 for none."""
 
-    def put(
-        self, key: Key, described: tuple[tuple[int, ...], object], order: int, at: tuple[Reference, Reference]
-    ) -> None:
-        """``described`` is shape and dtype, ``at`` where the row stands and its factor."""
-        row = self.keys.setdefault(key, len(self.order))
-        if row == len(self.order):
-            self.shapes.append(described[0])
-            self.dtypes.append(described[1])
-            self.order.append(order)
-            self.references.append(at[0])
-            self.scales.append(at[1])
+    def put(self, key: Key, row: Row) -> None:
+        """Adds a row, or replaces that of the same key."""
+        place = self.keys.setdefault(key, len(self.rows))
+        if place == len(self.rows):
+            self.rows.append(row)
         else:
-            self.forgotten.discard(row)
-            self.shapes[row], self.dtypes[row] = described
-            self.order[row] = order
-            self.references[row], self.scales[row] = at
+            self.forgotten.discard(place)
+            self.rows[place] = row
 
 
 @dataclass(frozen=True)
@@ -59,6 +49,8 @@ class Pending:
     columns: tuple[str, ...]
     wait: Callable[[], Array]
     block_rows: int
+    held: list[int]
+    """The rows of the held tensors."""
 
     def batches(self, step: int) -> list[Batch]:
         """Waits for the device, once."""
@@ -68,19 +60,22 @@ class Pending:
         return [self._batch(signal, readings, rows, step) for signal, readings in self.readings.items()]
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
-        at = np.minimum(np.array(readings.references, dtype=np.int64), len(rows) - 1)
+        described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
+        shapes, kinds = zip(*described, strict=True) if described else ((), ())
+        at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
+        at = np.minimum(at, len(rows) - 1)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns)}
-        scales = np.array(readings.scales, dtype=np.int64)
+        scales = np.array(factors, dtype=np.int64)
         if (scales >= 0).any():
             columns = _unscaled(columns, np.where(scales >= 0, rows[scales, 0], 1.0))
-        dtypes = {dtype: str(dtype) for dtype in set(readings.dtypes)}
+        dtypes = {dtype: str(dtype) for dtype in set(kinds)}
         batch = Batch(
             signal=signal,
             step=step,
             keys=tuple(readings.keys),
-            shapes=tuple(readings.shapes),
-            dtypes=tuple(dtypes[dtype] for dtype in readings.dtypes),
-            order=np.array(readings.order, dtype=np.int64),
+            shapes=shapes,
+            dtypes=tuple(dtypes[dtype] for dtype in kinds),
+            order=np.array(order, dtype=np.int64),
             columns=columns,
             micro_stepped=readings.micro_stepped,
         )
@@ -121,6 +116,7 @@ class Recorder:
         self._blocks: list[Block] = []
         self._rows = 0
         self._held: list[Tensor] = []
+        self._held_rows: list[int] = []
         self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
         self._scales: dict[object, tuple[Tensor, Reference]] = {}
         self._calls = 0
@@ -149,7 +145,7 @@ class Recorder:
         """
         described = self._tensors.describe(tensor)
         reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
-        self._put(signal, micro_stepped).put(key, described, self._calls, (reference, self._scale(scale)))
+        self._put(signal, micro_stepped).put(key, (described, self._calls, reference, self._scale(scale)))
         self._calls += 1
         if remember and scale is None and 0 <= reference < NOTHING:
             self._remember(tensor, self._blocks[-1])
@@ -173,7 +169,7 @@ class Recorder:
                 if scale is None:
                     self._remember(tensors[i], block[row : row + 1])
         for key, about, place in zip(keys, described, places, strict=True):
-            readings.put(key, about, self._calls, (NOTHING if place is None else place, factor))
+            readings.put(key, (about, self._calls, NOTHING if place is None else place, factor))
             self._calls += 1
 
     def _remember(self, tensor: Tensor, block: Block) -> None:
@@ -190,7 +186,10 @@ class Recorder:
         if scale is not None or not (self._known or self._known_before):
             return None
         identity, _ = self._tensors.identity(tensor)
-        alive, block = self._known.get(identity) or self._known_before.get(identity) or (lambda: None, None)
+        known = self._known.get(identity) or self._known_before.get(identity)
+        if known is None:
+            return None
+        alive, block = known
         if alive() is None or not self._tensors.unchanged(tensor, block, self.columns.index("sum")):
             return None
         self._known[identity] = (alive, block)
@@ -220,17 +219,14 @@ class Recorder:
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
         wait = self._tensors.to_host(self._blocks)
-        return Pending(dict(chosen), self.columns, wait, self._rows)
+        return Pending(dict(chosen), self.columns, wait, self._rows, list(self._held_rows))
 
     def _settle(self) -> None:
-        """Reduces the held tensors together and points their rows there."""
-        if not self._held:
-            return
-        first = self._add(self._moments(self._held, None), len(self._held))
-        self._held = []
-        for readings in self._readings.values():
-            readings.references = [r if r >= 0 else first - 1 - r for r in readings.references]
-        self._seen = {k: (alive, r if r >= 0 else first - 1 - r) for k, (alive, r) in self._seen.items()}
+        """Reduces the held tensors together."""
+        if self._held:
+            first = self._add(self._moments(self._held, None), len(self._held))
+            self._held_rows += range(first, first + len(self._held))
+            self._held = []
 
     def _put(self, signal: str, micro_stepped: bool) -> Readings:
         readings = self._readings.get(signal)
@@ -264,7 +260,7 @@ class Recorder:
         if held is None:
             return self._add(self._moments([tensor], scale), 1)
         self._held.append(held)
-        return -len(self._held)
+        return -len(self._held_rows) - len(self._held)
 
     def _moments(self, tensors: Sequence[Tensor], scale: Tensor | None) -> Block:
         return self._tensors.moments(tensors, self.columns, self._eps, scale)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from probe.core.naming import squash_name
+from probe.core.records import Key
 
 PLACES = ("input", "output", "input_grad", "output_grad")
 
@@ -21,6 +22,13 @@ class Watched(NamedTuple):
     name: str
     """As rows call it."""
     thing: Any
+    key: Key
+    """Of its rows, as far as it alone says."""
+
+
+def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
+    """``thing`` under these names."""
+    return Watched(stage, full, name, thing, Key(name, stage=stage))
 
 
 class Names:
@@ -41,7 +49,7 @@ class Names:
         if name != full and ((stage, name) in self._taken or (stage, name) in self._full):
             name = full
         self._taken.add((stage, name))
-        return Watched(stage, full, name, thing)
+        return watched(stage, full, name, thing)
 
 
 class Target(NamedTuple):

@@ -17,10 +17,6 @@ from probe.core.selection import Watched
 Source = Callable[[Run], AbstractContextManager[None]]
 
 
-def _key(parameter: Watched) -> Key:
-    return Key(parameter.name, stage=parameter.stage)
-
-
 @contextmanager
 def weight_gradients(run: Run) -> Iterator[None]:
     """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
@@ -36,14 +32,14 @@ def weight_gradients(run: Run) -> Iterator[None]:
             if run.clock.searching:
                 return
             if gradient is None:
-                run.recorder.forget("grad_unreduced", _key(parameter))
+                run.recorder.forget("grad_unreduced", parameter.key)
                 return
             if id(parameter.thing) in run.updated:  # from another optimizer's loss: of the next step, if of any
                 late.add(id(parameter.thing))
                 return
             touched.add(id(parameter.thing))
             run.clock.backward_began(hooks.backward_id())
-            key = _key(parameter)
+            key = parameter.key
             if per_micro_batch:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.micro_step))
             scale, each = hooks.loss_scale(), bool(per_micro_batch)
@@ -55,7 +51,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
     def collect(into: Recorder, owned: list[Watched], scale: Tensor | None) -> None:
         fresh = [(p, hooks.gradient(p.thing, run.main_grad)) for p in owned if id(p.thing) in touched]
-        held = [(_key(p), gradient) for p, gradient in fresh if gradient is not None]
+        held = [(p.key, gradient) for p, gradient in fresh if gradient is not None]
         into.record_all("grad_reduced", [key for key, _ in held], [g for _, g in held], scale=scale)
 
     run.each_parameter(attach)
@@ -76,7 +72,7 @@ def parameters(run: Run) -> Iterator[None]:
     """``param_origin`` before and ``param_updated`` after the update."""
 
     def record(signal: str, owned: list[Watched]) -> None:
-        run.recorder.record_all(signal, [_key(p) for p in owned], [p.thing for p in owned])
+        run.recorder.record_all(signal, [p.key for p in owned], [p.thing for p in owned])
 
     run.before_update.append(lambda _, owned, __: record("param_origin", owned))
     run.after_update.append(lambda _, owned: record("param_updated", owned))
@@ -91,7 +87,7 @@ def optimizer_state(run: Run) -> Iterator[None]:
         kinds: dict[str, list[tuple[Key, Tensor]]] = {}
         for parameter in owned:
             for kind, tensor in run.framework.hooks.state(optimizer, parameter.thing).items():
-                kinds.setdefault(kind, []).append((_key(parameter), tensor))
+                kinds.setdefault(kind, []).append((parameter.key, tensor))
         for kind, rows in kinds.items():
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
 

@@ -20,7 +20,7 @@ from probe.core.records import Finding
 from probe.core.run import Run
 from probe.core.run_output import FLUSH_SECONDS, Output
 from probe.core.schedule import Schedule
-from probe.core.selection import Selection, Watched
+from probe.core.selection import Selection, watched
 from probe.core.session import Session
 from probe.core.settings import load, not_built_yet
 from probe.core.sources import chosen
@@ -133,7 +133,7 @@ class Monitor:
         names += [name for _, model in run.chunks for name, _ in run.framework.hooks.parameters(model)]
         for stage, model in run.chunks:
             for name, module in run.framework.hooks.modules(model):
-                run.selection.places(Watched(stage, name, name, module))
+                run.selection.places(watched(stage, name, name, module))
         if problems := run.selection.check(names):
             if self.framework.groups.world_size() > 1:
                 _log.warning("not on this rank: %s", "; ".join(problems))

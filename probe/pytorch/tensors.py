@@ -43,7 +43,7 @@ def hold(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.device.type != "cpu" or tensor.numel() > HELD_ELEMENTS or tensor.layout is not torch.strided:
         return None
     with unseen():
-        return tensor.detach().clone()
+        return tensor.detach().clone() if tensor.requires_grad else tensor.clone()
 
 
 def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:

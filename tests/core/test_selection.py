@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.selection import PLACES, Selection, Watched
+from probe.core.selection import PLACES, Selection, Watched, watched
 from probe.core.settings import Selector, load
 
 
@@ -17,7 +17,7 @@ def selection(targets: dict[str, dict[str, str]] | None = None, **more: Any) -> 
 
 
 def thing(full: str, stage: int = 0) -> Watched:
-    return Watched(stage, full, full, object())
+    return watched(stage, full, full, object())
 
 
 def places(chosen: Selection, name: str, stage: int = 0) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from tests.matrix.harness import FRAMEWORKS, Harness
-from tests.matrix.known_differences import KNOWN_DIFFERENCES
+from tests.matrix.known_differences import KNOWN_DIFFERENCES, without
 from tests.required import require
 
+FOLDER = Path(__file__).parent
 os.environ.setdefault("GLOG_v", "4")  # MindSpore logs its warnings to the terminal
 
 
@@ -19,7 +21,7 @@ def framework(request: pytest.FixtureRequest) -> Harness:
     """The harness of each framework in turn."""
     entry = FRAMEWORKS[request.param]
     require(entry.package)
-    harness: Harness = import_module(entry.harness)  # type: ignore[assignment]
+    harness: Harness = import_module(entry.harness)
     return harness
 
 
@@ -34,25 +36,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in impossible]
     config.hook.pytest_deselected(items=impossible)
     for item in items:
-        if reason := KNOWN_DIFFERENCES.get(difference_of(item)):
+        name = _framework_of(item)
+        if name and (reason := KNOWN_DIFFERENCES.get((without(name, f"{item.path.name}::{item.name}"), name))):
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
-def difference_of(item: pytest.Item) -> tuple[str, str]:
-    """How ``KNOWN_DIFFERENCES`` calls a test: its id without the framework, and the framework."""
-    name = _framework_of(item)
-    if name is None:
-        return item.nodeid, ""
-    head, _, rest = item.name.partition("[")
-    others = rest.removesuffix("]").split("-")
-    others.remove(name)
-    test = f"{head}[{'-'.join(others)}]" if others else head
-    return f"{item.path.name}::{test}", name
-
-
 def _framework_of(item: pytest.Item) -> str | None:
+    """The framework that a test runs on; None for tests of other folders, and for those of no framework."""
     callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("framework")
+    if callspec is None or not item.path.is_relative_to(FOLDER):
+        return None
+    name: str | None = callspec.params.get("framework")
+    return name
 
 
 def _applies(item: pytest.Item) -> bool:

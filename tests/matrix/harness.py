@@ -53,8 +53,8 @@ class Harness(Protocol):
     def parameter(self, array: Any, dtype: str = "float32") -> Parameter:
         """Something to be trained."""
 
-    def module(self, forward: Callable[..., Any], **members: Module | Parameter) -> Module:
-        """A module that runs ``forward`` and owns ``members`` by these names."""
+    def module(self, forward: Callable[..., Any] | None, **members: Module | Parameter) -> Module:
+        """A module that runs ``forward`` (None: it only holds) and owns ``members`` by these names."""
 
     def linear(self, weight: Any, bias: Any = None) -> Module:
         """The framework's own linear layer."""
@@ -107,7 +107,7 @@ class Framework(NamedTuple):
 FRAMEWORKS: dict[str, Framework] = {
     "pytorch": Framework("torch", "tests.matrix.pytorch_harness"),
     "mindspore": Framework("mindspore", "tests.matrix.mindspore_harness", frozenset({"running sums"})),
-    "numpy": Framework("numpy", "tests.matrix.numpy_harness", frozenset({"adam", "sgd", "bfloat16"})),
+    "numpy": Framework("numpy", "tests.matrix.numpy_harness", frozenset({"adam", "sgd", "bfloat16", "idioms"})),
 }
 
 
@@ -132,4 +132,4 @@ def attributes(objects: Iterable[Any]) -> dict[str, object]:
 def generators(framework: Harness) -> list[object]:
     """The states of all random generators of the process."""
     kind, keys, *rest = np.random.get_state()
-    return [framework.generator(), random.getstate(), (kind, bytes(memoryview(np.asarray(keys))), *rest)]
+    return [framework.generator(), random.getstate(), (kind, np.asarray(keys).tobytes(), *rest)]

@@ -6,6 +6,15 @@ framework cannot do by construction is said in ``harness.FRAMEWORKS`` instead.
 
 from __future__ import annotations
 
+
+def without(framework: str, test: str) -> str:
+    """The id of a test that runs on ``framework``, as it is called here."""
+    head, _, rest = test.partition("[")
+    others = rest.removesuffix("]").split("-")
+    others.remove(framework)
+    return f"{head}[{'-'.join(others)}]" if others else head
+
+
 KNOWN_DIFFERENCES: dict[tuple[str, str], str] = {
     ("test_signals.py::test_state_begins_with_the_first_update", "mindspore"): (
         "MindSpore makes the state together with the optimizer: at the first step it is there, and all zeros"

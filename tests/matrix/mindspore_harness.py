@@ -53,7 +53,7 @@ def parameter(array: Any, dtype: str = "float32") -> mindspore.Parameter:
 
 
 class Composed(nn.Cell):
-    def __init__(self, function: Callable[..., Any], members: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any] | None, members: dict[str, Any]) -> None:
         super().__init__()
         self.function = function
         for name, member in members.items():
@@ -63,7 +63,7 @@ class Composed(nn.Cell):
         return self.function(*args, **kwargs)
 
 
-def module(forward: Callable[..., Any], **members: Any) -> nn.Cell:
+def module(forward: Callable[..., Any] | None, **members: Any) -> nn.Cell:
     return Composed(forward, members)
 
 

@@ -35,7 +35,7 @@ def parameter(array: Any, dtype: str = "float32") -> Tensor:
     return Tensor(np.array(array).astype(dtype), parameter=True)
 
 
-def module(forward: Callable[..., Any], **members: Any) -> Module:
+def module(forward: Callable[..., Any] | None, **members: Any) -> Module:
     return Module(forward, **members)
 
 
@@ -109,8 +109,9 @@ def seed() -> None:
     _random.seed(7)
 
 
-def generator() -> bytes:
-    return bytes(memoryview(_random.get_state()[1])) + bytes([_random.get_state()[2] % 256])
+def generator() -> object:
+    _, keys, *position = _random.get_state()
+    return keys.tobytes(), position
 
 
 def picture(models: Sequence[Module], optimizers: Sequence[SGD]) -> dict[str, object]:

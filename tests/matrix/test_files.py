@@ -55,7 +55,9 @@ def texts_of(framework: Harness, monitor: Any) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("name", "golden"), [("grad_reduced_0-0", GRADIENTS), ("actv_0-0", ACTIVATIONS)])
+@pytest.mark.parametrize(
+    ("name", "golden"), [("grad_reduced_0-0", GRADIENTS), ("actv_0-0", ACTIVATIONS)], ids=["gradients", "activations"]
+)
 def test_golden_files(framework: Harness, name: str, golden: str) -> None:
     """Reduced gradients and activations of TinyNet, as worked out on paper."""
     monitor, _ = train_tiny(framework, ALL | {"ndigits": 6})

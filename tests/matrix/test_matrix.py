@@ -13,7 +13,7 @@ import pytest
 from probe.core import framework as contract
 from tests.matrix import numpy_framework
 from tests.matrix.harness import FRAMEWORKS, Harness
-from tests.matrix.known_differences import KNOWN_DIFFERENCES
+from tests.matrix.known_differences import KNOWN_DIFFERENCES, without
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,30 +74,22 @@ def test_what_a_framework_lacks_is_lacking(framework: Harness) -> None:
     assert set(framework.STATE) == {"momentum", "sgd", "adam"} - lacks
     floats = {"float64", "float32", "float16", "bfloat16"}
     assert floats & set(framework.DTYPES) == floats - lacks
-    assert lacks <= {"sgd", "adam", "bfloat16", "running sums"}
+    assert bool(framework.IDIOMS) is ("idioms" not in lacks)
+    assert lacks <= {"sgd", "adam", "bfloat16", "idioms", "running sums"}
 
 
-def collected(*arguments: str) -> str:
-    """What pytest collects of this folder, in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=", "-q", *arguments]
-    run = subprocess.run([*command, "tests/matrix"], cwd=ROOT, capture_output=True, text=True, check=False)
+def collected() -> list[str]:
+    """The ids of the tests in this folder, as pytest finds them in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=", "-q", "tests/matrix"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
+    return [line.strip().removeprefix("tests/matrix/") for line in run.stdout.splitlines() if "::" in line]
 
 
 def test_every_known_difference_names_a_test() -> None:
     """An entry whose test is gone, or is not run on that framework, has to go too."""
-    found = {line.strip() for line in collected().splitlines() if "::" in line}
+    tests = collected()
     for (test, framework), reason in KNOWN_DIFFERENCES.items():
-        assert framework in FRAMEWORKS
         assert reason.strip()
-        assert any(_without_framework(line, framework) == f"tests/matrix/{test}" for line in found), test
-
-
-def _without_framework(line: str, framework: str) -> str | None:
-    head, _, rest = line.partition("[")
-    parameters = rest.removesuffix("]").split("-")
-    if framework not in parameters:
-        return None
-    parameters.remove(framework)
-    return f"{head}[{'-'.join(parameters)}]" if parameters else head
+        assert framework in FRAMEWORKS
+        assert test in {without(framework, each) for each in tests if f"[{framework}" in each}

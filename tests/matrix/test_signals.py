@@ -122,6 +122,7 @@ def test_an_optimizer_without_state(framework: Harness) -> None:
     assert {row.signal for row in rows_of(monitor)} == set(SIGNALS) - {"momentum_buffer"}
 
 
+@pytest.mark.needs("idioms")
 def test_every_idiom_of_a_training_step(framework: Harness) -> None:
     """However the framework's users write a step, the rows are the same."""
     for idiom, train in framework.IDIOMS.items():
