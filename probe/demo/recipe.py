@@ -62,7 +62,7 @@ def _initial(name: str, shape: Sequence[int], scale: float, random: np.random.Ge
     return np.full(shape, name.endswith(("weight", "gamma")), dtype=np.float32)
 
 
-def batches(steps: int, seed: int, context: int = Size().context) -> Iterator[tuple[Bytes, Bytes]]:
+def batches(steps: int, context: int, seed: int) -> Iterator[tuple[Bytes, Bytes]]:
     """For each step, bytes at random places of the text and the bytes that follow each: ``(BATCH, context)`` both."""
     text: npt.NDArray[Any] = np.frombuffer(standard_library(), dtype=np.uint8)
     random = np.random.default_rng([seed, 0x7E])

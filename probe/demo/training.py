@@ -32,6 +32,7 @@ class Plan(NamedTuple):
     output: Path
     """Directory that gets the run's own directory."""
     formats: Sequence[str]
+    size: recipe.Size = recipe.Size()
 
 
 class Progress(NamedTuple):
@@ -75,7 +76,7 @@ class Framework(Protocol):
     def TrainerMon(self) -> type[Monitor]:  # noqa: N802 - it is a class
         """The monitor."""
 
-    def begin(self, seed: int) -> Training:
+    def begin(self, size: recipe.Size, seed: int) -> Training:
         """A training run at its beginning, as :mod:`probe.demo.recipe` has it."""
 
     def places(self, model: Any) -> Places:
@@ -107,7 +108,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
 def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
     """Trains, breaks, watches; ``observe`` is told of every step."""
     framework = _framework(plan.framework)
-    training = framework.begin(plan.seed)
+    training = framework.begin(plan.size, plan.seed)
     fault = _break(framework, training.model, plan)
     monitor = framework.TrainerMon(configuration(plan.formats), params_have_main_grad=False)
     with _output(plan.output):
@@ -136,7 +137,7 @@ def _framework(name: str) -> Framework:
 
 def _train(training: Training, fault: Fault | None, plan: Plan) -> Iterator[float]:
     """The loss of each step."""
-    for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.seed)):
+    for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.size.context, plan.seed)):
         if fault is not None:
             fault.step = step
         yield training.step(tokens, targets)

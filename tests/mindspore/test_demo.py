@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.demo import recipe
+from probe.demo.diagnosis import name_first_bad
 from probe.demo.faults import KINDS, Fault, Injection, draw
 from probe.demo.recipe import Size
+from probe.demo.training import Plan, run
+from probe.demo.verdict import matches
 from tests.required import require
 
 mindspore = require("mindspore")
@@ -22,38 +25,41 @@ from probe.demo.mindspore import begin, inject, places  # noqa: E402
 from probe.demo.mindspore.model import Gpt  # noqa: E402
 
 STEPS = 24
-SMALL = Size(layers=1, width=8, heads=2, context=8)
+SMALL = Size(layers=2, width=32, heads=2, context=32)
 TOKENS = mindspore.tensor(np.arange(16).reshape(2, 8), mindspore.int32)
 
 
-@pytest.fixture
-def demo(tmp_path, monkeypatch):
-    """Runs ``probe demo --framework mindspore`` with few steps on small batches; gives the result."""
-    monkeypatch.setattr(recipe, "BATCH", 2)
-
-    def run(*arguments):
-        common = ["--framework", "mindspore", "--steps", str(STEPS), "--output", str(tmp_path)]
-        return CliRunner().invoke(app, ["demo", *common, *arguments], catch_exceptions=False)
-
-    return run
+def train(kind, tmp_path, seed=1):
+    """A short run of a small model, and what the monitor names."""
+    outcome = run(Plan("mindspore", seed, kind, STEPS, tmp_path, ["csv"], SMALL), lambda _: None)
+    assert outcome.faults == {}
+    return outcome.injection, name_first_bad(outcome.findings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_broken_layer_and_step_are_named(demo, kind):
-    """The table's two columns agree, and the command succeeds."""
-    result = demo("--seed", "1", "--fault", kind)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_broken_layer_and_step_are_named(kind, seed, tmp_path):
+    """Whatever is broken, the monitor names the place and the step."""
+    injection, diagnosis = train(kind, tmp_path, seed)
+    assert (injection.kind, injection.step) == (kind, 20)
+    assert matches(injection, diagnosis), f"broken {injection}, named {diagnosis}"
+
+
+def test_a_healthy_run_has_no_finding(tmp_path):
+    """Nothing is broken, nothing is found."""
+    assert train("none", tmp_path) == (None, None)
+
+
+def test_the_command_shows_it(tmp_path, monkeypatch):
+    """``probe demo --framework mindspore`` succeeds; the table's two columns agree."""
+    monkeypatch.setattr(recipe, "BATCH", 1)
+    options = ["--framework", "mindspore", "--steps", str(STEPS), "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["demo", *options, "--seed", "1", "--fault", "nan"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     layer, broken = re.search(r"│ layer +│ (\S+) +│ (\S+) +│", result.output).groups()
     assert broken.startswith(layer)
     assert re.search(r"step +│ 20 +│ 20 ", result.output)
     assert "match: the layer and step" in result.output
-
-
-def test_a_healthy_run_has_no_finding(demo):
-    """Nothing is broken, nothing is found, the command succeeds."""
-    result = demo("--seed", "2", "--fault", "none")
-    assert result.exit_code == 0, result.output
-    assert "nothing was broken and nothing was found" in result.output
 
 
 def test_a_missing_mindspore_is_named_with_its_remedy():
@@ -65,14 +71,13 @@ def test_a_missing_mindspore_is_named_with_its_remedy():
     assert "pip install mindspore" in done.stderr
 
 
-def test_both_frameworks_train_the_same(monkeypatch):
+def test_both_frameworks_train_the_same():
     """One seed gives equal losses, and the same faults at the same places, on PyTorch and on MindSpore."""
     require("torch")
     from probe.demo import pytorch
 
-    monkeypatch.setattr(recipe, "BATCH", 2)
-    ours, theirs = begin(3), pytorch.begin(3)
-    data = list(recipe.batches(4, 3))
+    ours, theirs = begin(SMALL, 3), pytorch.begin(SMALL, 3)
+    data = list(recipe.batches(8, SMALL.context, 3))
     assert [ours.step(*each) for each in data] == pytest.approx([theirs.step(*each) for each in data], rel=1e-5)
     here, there = places(ours.model), pytorch.places(theirs.model)
     assert here.computing == there.computing
@@ -103,18 +108,19 @@ def test_an_amplified_gradient_begins_at_its_module():
     np.testing.assert_array_equal(model(TOKENS).asnumpy(), output)
     for name, values in gradients(model).items():
         factor = 1.0 if name.startswith("output") else 1e4
-        np.testing.assert_allclose(values, healthy[name] * factor, rtol=1e-4, atol=factor * 1e-7)
+        np.testing.assert_allclose(values, healthy[name] * factor, rtol=1e-3, atol=factor * 1e-4)
 
 
 def test_an_overflow_begins_at_its_module():
     """The module gives infinity, though what it got was right."""
     model = Gpt(SMALL)
+    healthy = model(TOKENS).asnumpy()
     fault = Fault(Injection("overflow", "layers.0.mlp.fc1", 5, "", strength=3e38))
     inject(model, fault)
     fault.step = 5
     broken = model.layers[0].mlp.fc1
-    assert np.isinf(broken(mindspore.ops.ones((1, 8)) * 1e3).asnumpy()).any()
-    assert np.isnan(model(TOKENS).asnumpy()).any()
+    assert np.isinf(broken(mindspore.ops.ones((1, SMALL.width)) * 1e3).asnumpy()).any()
+    assert (model(TOKENS).asnumpy() != healthy).any()
 
 
 def test_a_nan_is_in_the_weight_before_it_is_used():

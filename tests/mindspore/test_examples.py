@@ -67,10 +67,7 @@ def test_micro_batches_have_rows_of_their_own(run):
 def test_the_monitors_lines_are_marked():
     """Every line that names the monitor says that it is there for it."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
-    about = [line for line in lines if re_monitor(line)]
+    words = ("TrainerMon", "MONITOR ", "monitor.", "import probe")
+    about = [line for line in lines if any(word in line for word in words)]
     assert len(about) >= 5
     assert [line for line in about if "# probe" not in line] == []
-
-
-def re_monitor(line):
-    return any(word in line for word in ("TrainerMon", "MONITOR ", "monitor.", "import probe"))

@@ -172,9 +172,9 @@ def test_a_seed_means_the_same_weights_and_batches():
     assert float(weights["fc1.weight"].std()) == pytest.approx(0.02, rel=0.02)
     assert float(weights["fc2.weight"].std()) == pytest.approx(0.005, rel=0.02)
     assert [weights["norm.weight"].tolist(), weights["norm.bias"].tolist()] == [[1.0] * 3, [0.0] * 3]
-    (tokens, targets), (again, _) = next(batches(1, seed=1)), next(batches(1, seed=1))
+    (tokens, targets), (again, _) = next(batches(1, 64, seed=1)), next(batches(1, 64, seed=1))
     assert (tokens == again).all()
     assert (tokens[:, 1:] == targets[:, :-1]).all()
     assert bytes(tokens[0].tolist()) in standard_library()
-    assert (next(batches(1, seed=2))[0] != tokens).any()
+    assert (next(batches(1, 64, seed=2))[0] != tokens).any()
     assert (initial_weights(shapes, layers=8, seed=2)["fc1.weight"] != weights["fc1.weight"]).any()

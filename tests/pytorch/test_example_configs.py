@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe.demo.pytorch.model import Gpt
-from probe.demo.recipe import Size
 
 from probe.core.settings import load
+from probe.demo.pytorch.model import Gpt
+from probe.demo.recipe import Size
 from probe.pytorch import TrainerMon
 from tests.pytorch.runs import directory_of, header, manifest, tables, watching
 from tests.required import require

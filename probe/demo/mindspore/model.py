@@ -55,7 +55,7 @@ class Block(nn.Cell):
 class Gpt(nn.Cell):
     """Takes bytes ``(batch, time)``, gives logits ``(batch, time, 256)``."""
 
-    def __init__(self, size: Size = Size(), seed: int = 0) -> None:  # noqa: B008 - a tuple
+    def __init__(self, size: Size, seed: int = 0) -> None:
         super().__init__()
         self.embedding, self.positions = (nn.Embedding(rows, size.width) for rows in (BYTES, size.context))
         self.layers = nn.CellList([Block(size) for _ in range(size.layers)])

@@ -10,14 +10,14 @@ from mindspore import Tensor, ops
 from mindspore.experimental import optim
 
 from probe.demo.mindspore.model import Gpt
-from probe.demo.recipe import BYTES, LEARNING_RATE, LONGEST_GRADIENT, Bytes, warm_up
+from probe.demo.recipe import BYTES, LEARNING_RATE, LONGEST_GRADIENT, Bytes, Size, warm_up
 
 
 class MindsporeTraining:
     """The AdamW whose arithmetic is PyTorch's (``nn.AdamWeightDecay`` corrects no bias), warm-up and clipping."""
 
-    def __init__(self, seed: int) -> None:
-        self.model = Gpt(seed=seed)
+    def __init__(self, size: Size, seed: int) -> None:
+        self.model = Gpt(size, seed)
         self.optimizer = optim.AdamW(self.model.trainable_params(), LEARNING_RATE)
         self._rates = optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
         self._gradients = mindspore.value_and_grad(self._loss, None, self.optimizer.parameters)

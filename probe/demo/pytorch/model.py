@@ -59,9 +59,8 @@ class Layer(nn.Module):
 class Gpt(nn.Module):
     """Bytes ``(batch, time)`` in, logits ``(batch, time, 256)`` out."""
 
-    def __init__(self, size: Size | None = None, seed: int = 0) -> None:
+    def __init__(self, size: Size, seed: int = 0) -> None:
         super().__init__()
-        size = size or Size()
         self.embedding = nn.Embedding(BYTES, size.width)
         self.positions = nn.Embedding(size.context, size.width)
         self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))

@@ -9,14 +9,14 @@ import torch
 from torch.nn import functional
 
 from probe.demo.pytorch.model import Gpt
-from probe.demo.recipe import LEARNING_RATE, LONGEST_GRADIENT, Bytes, warm_up
+from probe.demo.recipe import LEARNING_RATE, LONGEST_GRADIENT, Bytes, Size, warm_up
 
 
 class PytorchTraining:
     """AdamW with warm-up and clipping."""
 
-    def __init__(self, seed: int) -> None:
-        self.model = Gpt(seed=seed)
+    def __init__(self, size: Size, seed: int) -> None:
+        self.model = Gpt(size, seed)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
 
