@@ -22,7 +22,7 @@ EXISTING_TOOL := mindstudio-probe==26.2.0
 NUMPY := "numpy<2; python_version < '3.13'"
 
 PACKAGING := setup.py pyproject.toml
-# demo_seeds.py takes twenty minutes and measures no cost.
+# demo_seeds.py takes twenty minutes, with --framework mindspore over an hour, and measures no cost.
 BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py,$(sort $(wildcard benchmarks/*.py)))
 export OMP_NUM_THREADS ?= 2
 

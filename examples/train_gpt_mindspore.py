@@ -20,8 +20,7 @@ from mindspore import Tensor, nn, ops
 
 from probe.mindspore import TrainerMon  # probe
 
-# probe: gradients, activations and what leaps; the files beside it show more, docs/configuration.md explains every key
-MONITOR = Path(__file__).parents[1] / "resources" / "configs" / "alert_spike.json"  # probe
+MONITOR = Path(__file__).parents[1] / "resources" / "configs" / "alert_spike.json"  # probe: one beside it for each use
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 96, 4, 2
 
 

@@ -86,7 +86,7 @@ class Pair(NamedTuple):
 
 def data() -> list[list[tuple[Any, Any]]]:
     """For each step its micro batches."""
-    pieces = iter(list(batches(STEPS * MICRO_BATCHES, SIZE.context, SEED)))
+    pieces = batches(STEPS * MICRO_BATCHES, SIZE.context, SEED)
     return [[next(pieces) for _ in range(MICRO_BATCHES)] for _ in range(STEPS)]
 
 

@@ -20,10 +20,12 @@ class MindsporeTraining:
         self.model = Gpt(size, seed)
         self.optimizer = optim.AdamW(self.model.trainable_params(), LEARNING_RATE)
         self._rates = optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
-        self._gradients = mindspore.value_and_grad(self._loss, None, self.optimizer.parameters)
+        self._loss_and_gradients = mindspore.value_and_grad(self._loss, None, self.optimizer.parameters)
 
     def step(self, tokens: Bytes, targets: Bytes) -> float:
-        loss, gradients = self._gradients(*(mindspore.tensor(ids, mindspore.int32) for ids in (tokens, targets)))
+        loss, gradients = self._loss_and_gradients(
+            *(mindspore.tensor(ids, mindspore.int32) for ids in (tokens, targets))
+        )
         self.optimizer(clipped(gradients, LONGEST_GRADIENT))
         self._rates.step()
         return float(loss)
