@@ -10,7 +10,8 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore logs its warnings to the termi
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.common.api import _pynative_executor
+
+from probe.mindspore.api import executor
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 256, 4, 256
 BATCH, TOKENS = 4, 128
@@ -79,4 +80,4 @@ class Training:
 
 def wait(device: str) -> None:  # noqa: ARG001
     """Returns when everything dispatched has been done."""
-    _pynative_executor.sync()
+    executor.sync()

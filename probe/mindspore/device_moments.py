@@ -13,7 +13,8 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 from mindspore import ops
-from mindspore.common.api import _no_grad
+
+from probe.mindspore.api import no_grad
 
 Array = npt.NDArray[np.float64]
 Tensor = Any
@@ -34,14 +35,14 @@ class _Elements(NamedTuple):
 
 def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tensor:
     """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors."""
-    with _no_grad():
+    with no_grad():
         return ops.stack([_row(tensor, columns, eps) for tensor in tensors])
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """Starts to join the device blocks; the function returned waits for them and gives the rows of all blocks, arrays
     among them, in order."""
-    with _no_grad():
+    with no_grad():
         on_device = [block for block in blocks if not isinstance(block, np.ndarray)]
         joined = ops.cat(on_device) if on_device else None
 

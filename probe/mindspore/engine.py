@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore
-from mindspore.common.api import _pynative_executor as executor
 
 from probe.core.frames import callers
+from probe.mindspore.api import executor
 from probe.mindspore.listeners import surfacing
 
 HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")

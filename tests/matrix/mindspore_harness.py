@@ -8,9 +8,9 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import nn, ops
-from mindspore.common.api import _pynative_executor as executor
 
 from probe.mindspore import TrainerMon
+from probe.mindspore.api import executor
 from tests.matrix.harness import attributes
 
 __all__ = ["TrainerMon"]

@@ -28,7 +28,8 @@ ms = require("mindspore")
 
 from mindspore import nn, ops  # noqa: E402 - only where MindSpore is
 from mindspore._c_expression import run_backward  # noqa: E402
-from mindspore.common.api import _pynative_executor as executor  # noqa: E402
+
+from probe.mindspore.api import executor  # noqa: E402
 
 Hooks = dict[int, tuple[Callable[..., Any], bool]]
 
