@@ -64,6 +64,9 @@ class StepListener(Protocol):
     def searching(self, on: bool) -> None:
         """A closure is evaluated again within an update, from ``True`` until ``False``."""
 
+    def failed(self, where: str, error: Exception) -> None:
+        """Something of the adapter's own has failed, and training goes on."""
+
     @property
     def sampled(self) -> bool:
         """Whether anything is to be found out about the step in progress."""

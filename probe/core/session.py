@@ -107,6 +107,10 @@ class Session:
         """Between these two, a closure is evaluated again within an update."""
         self._run.clock.searching = on
 
+    def failed(self, where: str, error: Exception) -> None:
+        """Counts what an adapter could not do."""
+        self._run.faults.note(where, error)
+
     @property
     def sampled(self) -> bool:
         """Whether the step in progress is sampled."""

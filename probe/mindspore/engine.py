@@ -18,6 +18,8 @@ from probe.mindspore.listeners import surfacing
 HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")
 """Whether tensors tell the node of the graph that they come from."""
 
+TELLS_BACKWARD = hasattr(executor, "get_current_autodiff_engine_id")
+"""Whether a running backward has an identity."""
 _engine_id: Callable[[], int] = getattr(executor, "get_current_autodiff_engine_id", lambda: -1)
 
 
@@ -33,10 +35,16 @@ def differentiates() -> bool:
 
 def forward_kind() -> str | None:
     """What the executor is doing: see :func:`probe.mindspore.hooks.forward_kind`."""
-    again = recomputed_by()
-    if backward_id() != -1 or (again is not None and again[1]):
+    if backward_id() != -1:
         return "recompute"
-    return "training" if executor.grad_flag() and (executor.enable_grad() or again is not None) else None
+    if not executor.grad_flag():
+        return None
+    if executor.enable_grad() and TELLS_BACKWARD:
+        return "training"
+    again = recomputed_by()  # goes through the whole stack
+    if again is not None:
+        return "recompute" if again[1] else "training"
+    return "training" if executor.enable_grad() else None
 
 
 def recomputed_by() -> tuple[int, bool] | None:

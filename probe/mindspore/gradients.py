@@ -12,9 +12,12 @@ from typing import Any
 
 from mindspore import nn
 
-from probe.core.framework import Guard, Listen, Remove
+from probe.core.framework import Guard, Listen, Remove, StepListener
 from probe.core.patching import replace
 from probe.mindspore.listeners import surfacing
+
+Owned = Callable[[Any], Sequence[Any]]
+"""What gives an optimizer's parameters."""
 
 
 class _Sum:
@@ -29,8 +32,8 @@ _sums: dict[int, list[_Sum]] = {}
 """By the identity of their parameter, which the optimizer and the model keep alive."""
 _given: dict[int, Any] = {}
 """What the optimizer that is about to step was given, by the identity of the parameter."""
-_owners: list[Callable[[], Sequence[Any]]] = []
-"""What the optimizers that are listened to update."""
+_owners: list[tuple[Callable[[], Sequence[Any]], StepListener]] = []
+"""What the optimizers that are listened to update, and who listens."""
 _restore: list[Remove] = []
 """What takes the listener off the class of reducers, while there is one."""
 
@@ -71,10 +74,18 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
 
 
 @contextmanager
-def given(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """While an optimizer is about to step: its parameters with what it was given for each."""
-    _tell_sums(pairs)
-    _given.update((id(parameter), value) for parameter, value in pairs)
+def given(optimizer: Any, owned: Owned, gradients: Sequence[Any] | None, listener: StepListener) -> Iterator[None]:
+    """While an optimizer is about to step: what it was given for each of its parameters; if that is None, what they
+    hold."""
+    if listener.sampled:
+        try:
+            parameters = owned(optimizer)
+            values = [gradient(p, main_grad=True) for p in parameters] if gradients is None else gradients
+            pairs = list(zip(parameters, values, strict=False))
+            _tell_sums(pairs)
+            _given.update((id(parameter), value) for parameter, value in pairs)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            listener.failed("gradients given to the optimizer", error)
     try:
         yield
     finally:
@@ -91,7 +102,7 @@ def _tell_sums(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 @contextmanager
-def reducers_of(owned: Callable[[], Sequence[Any]]) -> Iterator[None]:
+def reducers_of(owned: Callable[[], Sequence[Any]], listener: StepListener) -> Iterator[None]:
     """Listens to every ``DistributedGradReducer`` that gets as many gradients as there are parameters ``owned``.
 
     Reducers are made by the user and known to neither model nor optimizer: so their class is listened to, as long as
@@ -99,11 +110,12 @@ def reducers_of(owned: Callable[[], Sequence[Any]]) -> Iterator[None]:
     """
     if not _owners:
         _restore[:] = [_listen_to_reducers()]
-    _owners.append(owned)
+    owner = owned, listener
+    _owners.append(owner)
     try:
         yield
     finally:
-        _owners.remove(owned)
+        _owners.remove(owner)
         if not _owners:
             _restore.pop()()
 
@@ -119,9 +131,14 @@ def _listen_to_reducers() -> Remove:
 
 
 def _reducing(grads: Any) -> None:
-    values = list(grads) if isinstance(grads, (tuple, list)) else [grads]
-    for owned in list(_owners):
-        parameters = owned()
-        if [tuple(p.shape) for p in parameters] == [tuple(getattr(value, "shape", ())) for value in values]:
-            _tell_sums(list(zip(parameters, values, strict=True)))
-            return
+    for owned, listener in list(_owners):
+        if not listener.sampled:
+            continue
+        try:
+            values = list(grads) if isinstance(grads, (tuple, list)) else [grads]
+            parameters = owned()
+            if [tuple(p.shape) for p in parameters] == [tuple(getattr(value, "shape", ())) for value in values]:
+                _tell_sums(list(zip(parameters, values, strict=True)))
+                return
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            listener.failed("gradients given to a reducer", error)

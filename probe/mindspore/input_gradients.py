@@ -6,6 +6,7 @@ added in another order. Hooks on the nodes that are there change nothing.
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,6 @@ Edge = tuple[int, int]
 """A node's identity and the number of its output."""
 
 _log = logging.getLogger("probe")
-_said: list[str] = []
 
 
 class Inputs(NamedTuple):
@@ -97,7 +97,6 @@ def _uses(wanted: dict[Edge, list[Listen]], outputs: Sequence[Any], oldest: int)
                 open_.append(source)
 
 
+@functools.cache
 def _say_once(sentence: str) -> None:
-    if sentence not in _said:
-        _said.append(sentence)
-        _log.warning(sentence)
+    _log.warning(sentence)

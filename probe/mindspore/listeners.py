@@ -26,10 +26,10 @@ class Before(nn.Cell):
 
     def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
         super().__init__(auto_prefix=False)
-        self.__dict__["listen"] = listen
+        self.__dict__["listen"] = surfacing(listen)
 
     def __call__(self, _cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        surfacing(self.__dict__["listen"])(args, kwargs or {})
+        self.__dict__["listen"](args, kwargs or {})
 
     def construct(self, _cell: Any, _inputs: Any) -> None:
         """Nothing, compiled."""
@@ -41,10 +41,10 @@ class After(nn.Cell):
 
     def __init__(self, listen: Callable[[Any], None]) -> None:
         super().__init__(auto_prefix=False)
-        self.__dict__["listen"] = listen
+        self.__dict__["listen"] = surfacing(listen)
 
     def __call__(self, _cell: Any, _args: tuple[Any, ...], outputs: Any) -> None:
-        surfacing(self.__dict__["listen"])(outputs)
+        self.__dict__["listen"](outputs)
 
     def construct(self, _cell: Any, _inputs: Any, _outputs: Any) -> None:
         """Nothing, compiled."""

@@ -190,3 +190,16 @@ def test_a_failure_of_training_itself_is_raised_where_it_would_be() -> None:
         one_step(net, optimizer)
     monitor.stop()
     assert hooks(net, optimizer) == 0
+
+
+def test_what_fails_before_a_step_is_counted_and_does_not_reach_training() -> None:
+    net = TinyNet()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    monitor = watch(net, optimizer)
+    grads = gradients(net)
+    with pytest.raises(Exception, match=r".*") as raised:
+        optimizer(object())
+    assert all("probe/" not in str(frame.path) for frame in raised.traceback[-3:]), "MindSpore's own refusal, not ours"
+    optimizer(grads)
+    monitor.stop()
+    assert list(monitor.faults) == ["gradients given to the optimizer: TypeError"]

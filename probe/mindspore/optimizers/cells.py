@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from mindspore import ParameterTuple, nn
 
@@ -43,15 +44,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     """Listens to the calls of this one object."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        gradients = next(iter((*args, *kwargs.values())), ()) if listener.sampled else ()
-        with given(list(zip(owned(optimizer), gradients, strict=False))):
+        with given(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
             listener.before(optimizer, None)
 
     def leave(_: Any) -> None:
         listener.after(optimizer, "applied")
 
     with ExitStack() as attached:
-        attached.enter_context(reducers_of(lambda: owned(optimizer)))
+        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
         attached.callback(listeners.before(optimizer, enter))
         attached.callback(listeners.after(optimizer, leave))
         return attached.pop_all().close
@@ -59,16 +59,35 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
 def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
     """The tensors kept for ``parameter``."""
-    places = {id(p): i for i, p in enumerate(optimizer.parameters)}
-    place = places.get(id(parameter))
-    if place is None:
-        return {}
-    return {_name(optimizer, attribute): kept[place] for attribute, kept in _kept(optimizer).items()}
+    layout = _layout(optimizer)
+    place = layout.places.get(id(parameter))
+    return {} if place is None else {kind: kept[place] for kind, (_, kept) in layout.kept.items()}
 
 
 def state_names(optimizer: Any) -> dict[str, str]:
     """MindSpore's name for each kind."""
-    return {_name(optimizer, attribute): attribute for attribute in _kept(optimizer)}
+    return {kind: native for kind, (native, _) in _layout(optimizer).kept.items()}
+
+
+class _Layout(NamedTuple):
+    """Where an optimizer keeps what. Found out once: to ask whether momentum is used may wait for a device."""
+
+    places: dict[int, int]
+    """Of each parameter, by its identity, in everything that is kept."""
+    kept: dict[str, tuple[str, Any]]
+    """For each kind MindSpore's name and the tensors."""
+
+
+_layouts: WeakKeyDictionary[Any, _Layout] = WeakKeyDictionary()
+
+
+def _layout(optimizer: Any) -> _Layout:
+    layout = _layouts.get(optimizer)
+    if layout is None or len(layout.places) != len(optimizer.parameters):  # a group has been added
+        places = {id(parameter): place for place, parameter in enumerate(optimizer.parameters)}
+        kept = {_name(optimizer, native): (native, tensors) for native, tensors in _kept(optimizer).items()}
+        layout = _layouts[optimizer] = _Layout(places, kept)
+    return layout
 
 
 def _kept(optimizer: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import mindspore
 from probe.core.framework import Remove, StepListener
 from probe.core.patching import replace
 from probe.mindspore import listeners
-from probe.mindspore.gradients import given, gradient, reducers_of
+from probe.mindspore.gradients import given, reducers_of
 from probe.mindspore.listeners import surfacing
 from probe.mindspore.optimizers import cells
 
@@ -23,7 +23,8 @@ def knows(optimizer: Any) -> bool:
     instead."""
     if not callable(getattr(optimizer, "step", None)) or not getattr(optimizer, "param_groups", None):
         return False
-    return all(isinstance(parameter, mindspore.Tensor) for parameter in owned(optimizer))
+    first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    return isinstance(first, mindspore.Tensor)
 
 
 def owned(optimizer: Any) -> list[Any]:
@@ -54,7 +55,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Wraps ``step`` of this one object; one that is a cell may be called instead."""
     steps = _Steps(optimizer, listener)
     with ExitStack() as attached:
-        attached.enter_context(reducers_of(lambda: owned(optimizer)))
+        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
         attached.callback(replace(optimizer, "step", steps.around(optimizer.step)))
         if cells.knows(optimizer):
             attached.callback(listeners.before(optimizer, steps.called))
@@ -110,12 +111,7 @@ class _Steps:
             surfacing(self._tell)(gradients)
 
     def _tell(self, gradients: Sequence[Any] | None) -> None:
-        pairs: list[tuple[Any, Any]] = []
-        if self._listener.sampled:
-            parameters = owned(self._optimizer)
-            values = [gradient(p, main_grad=True) for p in parameters] if gradients is None else gradients
-            pairs = list(zip(parameters, values, strict=False))
-        with given(pairs):
+        with given(self._optimizer, owned, gradients, self._listener):
             self._listener.before(self._optimizer, None)
 
     def _evaluating(self, argument: Any) -> Any:
