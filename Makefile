@@ -15,8 +15,9 @@ BENCH := .venv-bench
 # Spelled exactly: an open range would fetch whichever build is newest, often gigabytes of another one.
 TORCH := torch==2.13.0
 MINDSPORE := mindspore==2.10.0
-# Its interpreter runs the CUDA kernels on a CPU, for the tests.
-TRITON := triton==3.6.0
+# Its interpreter runs the CUDA kernels on a CPU, for the tests. The very version that torch's CUDA build asks for: where
+# the package index offers that build, another one cannot be installed beside it.
+TRITON := triton==3.7.1
 EXISTING_TOOL := mindstudio-probe==26.2.0
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
