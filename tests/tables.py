@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 OPS = ["min", "max", "mean", "norm", "nans", "infs"]
+EVERY_SIGNAL = dict.fromkeys(
+    ("wg_distribution", "xy_distribution", "param_distribution", "mv_distribution", "all_xy"), True
+)
+"""Settings that collect everything there is."""
 
 
 class Row(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.matrix.harness import Harness, Module, train_step
 from tests.matrix.models import SQUARE, X, called_twice, keywords, residual, tiny_net, with_idle
-from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, assert_rows, names_of, only, rows_of, watching
+from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, assert_rows, names_of, only, rows_of, train, watching
 from tests.tables import Row, Rows
 
 ONES = np.ones((2, 2))
@@ -14,12 +14,7 @@ ONES = np.ones((2, 2))
 
 def trained(framework: Harness, model: Module, steps: int = 1, **settings: object) -> Rows:
     """The rows of a training on the sum of the outputs."""
-    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
-    loop = framework.loop(model, optimizer)
-    with watching(framework, EVERYTHING | settings, model, optimizer) as monitor:
-        for _ in range(steps):
-            train_step(loop, framework.tensor(X))
-    return rows_of(monitor)
+    return train(framework, EVERYTHING | settings, model, steps)
 
 
 def test_a_module_that_is_called_twice(framework: Harness) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.matrix.by_hand import numbers
 from tests.matrix.harness import Harness, Module, train_step
 from tests.matrix.models import SQUARE, X, container, tiny_net, tower
-from tests.matrix.watching import LR, MOMENTUM, lines_of, names_of, rows_of, watching
+from tests.matrix.watching import LR, MOMENTUM, lines_of, names_of, rows_of, train, watching
 from tests.tables import Row, Rows
 
 ALL = {"wg_distribution": True, "xy_distribution": True, "param_distribution": True, "ops": ["norm"]}
@@ -22,12 +22,7 @@ EVERY_PARAMETER = {f"{layer}.weight" for layer in LAYERS} | {"output.weight"}
 
 def watched(framework: Harness, config: dict[str, Any], model: Module, steps: int = 1) -> Rows:
     """The rows of a training under ``config``."""
-    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
-    loop = framework.loop(model, optimizer)
-    with watching(framework, ALL | config, model, optimizer) as monitor:
-        for _ in range(steps):
-            train_step(loop, framework.tensor(X))
-    return rows_of(monitor)
+    return train(framework, ALL | config, model, steps)
 
 
 def parameters(rows: Rows) -> set[str]:

@@ -13,15 +13,11 @@ from probe.core.trainer_mon import Monitor
 from tests.matrix.by_hand import numbers
 from tests.matrix.harness import Harness, Tensor, train_step
 from tests.matrix.models import X, tiny_net
-from tests.tables import Row, Rows, read
+from tests.tables import EVERY_SIGNAL, Row, Rows, read
 
 OPS = ["min", "max", "mean", "norm", "zeros", "nans", "infs", "std"]
 EVERYTHING: dict[str, Any] = {
-    "wg_distribution": True,
-    "xy_distribution": True,
-    "param_distribution": True,
-    "mv_distribution": True,
-    "all_xy": True,
+    **EVERY_SIGNAL,
     "ops": OPS,
     "ndigits": 20,
     "squash_name": False,
@@ -52,6 +48,16 @@ def train_tiny(
         for count in micro_batches:
             train_step(loop, *inputs(framework, count))
     return monitor, rows_of(monitor)
+
+
+def train(framework: Harness, config: Mapping[str, Any], model: Any, steps: int = 1) -> Rows:
+    """The rows of a training on the sum of the outputs, one micro batch a step, under momentum."""
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    loop = framework.loop(model, optimizer)
+    with watching(framework, config, model, optimizer) as monitor:
+        for _ in range(steps):
+            train_step(loop, framework.tensor(X))
+    return rows_of(monitor)
 
 
 def inputs(framework: Harness, micro_batches: int = 1) -> list[Tensor]:

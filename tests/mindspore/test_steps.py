@@ -140,18 +140,6 @@ def test_a_recomputed_cell_gives_the_same_rows() -> None:
     assert recomputed_rows == plain
 
 
-def test_two_optimizers_of_one_class() -> None:
-    ours, other = TinyNet(), TinyNet()
-    optimizer, others = (nn.SGD(net.trainable_params(), 0.1) for net in (ours, other))
-    monitor = watch(ours, optimizer)
-    one_step(other, others)
-    assert monitor.step == 0
-    one_step(ours, optimizer)
-    one_step(other, others)
-    assert monitor.step == 1
-    assert {row.step for row in rows_of(monitor)} == {0}
-
-
 def test_collecting_ends_by_itself() -> None:
     net = Deep()
     optimizer = nn.SGD(net.trainable_params(), 0.1)

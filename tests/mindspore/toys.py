@@ -17,7 +17,7 @@ ms = require("mindspore")
 nn = ms.nn
 
 from probe.mindspore import TrainerMon  # noqa: E402 - only where MindSpore is
-from tests.tables import Rows, read  # noqa: E402
+from tests.tables import EVERY_SIGNAL, Rows, read  # noqa: E402
 
 X = np.array([[1.0, 1.0], [0.0, -1.0]], np.float32)
 """Input of :class:`TinyNet`; micro batch ``a`` is ``X * (a + 1)``."""
@@ -80,10 +80,7 @@ def one_step(model: Any, optimizer: Any, micro_batches: int = 1) -> None:
 
 def watch(model: Any, optimizer: Any, **settings: Any) -> Any:
     """A monitor attached to ``model``; all signals are on unless ``settings`` says otherwise."""
-    everything = dict.fromkeys(
-        ("wg_distribution", "xy_distribution", "param_distribution", "mv_distribution", "all_xy"), True
-    )
-    monitor = TrainerMon({**everything, "ops": ["min", "max", "mean", "norm", "nans"], "ndigits": 20, **settings})
+    monitor = TrainerMon({**EVERY_SIGNAL, "ops": ["min", "max", "mean", "norm", "nans"], "ndigits": 20, **settings})
     monitor.set_monitor(model, 1, optimizer)
     return monitor
 

@@ -11,16 +11,12 @@ from tests.required import require
 torch = require("torch")
 
 from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
-from tests.tables import OPS, Row, Rows, read  # noqa: E402
+from tests.tables import EVERY_SIGNAL, OPS, Row, Rows, read  # noqa: E402
 
 __all__ = ["EVERYTHING", "OPS", "Row", "Rows", "assert_rows", "numbers", "read", "rows_of", "watch", "weights_only"]
 
 EVERYTHING: dict[str, Any] = {
-    "wg_distribution": True,
-    "xy_distribution": True,
-    "param_distribution": True,
-    "mv_distribution": True,
-    "all_xy": True,
+    **EVERY_SIGNAL,
     "ops": OPS,
     "ndigits": 20,
 }
