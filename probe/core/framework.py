@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.records import Coverage
+
 Tensor = Any
 Module = Any
 Parameter = Any
@@ -24,14 +26,22 @@ Listen = Callable[[Tensor], None]
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
+class Shard(NamedTuple):
+    """A tensor that does not tell by itself that it is a part of one shared by several ranks."""
+
+    tensor: Tensor
+    coverage: Coverage
+
+
 class Tensors(Protocol):
     """What core asks of tensors."""
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` holds numbers that can be read now."""
 
-    def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], object]:
-        """Shape, and the dtype as an object whose ``str`` is what users read."""
+    def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:
+        """Shape of what this process holds, the dtype as an object whose ``str`` is what users read, and of what whole
+        it is a part, if the tensor itself knows."""
 
     def identity(self, tensor: Tensor) -> tuple[Hashable, Callable[[], object]]:
         """A key that two readings share only if they see one object at one version, and what gives None once that
@@ -86,21 +96,25 @@ class Hooks(Protocol):
         """Raises ValueError for what cannot be listened to."""
 
     def modules(self, model: Module) -> Iterable[tuple[str, Module]]:
-        """Every module once, by name; the root is ``""``."""
+        """Every module once, by the name that the user has given it; the root is ``""``. What wraps the user's modules
+        is left out; where that makes a name another one, it is a :class:`probe.core.naming.Name`."""
 
     def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]:
-        """Every parameter once, by name."""
+        """Every parameter once, by name as :meth:`modules`."""
 
     def trainable(self, parameter: Parameter) -> bool:
         """Whether a gradient hook can be placed now."""
 
-    def gradient(self, parameter: Parameter, main_grad: bool) -> Tensor | None:
-        """The gradient held now: ``main_grad`` if asked for and there, else ``grad``."""
+    def value(self, optimizer: Optimizer, parameter: Parameter) -> Tensor | Shard:
+        """What this process holds of ``parameter`` between steps."""
+
+    def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
+        """The gradient held now for ``optimizer`` to apply: ``main_grad`` if asked for and there, else ``grad``."""
 
     def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
         """The parameters that ``optimizer`` updates."""
 
-    def state(self, optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Tensor]:
+    def state(self, optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Tensor | Shard]:
         """The optimizer's tensors for ``parameter``, by the framework-neutral name."""
 
     def state_names(self, optimizer: Optimizer) -> Mapping[str, str]:
@@ -129,7 +143,8 @@ class Hooks(Protocol):
 
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None
-        while that is not known."""
+        while that is not known. Where backwards are reduced one by one, so that no sum exists before reduction,
+        ``listen`` is called with ``apart=True``."""
 
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""

@@ -8,6 +8,19 @@ from typing import NamedTuple
 from probe.core.records import Key
 
 
+class Name(str):
+    """What a user calls a module or parameter, where something that wraps it has made the framework call it ``raw``."""
+
+    raw: str
+
+    __slots__ = ("raw",)
+
+    def __new__(cls, name: str, raw: str) -> Name:
+        self = super().__new__(cls, name)
+        self.raw = raw
+        return self
+
+
 class Signal(NamedTuple):
     """A thing that is measured, and where it stands in a training step."""
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from probe.core.framework import Block, Tensor, Tensors
+from probe.core.framework import Block, Shard, Tensor, Tensors
 from probe.core.moments import EMPTY
-from probe.core.records import Array, Batch, Key
+from probe.core.records import Array, Batch, Coverage, Key
 
 Reference = int
 """A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
-Row = tuple[tuple[tuple[int, ...], object], int, Reference, Reference]
-"""Shape and dtype, order, where its values stand, and where the factor that they carry (a gradient scaler's); -1 for
-none."""
+Described = tuple[tuple[int, ...], object, Coverage | None]
+Row = tuple[Described, int, Reference, Reference]
+"""Shape, dtype and coverage, order, where its values stand, and where the factor that they carry (a gradient
+scaler's); -1 for none."""
 Known = dict[object, tuple[Callable[[], object], Block]]
 NOTHING = 1 << 60
 """The reference of a tensor without elements."""
@@ -61,7 +62,7 @@ class Pending:
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
         described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
-        shapes, kinds = zip(*described, strict=True) if described else ((), ())
+        shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
         at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
         at = np.minimum(at, len(rows) - 1)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns)}
@@ -78,6 +79,7 @@ class Pending:
             order=np.array(order, dtype=np.int64),
             columns=columns,
             micro_stepped=readings.micro_stepped,
+            coverage=coverage if any(coverage) else (),
         )
         return _without(batch, readings.forgotten) if readings.forgotten else batch
 
@@ -92,6 +94,7 @@ def _without(batch: Batch, rows: set[int]) -> Batch:
         dtypes=tuple(batch.dtypes[row] for row in kept),
         order=batch.order[kept],
         columns={name: values[kept] for name, values in batch.columns.items()},
+        coverage=tuple(batch.coverage[row] for row in kept) if batch.coverage else (),
     )
 
 
@@ -128,7 +131,7 @@ class Recorder:
         self,
         signal: str,
         key: Key,
-        tensor: Tensor,
+        tensor: Tensor | Shard,
         *,
         micro_stepped: bool = False,
         scale: Tensor | None = None,
@@ -143,7 +146,7 @@ class Recorder:
             shared: whether the same object may be recorded again this step, then to be reduced only once.
             remember: whether :meth:`record_all` may find it again, unchanged.
         """
-        described = self._tensors.describe(tensor)
+        tensor, described = self._describe(tensor)
         reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
         self._put(signal, micro_stepped).put(key, (described, self._calls, reference, self._scale(scale)))
         self._calls += 1
@@ -151,15 +154,15 @@ class Recorder:
             self._remember(tensor, self._blocks[-1])
 
     def record_all(
-        self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor], *, scale: Tensor | None = None
+        self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
     ) -> None:
         """Reduces a list of tensors in few launches, leaving out those that are known and have not changed."""
         if not tensors:
             return
         readings, factor = self._put(signal, False), self._scale(scale)
-        described = [self._tensors.describe(tensor) for tensor in tensors]
-        pairs = zip(tensors, described, strict=True)
-        places = [NOTHING if 0 in shape else self._find(tensor, scale) for tensor, (shape, _) in pairs]
+        pairs = [self._describe(tensor) for tensor in tensors]
+        tensors, described = [tensor for tensor, _ in pairs], [about for _, about in pairs]
+        places = [NOTHING if 0 in about[0] else self._find(tensor, scale) for tensor, about in pairs]
         fresh = [i for i, place in enumerate(places) if place is None]
         if fresh:
             block = self._moments([tensors[i] for i in fresh], scale)
@@ -171,6 +174,12 @@ class Recorder:
         for key, about, place in zip(keys, described, places, strict=True):
             readings.put(key, (about, self._calls, NOTHING if place is None else place, factor))
             self._calls += 1
+
+    def _describe(self, given: Tensor | Shard) -> tuple[Tensor, Described]:
+        if type(given) is not Shard:
+            return given, self._tensors.describe(given)
+        shape, dtype, _ = self._tensors.describe(given.tensor)
+        return given.tensor, (shape, dtype, given.coverage)
 
     def _remember(self, tensor: Tensor, block: Block) -> None:
         if "sum" in self.columns:

@@ -29,6 +29,25 @@ class Key(NamedTuple):
     """Virtual pipeline stage: the index of the model chunk."""
 
 
+class Coverage(NamedTuple):
+    """Which elements of a tensor that several ranks share this rank's row is about."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    part: str
+    """Which elements, as users read it (``0:1024``, ``rows 0:32``): rows of equal parts are about the same elements,
+    rows of other parts about others."""
+    ranks: tuple[int, ...]
+    """Who hold the parts of one whole, this rank among them, in ascending order."""
+    term: bool = False
+    """Whether the ranks hold terms of a sum, each of the whole shape, instead of parts: their moments do not merge."""
+
+    def text(self, numel: int) -> str:
+        """Of a row about ``numel`` elements: ``1024 of [64, 32] at 0:1024``."""
+        where = "term" if self.term else "at"
+        return f"{numel} of {list(self.shape)} {where} {self.part}"
+
+
 @dataclass(frozen=True)
 class Batch:
     """All rows of one signal at one step, as columns."""
@@ -46,6 +65,8 @@ class Batch:
     """Moments (see :mod:`probe.core.moments`), and whatever a signal adds; each of ``len(keys)``."""
     micro_stepped: bool = False
     """Whether ``micro_step`` tells rows apart here (activations; unreduced gradients of each micro batch)."""
+    coverage: tuple[Coverage | None, ...] = ()
+    """What each row covers of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
 
     def op(self, name: str) -> Array:
         """The column of an op such as ``norm``; ``len(self)`` float64 values.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Tensor
+from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
 from probe.core.selection import Selection, Watched
 
@@ -80,13 +80,26 @@ class Run:
     step_ended: list[Callable[[], None]] = field(default_factory=list)
     updated: set[int] = field(default_factory=set)
     """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
-    gradients_now: list[Callable[[Recorder, list[Watched], Tensor | None], None]] = field(default_factory=list)
+    gradients_now: list[Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]] = field(
+        default_factory=list
+    )
     """Record the gradients that are held now, for who asks before the update."""
+    repeats: list[frozenset[int]] = field(default_factory=list)
+    """The ranks of each group in which another rank than this one writes the gradients that all of them have."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
     attached: ExitStack = field(default_factory=ExitStack)
     """Hooks on parameters; closed when the sources are."""
     _backward: tuple[int, bool] = (-1, True)
+
+    def elsewhere(self, gradient: Tensor | Shard) -> bool:
+        """Whether another rank of a group writes this reduced gradient: all ranks of a group have the same, unless they
+        share it out among them."""
+        if not self.repeats:
+            return False
+        coverage = gradient.coverage if type(gradient) is Shard else self.framework.tensors.describe(gradient)[2]
+        sharing = {*coverage.ranks} if coverage else set[int]()
+        return any(len(sharing & ranks) <= 1 for ranks in self.repeats)
 
     def in_training_backward(self) -> bool:
         """Whether the running backward leads to parameters; notes that it runs."""

@@ -6,12 +6,14 @@ import logging
 import os
 import shutil
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from probe import __version__
 from probe.core import output
 from probe.core.delivery import Delivery
+from probe.core.naming import Name
 from probe.core.rules import factory
 from probe.core.run import Run
 from probe.core.sinks import SINKS
@@ -101,11 +103,19 @@ class Output:
             "model": [type(model).__name__ for _, model in run.chunks],
             "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
             "optimizer_state_names": [dict(run.framework.hooks.state_names(o)) for o in run.optimizers],
+            "raw_names": self._raw_names(),
             "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", now),
             "time_zone": time.strftime("%Z", now),
             "directory_time_zone": str(output.ZONE),
             "config": run.settings.model_dump(mode="json"),
         }
+
+    def _raw_names(self) -> dict[str, str]:
+        """What the framework calls those modules and parameters that go by another name here."""
+        hooks = self._run.framework.hooks
+        models = [model for _, model in self._run.chunks]
+        named = chain.from_iterable(chain(hooks.modules(model), hooks.parameters(model)) for model in models)
+        return {name: name.raw for name, _ in named if isinstance(name, Name)}
 
     def _write_manifest(self, **more: object) -> None:
         if self.directory is None:

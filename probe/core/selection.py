@@ -73,14 +73,14 @@ class Selection:
 
     def watches(self, parameter: Watched) -> bool:
         """Whether a parameter is among the targets or inside one. ``layers.1`` never takes ``layers.10``."""
-        names = (parameter.full, squash_name(parameter.full))
+        names = _names(parameter.full)
         found = [t for t in self._of(parameter.stage) if any(_inside(name, t.name) for name in names)]
         self._matched(found)
         return bool(found) or not self._targets
 
     def places(self, module: Watched) -> dict[str, Any]:
         """What of a module is watched: place -> element selector, or None for all elements."""
-        names = (module.full, squash_name(module.full))
+        names = _names(module.full)
         found = [t for t in self._of(module.stage) if t.name in names]
         self._matched(found)
         if found:
@@ -111,6 +111,11 @@ def _target(key: str, entry: Any) -> Target:
     chosen = {place: getattr(entry, place) for place in PLACES if getattr(entry, place) is not None}
     name = key[prefix.end() :] if prefix else key
     return Target(int(prefix.group(1)) if prefix else None, name, chosen or dict.fromkeys(PLACES))
+
+
+def _names(full: str) -> set[str]:
+    """All that a thing may be called: as the user has it, squashed, and as what wraps it has made of it."""
+    return {full, squash_name(full), getattr(full, "raw", full)}
 
 
 def _inside(name: str, target: str) -> bool:

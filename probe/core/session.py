@@ -121,7 +121,7 @@ class Session:
         for optimizer in self._run.optimizers:
             if not self._turns.taken(optimizer):
                 for record in self._run.gradients_now:
-                    record(into, self._of(optimizer), self._hooks.held_scale(optimizer))
+                    record(into, optimizer, self._of(optimizer), self._hooks.held_scale(optimizer))
 
     def _end(self) -> None:
         """Hands a sampled step over and begins the next."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from probe.core.activations import activations
-from probe.core.framework import Optimizer, Remove, Tensor
+from probe.core.framework import Optimizer, Remove, Shard, Tensor
 from probe.core.leaves import leaves
 from probe.core.recorder import Recorder
 from probe.core.records import Key
@@ -28,7 +29,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
     late: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
-        def listen(gradient: Tensor | None) -> None:
+        def listen(gradient: Tensor | Shard | None, apart: bool = False) -> None:
             if run.clock.searching:
                 return
             if gradient is None:
@@ -39,23 +40,23 @@ def weight_gradients(run: Run) -> Iterator[None]:
                 return
             touched.add(id(parameter.thing))
             run.clock.backward_began(hooks.backward_id())
-            key = parameter.key
-            if per_micro_batch:
+            key, each = parameter.key, bool(per_micro_batch) or apart
+            if each:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.micro_step))
-            scale, each = hooks.loss_scale(), bool(per_micro_batch)
+            scale = hooks.loss_scale()
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
 
         return hooks.on_gradient(
             parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")
         )
 
-    def collect(into: Recorder, owned: list[Watched], scale: Tensor | None) -> None:
-        fresh = [(p, hooks.gradient(p.thing, run.main_grad)) for p in owned if id(p.thing) in touched]
-        held = [(p.key, gradient) for p, gradient in fresh if gradient is not None]
+    def collect(into: Recorder, optimizer: Optimizer, owned: list[Watched], scale: Tensor | None) -> None:
+        fresh = [(p, hooks.gradient(optimizer, p.thing, run.main_grad)) for p in owned if id(p.thing) in touched]
+        held = [(p.key, gradient) for p, gradient in fresh if gradient is not None and not run.elsewhere(gradient)]
         into.record_all("grad_reduced", [key for key, _ in held], [g for _, g in held], scale=scale)
 
     run.each_parameter(attach)
-    run.before_update.append(lambda _, owned, scale: collect(run.recorder, owned, scale))
+    run.before_update.append(partial(collect, run.recorder))
 
     def begin_another() -> None:
         touched.clear()
@@ -71,11 +72,13 @@ def weight_gradients(run: Run) -> Iterator[None]:
 def parameters(run: Run) -> Iterator[None]:
     """``param_origin`` before and ``param_updated`` after the update."""
 
-    def record(signal: str, owned: list[Watched]) -> None:
-        run.recorder.record_all(signal, [p.key for p in owned], [p.thing for p in owned])
+    value = run.framework.hooks.value
 
-    run.before_update.append(lambda _, owned, __: record("param_origin", owned))
-    run.after_update.append(lambda _, owned: record("param_updated", owned))
+    def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
+        run.recorder.record_all(signal, [p.key for p in owned], [value(optimizer, p.thing) for p in owned])
+
+    run.before_update.append(lambda optimizer, owned, _: record("param_origin", optimizer, owned))
+    run.after_update.append(partial(record, "param_updated"))
     yield
 
 
@@ -84,7 +87,7 @@ def optimizer_state(run: Run) -> Iterator[None]:
     """Every tensor that the optimizer keeps for a parameter, before the update, one signal a kind."""
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
-        kinds: dict[str, list[tuple[Key, Tensor]]] = {}
+        kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
         for parameter in owned:
             for kind, tensor in run.framework.hooks.state(optimizer, parameter.thing).items():
                 kinds.setdefault(kind, []).append((parameter.key, tensor))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -74,7 +74,9 @@ class Monitor:
 
         Args:
             grad_acc_steps: checked only: micro batches are counted as they run, so that a step may have fewer or more.
-            dp_group: without effect in one process, like ``tp_group``.
+            dp_group: data-parallel group, whose ranks hold the same reduced gradients: only its first rank writes them.
+                Gradients that its ranks share out among them (ZeRO, FSDP) are written by each.
+            tp_group: tensor-parallel group: of gradients that are the same on its ranks, likewise.
             start_iteration: number of the first step, when a run is resumed.
 
         Raises:
@@ -119,7 +121,15 @@ class Monitor:
             recorder=Recorder(self.framework.tensors, columns_for(settings.statistics), settings.eps),
             faults=self._faults,
             main_grad=self._main_grad,
+            repeats=list(self._repeats(given.dp_group, given.tp_group)),
         )
+
+    def _repeats(self, *groups: Any) -> Iterator[frozenset[int]]:
+        """The groups in which another rank is first."""
+        rank = self.framework.groups.rank()
+        for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
+            if rank in ranks and rank != ranks[0]:
+                yield frozenset(ranks)
 
     def _takes_part(self) -> bool:
         ranks = self.settings.module_ranks

@@ -38,7 +38,7 @@ _restore: list[Remove] = []
 """What takes the listener off the class of reducers, while there is one."""
 
 
-def gradient(parameter: Any, main_grad: bool) -> Any:
+def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: ARG001
     """What the optimizer was given for ``parameter``, while it is about to step; else ``main_grad`` or ``grad`` where
     the parameter has one (msadapter)."""
     if id(parameter) in _given:
@@ -80,7 +80,7 @@ def given(optimizer: Any, owned: Owned, gradients: Sequence[Any] | None, listene
     if listener.sampled:
         try:
             parameters = owned(optimizer)
-            values = [gradient(p, main_grad=True) for p in parameters] if gradients is None else gradients
+            values = [gradient(optimizer, p, main_grad=True) for p in parameters] if gradients is None else gradients
             pairs = list(zip(parameters, values, strict=False))
             _tell_sums(pairs)
             _given.update((id(parameter), value) for parameter, value in pairs)

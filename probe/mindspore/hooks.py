@@ -40,6 +40,7 @@ __all__ = [
     "state",
     "state_names",
     "trainable",
+    "value",
     "watch_inputs",
 ]
 
@@ -115,6 +116,11 @@ def modules(model: Any) -> Iterator[tuple[str, Any]]:
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter once, by the path of attributes that leads to it."""
     yield from model.named_parameters() if adapted(model) else model.parameters_and_names()
+
+
+def value(optimizer: Any, parameter: Any) -> Any:  # noqa: ARG001
+    """The parameter: each process holds it whole."""
+    return parameter
 
 
 def trainable(parameter: Any) -> bool:

@@ -58,9 +58,9 @@ def is_tensor(value: object) -> bool:
     return dtype in _READABLE or (dtype in _DEVICE_ONLY and not _on_host(value))
 
 
-def describe(tensor: Any) -> tuple[tuple[int, ...], object]:
-    """Shape and dtype."""
-    return tuple(_ask(tensor, "shape")), _ask(tensor, "dtype")
+def describe(tensor: Any) -> tuple[tuple[int, ...], object, None]:
+    """Shape and dtype; a tensor knows nothing of other processes."""
+    return tuple(_ask(tensor, "shape")), _ask(tensor, "dtype"), None
 
 
 def read(tensor: Any) -> npt.NDArray[Any]:

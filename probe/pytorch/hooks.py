@@ -15,9 +15,12 @@ from torch.autograd.function import FunctionCtx
 
 from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
+from probe.pytorch import wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
-from probe.pytorch.optimizers import on_step, owned, state, state_names
+from probe.pytorch.optimizers import gradient, native, on_step, owned, state, state_names, value
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
+from probe.pytorch.wrappers import names
+from probe.pytorch.wrappers.names import modules
 
 __all__ = [
     "at_next_forward",
@@ -42,27 +45,17 @@ __all__ = [
     "state",
     "state_names",
     "trainable",
+    "value",
     "watch_inputs",
 ]
 
 is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2.1 and 2.2 have none
 
 
-def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module once, under its first name; the root is ``""``."""
-    for name, module in model.named_modules():
-        yield _as_written(name), module
-
-
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Every parameter once; a tied one under its first name."""
-    for name, parameter in model.named_parameters():
-        yield _as_written(name), parameter
-
-
-def _as_written(name: str) -> str:
-    """``name`` without what ``torch.compile`` puts in front of a module's own."""
-    return name.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix(".")
+    """Every parameter once; a tied one under its first name. Looks where each is at home."""
+    wrappers.look_at(model)
+    return names.parameters(model)
 
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
@@ -83,6 +76,7 @@ def check_model(model: Any, settings: Any) -> None:
             f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
             "attach the monitor first, then call torch.compile"
         )
+    wrappers.check(model)
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -104,12 +98,6 @@ def _compiled(model: torch.nn.Module) -> list[str]:
     ]
 
 
-def gradient(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
-    """``main_grad`` where asked for and present, else ``grad``."""
-    held = getattr(parameter, "main_grad", None) if main_grad else None
-    return parameter.grad if held is None else held
-
-
 def backward_id() -> int:
     """Identity of the running backward pass; -1 outside of one."""
     return torch._C._current_graph_task_id()
@@ -121,14 +109,16 @@ def differentiates() -> bool:
 
 
 def on_gradient(
-    parameter: torch.nn.Parameter, listen: Callable[[torch.Tensor], None], *, own: bool, main_grad: bool, guard: Guard
+    parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
     """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum held after it."""
+    if (home := wrappers.home(parameter)) is not None:
+        return home.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
     if own:
         return _removing(parameter.register_hook(guard(listen)), parameter, "_backward_hooks")
 
     def accumulated(held: torch.nn.Parameter) -> None:
-        total = gradient(held, main_grad)
+        total = native.held(held, main_grad)
         if total is not None:
             listen(total)
 
@@ -213,7 +203,9 @@ def feeds(models: Iterable[torch.nn.Module]) -> bool:
 
 
 def _will_be_reached(parameter: torch.nn.Parameter) -> bool:
+    home = wrappers.home(parameter)
+    leaf = parameter if home is None else home.leaf(parameter)
     try:
-        return bool(torch._C._will_engine_execute_node(edge_of(parameter)[0]))
+        return leaf is not None and bool(torch._C._will_engine_execute_node(edge_of(leaf)[0]))
     except RuntimeError:  # the parameter is itself what torch.autograd.grad was asked for
         return True

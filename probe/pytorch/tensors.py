@@ -13,7 +13,9 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
+from probe.pytorch.layouts import coverage, local
 
 Array = npt.NDArray[np.float64]
 
@@ -27,19 +29,21 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type != "meta"
 
 
-def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object]:
-    """Shape and dtype."""
-    return tuple(tensor.shape), tensor.dtype
+def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:
+    """Shape of what this process holds, dtype, and of what whole it is a part."""
+    return tuple(local(tensor).shape), tensor.dtype, coverage(tensor)
 
 
 def identity(tensor: torch.Tensor) -> tuple[Hashable, Callable[[], object]]:
     """Object and version; every in-place change through autograd's view of the tensor makes another version."""
+    tensor = local(tensor)
     version: object = object() if tensor.is_inference() else tensor._version
     return (id(tensor), version), weakref.ref(tensor)
 
 
 def hold(tensor: torch.Tensor) -> torch.Tensor | None:
     """A copy of a small tensor in host memory."""
+    tensor = local(tensor)
     if tensor.device.type != "cpu" or tensor.numel() > HELD_ELEMENTS or tensor.layout is not torch.strided:
         return None
     with unseen():
@@ -48,6 +52,7 @@ def hold(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:
     """Compared bit by bit, for larger tensors in host memory. A sum of zero proves nothing: scaled, it stays."""
+    tensor = local(tensor)
     if tensor.device.type != "cpu" or tensor.numel() <= HELD_ELEMENTS or tensor.layout is not torch.strided:
         return False
     total = float(block[0, column])
@@ -61,7 +66,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
     """Moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors (read at once,
     there is nothing to wait for), a tensor on the device for others (no wait)."""
     with unseen():
-        plain = [tensor.detach() for tensor in tensors]
+        plain = [local(tensor).detach() for tensor in tensors]
         if all(tensor.device.type == "cpu" for tensor in plain):
             return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))
         return device_moments.moments(plain, columns, eps if scale is None else eps * scale)

@@ -39,8 +39,8 @@ class NumPy:
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, Array)
 
-    def describe(self, tensor: Array) -> tuple[tuple[int, ...], object]:
-        return tensor.values.shape, tensor.values.dtype
+    def describe(self, tensor: Array) -> tuple[tuple[int, ...], object, None]:
+        return tensor.values.shape, tensor.values.dtype, None
 
     def identity(self, tensor: Array) -> tuple[Hashable, Callable[[], object]]:
         return (tensor.address, tensor.version), weakref.ref(tensor)

@@ -28,8 +28,7 @@ class Tensor:
         """Tells every tensor in the graph its gradient, the youngest first; parameters add it to what they have."""
         gradients, Tensor.in_backward = {self: np.ones_like(self.data)}, self.number
         while gradients:
-            tensor = max(gradients, key=lambda tensor: tensor.number)
-            gradient = gradients.pop(tensor)
+            gradient = gradients.pop(tensor := max(gradients, key=lambda tensor: tensor.number))
             if not tensor.sources:
                 tensor.grad = Tensor(gradient if tensor.grad is None else tensor.grad.data + gradient)
             for listen in tensor.listeners:
@@ -100,7 +99,7 @@ def _on_input_gradients(inputs, outputs, listeners, guard):
 
 TENSORS = SimpleNamespace(
     is_tensor=lambda value: isinstance(value, Tensor),
-    describe=lambda tensor: (tensor.data.shape, tensor.data.dtype),
+    describe=lambda tensor: (tensor.data.shape, tensor.data.dtype, None),
     identity=lambda tensor: (object(), lambda: None),
     hold=lambda tensor: None,
     unchanged=lambda tensor, block, column: False,
@@ -113,7 +112,8 @@ HOOKS = SimpleNamespace(
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
     trainable=lambda parameter: True,
-    gradient=lambda parameter, main_grad: parameter.grad,
+    value=lambda optimizer, parameter: parameter,
+    gradient=lambda optimizer, parameter, main_grad: parameter.grad,
     owned=lambda optimizer: optimizer.parameters,
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
     state_names=lambda optimizer: {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -77,7 +78,7 @@ class CsvSink:
                 return
 
     def _layout(self, batch: Batch, ops: tuple[str, ...]) -> _Layout:
-        about = (batch.keys, batch.shapes, batch.dtypes, ops)
+        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops)
         known = self._layouts.get(batch.signal)
         if known is None or known.about != about:
             known = self._layouts[batch.signal] = _lay_out(batch, ops, self._ndigits)
@@ -132,16 +133,21 @@ class CsvSink:
 def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout:
     micro_step = ("micro_step",) if batch.micro_stepped else ()
     header = ",".join(map(_cell, ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype")))
+    if batch.coverage:
+        header += ",coverage"
     values = ",".join("%.0f" if op in COUNTS else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
     rows, with_call = [], []
-    for key, shape, dtype in zip(batch.keys, batch.shapes, batch.dtypes, strict=True):
+    coverages = batch.coverage or repeat(None, len(batch))
+    for key, shape, dtype, coverage in zip(batch.keys, batch.shapes, batch.dtypes, coverages, strict=True):
         micro = f"{key.micro_step}," if batch.micro_stepped else ""
         tail = f"{_cell(str(list(shape)))},{_cell(dtype)}".replace("%", "%%")
+        if batch.coverage:
+            tail += f",{_cell(coverage.text(math.prod(shape)) if coverage else '').replace('%', '%%')}"
         row = f"{key.stage},{_cell(cell_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
         rows.append(row)
         with_call.append(f"{row},{key.call}")
     return _Layout(
-        about=(batch.keys, batch.shapes, batch.dtypes, ops),
+        about=(batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops),
         header=header,
         rows={False: "\n".join(rows) + "\n", True: "\n".join(with_call) + "\n"},
         calls=any(key.call for key in batch.keys),

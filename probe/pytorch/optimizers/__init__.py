@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from probe.core.framework import StepListener
+from probe.core.framework import Shard, StepListener
 from probe.pytorch.optimizers import native
 
 DIALECTS = (native,)
@@ -25,7 +25,17 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     return _dialect(optimizer).on_step(optimizer, listener)
 
 
-def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard:
+    """What this process holds of ``parameter``."""
+    return _dialect(optimizer).value(optimizer, parameter)
+
+
+def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
+    """The gradient that is held for ``optimizer`` to apply."""
+    return _dialect(optimizer).gradient(optimizer, parameter, main_grad)
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """The optimizer's tensors for ``parameter``."""
     return _dialect(optimizer).state(optimizer, parameter)
 

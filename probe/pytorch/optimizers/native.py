@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from probe.core.frames import callers
-from probe.core.framework import Remove, StepListener
+from probe.core.framework import Remove, Shard, StepListener
 from probe.core.patching import replace
 from probe.pytorch.optimizers.scaling import on_scaled_step
+from probe.pytorch.wrappers import piece
 
 
 def knows(optimizer: Any) -> bool:
@@ -24,11 +25,27 @@ def owned(optimizer: Any) -> list[torch.nn.Parameter]:
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
-def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard:  # noqa: ARG001
+    """The parameter, as far as it is held here."""
+    return piece(parameter, parameter)
+
+
+def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
+    """What the parameter holds."""
+    return piece(parameter, held(parameter, main_grad))
+
+
+def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
+    """``main_grad`` where asked for and present, else ``grad``."""
+    main = getattr(parameter, "main_grad", None) if main_grad else None
+    return parameter.grad if main is None else main
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """The tensors kept for ``parameter`` under the optimizer's own names; the step counter is none."""
     kept = getattr(optimizer, "state", {}).get(parameter, {})
     tensors = {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor)}
-    return {kind: value for kind, value in tensors.items() if kind != "step" or value.dim()}
+    return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:

@@ -1,0 +1,70 @@
+"""Names as the user gave them, without what wrappers put in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from probe.core.naming import Name
+
+INSIDE = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "deepspeed.runtime.engine.DeepSpeedEngine": "module",
+    "deepspeed.runtime.pipe.engine.PipelineEngine": "module",
+    "megatron.core.distributed.data_parallel_base._BaseDataParallel": "module",
+    "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel": "module",
+    "megatron.core.transformer.module.Float16Module": "module",
+}
+"""Classes that wrap a module of the user's, and under which name they hold it."""
+
+
+def inside(module: torch.nn.Module) -> str | None:
+    """Under which name ``module`` holds the one that it wraps, if it is a wrapper."""
+    for kind in type(module).__mro__:
+        found = INSIDE.get(f"{kind.__module__}.{kind.__qualname__}")
+        if found is not None and isinstance(getattr(module, found, None), torch.nn.Module):
+            return found
+    return None
+
+
+def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module but the wrappers, once, under its first name; the root is ``""``."""
+    for raw, written, module in _walk(model):
+        if inside(module) is None:
+            yield _name(written, raw), module
+
+
+def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Every parameter once; a tied one under its first name."""
+    names = {raw: written for raw, written, _ in _walk(model)}
+    for raw, parameter in model.named_parameters():
+        module, _, last = raw.rpartition(".")
+        yield _name(_join(names.get(module, module), last), raw), parameter
+
+
+def _walk(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module]]:
+    """Each module's name as torch and as the user has it; what holds a module comes before it."""
+    names: dict[str, str] = {}
+    wrapped: dict[str, str] = {}
+    for raw, module in model.named_modules():
+        parent, _, last = raw.rpartition(".")
+        written = (
+            names.get(parent, parent) if raw and wrapped.get(parent) == last else _join(names.get(parent, ""), last)
+        )
+        names[raw] = written if raw else ""
+        if name := inside(module):
+            wrapped[raw] = name
+        yield raw, names[raw], module
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name
+
+
+def _name(written: str, raw: str) -> str:
+    return raw if written == raw else Name(written, raw)
