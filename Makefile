@@ -19,8 +19,15 @@ MINDSPORE := mindspore==2.10.0
 # the package index offers that build, another one cannot be installed beside it.
 TRITON := triton==3.7.1
 EXISTING_TOOL := mindstudio-probe==26.2.0
+# Each in a folder of its own, since there are two of each: the processes of a test put the one they want on their path.
+VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-core==0.12.3
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
+
+define newline
+
+
+endef
 
 PACKAGING := setup.py pyproject.toml
 # demo_seeds.py takes twenty minutes, with --framework mindspore over an hour, and measures no cost.
@@ -58,7 +65,9 @@ $(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,test,check]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,test,parallel,check]"
+	$(foreach version,$(VERSIONS),DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --upgrade --no-deps \
+		--no-build-isolation --target $(VENV)/versions/$(subst ==,-,$(version)) $(version)$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) | $(VENV)/.created

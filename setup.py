@@ -40,6 +40,13 @@ DEVELOPMENT = {
         "pytest>=8",
         "tensorboard",  # reads event files back, independently of what wrote them
     ],
+    "parallel": [  # ways of training that the tests run; deepspeed and megatron-core: see the Makefile
+        "transformers==5.23.0",
+        "accelerate==1.15.0",
+        "lightning==2.6.6",
+        *("einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo", "tqdm"),  # what deepspeed imports
+        *("setuptools", "wheel"),  # what builds deepspeed
+    ],
     "check": [
         "ruff==0.17.5",  # pinned: another version formats differently
         "mypy==2.4.1",
