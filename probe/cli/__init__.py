@@ -14,6 +14,7 @@ from probe import __version__
 VERBS: dict[str, str] = {
     "config": "probe.cli.config:app",
     "demo": "probe.cli.demo:demo",
+    "merge": "probe.cli.merge:merge",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 

@@ -112,6 +112,43 @@ def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
     return merged
 
 
+def merge_columns(
+    columns: Mapping[str, Array], counts: Array, wholes: npt.NDArray[np.int64], number: int
+) -> dict[str, Array]:
+    """As :func:`merge`, for many tensors at once.
+
+    Args:
+        columns: the moments of every shard.
+        counts: how many elements each has.
+        wholes: which tensor each is a part of, from 0 to ``number - 1``.
+
+    Returns:
+        The moments of every tensor; ``m2`` only if ``sum`` is there, which it needs.
+    """
+    full = counts > 0
+    wholes, counts = wholes[full], counts[full]
+    columns = {name: values[full] for name, values in columns.items()}
+    total = np.bincount(wholes, counts, number)
+    merged = {name: _merged_column(name, values, wholes, number) for name, values in columns.items()}
+    if "m2" in merged and "sum" not in merged:
+        del merged["m2"]
+    elif "m2" in merged:
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            apart = columns["sum"] / counts - (merged["sum"] / total)[wholes]
+            merged["m2"] = merged["m2"] + np.bincount(wholes, counts * apart * apart, number)
+    return merged
+
+
+def _merged_column(name: str, values: Array, wholes: npt.NDArray[np.int64], number: int) -> Array:
+    if name not in ("min", "max"):
+        return np.bincount(wholes, values, number).astype(np.float64)
+    merged = np.full(number, np.inf if name == "min" else -np.inf)
+    with np.errstate(invalid="ignore"):
+        (np.minimum if name == "min" else np.maximum).at(merged, wholes, values)
+    merged[np.bincount(wholes, minlength=number) == 0] = EMPTY[name]
+    return merged
+
+
 def _merged(name: str, values: list[float]) -> float:
     if not values:
         return EMPTY[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -13,7 +14,9 @@ from typing import Any
 from probe import __version__
 from probe.core import output
 from probe.core.delivery import Delivery
+from probe.core.global_stats import GlobalStats
 from probe.core.naming import Name
+from probe.core.records import Batch
 from probe.core.rules import factory
 from probe.core.run import Run
 from probe.core.sinks import SINKS
@@ -45,25 +48,39 @@ class Output:
         except BaseException:
             self._remove()
             raise
+        self._together = self._global_stats(run)
         self.delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
         self._manifest = self._describe()
         self._write_manifest()
 
     def _writer(self, root: Path, process_group: Any) -> Writer:
         settings, mates = self._run.settings, self._run.framework.groups.ranks_of(process_group)
+        self._pp_stage = mates.index(self._rank) if self._rank in mates else 0
         context = SinkContext(
             directory=self.directory or root,
             root=root,
             rank=self._rank,
             ndigits=settings.ndigits,
             steps_per_file=settings.step_count_per_record,
-            pp_stage=mates.index(self._rank) if self._rank in mates else 0,
+            pp_stage=self._pp_stage,
             group_mates=tuple(mates),
             dump=settings.alert.dump,
         )
         rules = [factory(rule.rule_name)(rule.args, self._rank, settings.statistics) for rule in settings.alert.rules]
         sinks = [SINKS[name](context) for name in (*settings.formats, "anomaly") if name in SINKS]
         return Writer(rules, sinks, self._run.faults)
+
+    def _global_stats(self, run: Run) -> GlobalStats | None:
+        settings, groups = run.settings, run.framework.groups
+        if not settings.global_stats or groups.world_size() == 1:
+            return None
+        same = ("ops", "start_step", "step_interval", "collect_times")
+        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": run.clock.step}, sort_keys=True)
+        return GlobalStats(groups, said, settings.statistics, settings.global_stats_seconds, run.faults)
+
+    def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
+        """``batches`` with what is known of whole tensors; on the delivery thread."""
+        return batches if self._together is None else self._together.add(step, batches)
 
     @property
     def cost(self) -> dict[str, float]:
@@ -81,6 +98,8 @@ class Output:
         if not self.delivery.here:
             return
         self.delivery.close(FLUSH_SECONDS)
+        if self._together is not None:
+            self._together.close()
         self.writer.close()
         faults = self._run.faults.counts
         ended = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -100,6 +119,8 @@ class Output:
             "framework_version": run.framework.version,
             "rank": self._rank,
             "world_size": run.framework.groups.world_size(),
+            "groups": {name: list(ranks) for name, ranks in run.framework.groups.named().items()},
+            "pp_stage": self._pp_stage,
             "model": [type(model).__name__ for _, model in run.chunks],
             "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
             "optimizer_state_names": [dict(run.framework.hooks.state_names(o)) for o in run.optimizers],

@@ -175,6 +175,14 @@ class Settings(Section):
     """With wg_distribution: whether unreduced gradients are collected for each micro batch. true gives that micro
     batch's own gradient; `accumulated` gives the running sum over the micro batches of the step, where the framework
     keeps one; false gives the step's local total."""
+    global_stats: Flag = False
+    """Whether, of tensors that ranks share out among them (FSDP, ZeRO, tensor parallelism, distributed optimizers), the
+    numbers of the whole tensor are collected too (`global_norm`, ...). Costs one small collective a sampled step and
+    group of sharing ranks, on the hosts' network and beside training. Without it, `probe merge` computes the same from
+    the files."""
+    global_stats_seconds: Annotated[Number, ranges.Gt(0)] = 15.0
+    """With global_stats: how many seconds a rank waits for the others, beside training. If one does not come, whole
+    tensors are no longer collected in this run, and training goes on."""
     mg_direction: Flag = False
     """Whether the fraction of elements whose gradient and momentum agree in sign is collected. Not built yet: accepted
     and checked, without effect."""

@@ -107,18 +107,20 @@ class Monitor:
     def _new_run(self, given: signatures.Attachment) -> Run:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
+        optimizers = [self.framework.hooks.acting(optimizer) for optimizer in optimizers]
         for _, model in chunks:
             self.framework.hooks.check_model(model, self.settings)
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
         settings = self.settings
+        needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         return Run(
             settings=settings,
             framework=self.framework,
             chunks=chunks,
             optimizers=optimizers,
             selection=Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only),
-            recorder=Recorder(self.framework.tensors, columns_for(settings.statistics), settings.eps),
+            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps),
             faults=self._faults,
             main_grad=self._main_grad,
             repeats=list(self._repeats(given.dp_group, given.tp_group)),

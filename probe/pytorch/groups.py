@@ -7,6 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from probe.pytorch.exchange import meet
+
+__all__ = ["meet", "rank", "ranks_of", "world_size"]
+
 
 def _ready() -> bool:
     return dist.is_available() and dist.is_initialized()

@@ -1,0 +1,38 @@
+"""``probe merge``: the numbers of whole tensors from the files of the ranks that shared them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from probe.core.merging import merge_directory
+
+
+def merge(
+    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; else DIRECTORY/merged.")] = None,
+) -> None:
+    """Merge the ranks' files: norm, mean, min, max and counts of the whole of each tensor that FSDP, ZeRO or tensor
+    parallelism have shared out.
+
+    Exit code 0 if all tensors could be merged, 1 if parts are missing or a file cannot be read, 2 for wrong use.
+    """
+    console = Console()
+    target = out or directory / "merged"
+    try:
+        with console.status("merging") as status:
+            report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    console.print(f"{report.rows} rows in {len(report.files)} files in {target}")
+    for problem in report.problems:
+        console.print(f"not read: {problem}", markup=False)
+    if report.incomplete:
+        console.print(f"{report.incomplete} rows are incomplete (column complete is 0): parts are missing")
+    for tensor in report.differing[:10]:
+        console.print(f"ranks hold this alike, but their numbers differ: {tensor}", markup=False)
+    raise typer.Exit(1 if report.problems or report.incomplete else 0)

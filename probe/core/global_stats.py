@@ -1,0 +1,208 @@
+"""The numbers of whole tensors that ranks share out among them, while training runs: one small collective for each
+group of sharing ranks and sampled step, on the delivery thread, beside training.
+
+What ranks exchange are moments, which merge exactly. If one rank does not come in time, or comes with another step, no
+rank waits for another again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.faults import Faults
+from probe.core.framework import Exchange, Groups
+from probe.core.moments import MOMENTS, OPS, derive, merge_columns, numels
+from probe.core.records import Array, Batch, Coverage, Key
+
+ROWS = 256
+"""How many rows there is room for at first; all ranks of a group make room for more in the step after too many came."""
+
+_log = logging.getLogger("probe")
+_runs = count()
+"""Of this process; ranks that train together have as many."""
+
+
+class Part(NamedTuple):
+    """One row of one batch that is part of a whole."""
+
+    batch: int
+    row: int
+    identity: int
+    """Of the whole: the same on all ranks."""
+    part: int
+    """Of the elements that the row is about."""
+
+
+class Group:
+    """The ranks that hold the parts of the same tensors.
+
+    Args:
+        ranks: in ascending order.
+        exchange: between them.
+        columns: the moments, in the same order on all of them.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str]) -> None:
+        self.ranks, self.exchange, self._columns = ranks, exchange, tuple(columns)
+        self._room = ROWS
+        fields = [("identity", "u8"), ("part", "u8"), ("count", "f8"), *((name, "f8") for name in self._columns)]
+        self._row = np.dtype(fields)
+
+    def merge(self, step: int, batches: Sequence[Batch], parts: Sequence[Part]) -> tuple[dict[str, Array], Array]:
+        """For each of ``parts``: the moments of the whole, and how many of its elements were heard of.
+
+        Raises:
+            Exception: if a rank did not come, or came with another step.
+        """
+        mine = self._table(batches, parts)
+        heard = self.exchange.gather(self._packed(step, mine))
+        steps, wanted, tables = zip(*(self._unpacked(payload) for payload in heard), strict=True)
+        if set(steps) != {step}:
+            told = ", ".join(f"rank {rank} step {other}" for rank, other in zip(self.ranks, steps, strict=True))
+            raise RuntimeError(f"ranks collect different steps: {told}")
+        while self._room < max(wanted):
+            self._room *= 2
+        theirs = np.concatenate(tables)
+        _, first = np.unique(theirs[["identity", "part"]], return_index=True)
+        theirs = theirs[first]  # a part that two ranks hold counts once
+        names, wholes = np.unique(theirs["identity"], return_inverse=True)
+        counts = theirs["count"]
+        merged = merge_columns({name: theirs[name] for name in self._columns}, counts, wholes, len(names))
+        at = np.minimum(np.searchsorted(names, mine["identity"]), max(len(names) - 1, 0))
+        known = names[at] == mine["identity"] if len(names) else np.zeros(len(mine), bool)
+        heard_of = (
+            np.where(known, np.bincount(wholes, counts, len(names))[at], -1) if len(names) else -np.ones(len(mine))
+        )
+        return {name: values[at] for name, values in merged.items()}, heard_of
+
+    def _table(self, batches: Sequence[Batch], parts: Sequence[Part]) -> npt.NDArray[Any]:
+        table = np.zeros(len(parts), self._row)
+        table["identity"], table["part"] = [p.identity for p in parts], [p.part for p in parts]
+        rows = {id(batch): numels(batch.shapes) for batch in batches}
+        table["count"] = [rows[id(batches[p.batch])][p.row] for p in parts]
+        for name in self._columns:
+            table[name] = [batches[p.batch].columns[name][p.row] for p in parts]
+        return table
+
+    def _packed(self, step: int, table: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """As many rows as there is room for, behind the step and the number of rows that there are."""
+        payload = np.zeros(16 + self._room * self._row.itemsize, np.uint8)
+        payload[:16] = np.array([step, len(table)], np.int64).view(np.uint8)
+        sent = table[: self._room].view(np.uint8)
+        payload[16 : 16 + len(sent)] = sent
+        return payload
+
+    def _unpacked(self, payload: npt.NDArray[np.uint8]) -> tuple[int, int, npt.NDArray[Any]]:
+        step, rows = payload[:16].copy().view(np.int64).tolist()
+        taken = min(rows, self._room) * self._row.itemsize
+        return step, rows, payload[16 : 16 + taken].copy().view(self._row)
+
+
+class GlobalStats:
+    """Adds to batches what the ranks know together. Used on the delivery thread alone.
+
+    Args:
+        said: what must be the same on all ranks that exchange anything: what is collected, and when.
+        ops: what is written of each tensor.
+    """
+
+    def __init__(self, groups: Groups, said: str, ops: Sequence[str], seconds: float, faults: Faults) -> None:
+        self._groups, self._said, self._ops, self._seconds, self._faults = groups, said, ops, seconds, faults
+        self._met: dict[tuple[int, ...], Group] = {}
+        self._identities: dict[tuple[str, Key, Coverage], tuple[int, int]] = {}
+        self._off = False
+        self._run = next(_runs)
+
+    def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
+        """``batches`` with the columns ``global_<op>`` and ``merged`` where rows are parts of wholes; ``merged`` is 1
+        where all parts were heard of, else 0 and the numbers are NaN."""
+        if self._off:
+            return list(batches)
+        whole = {i: self._own(batch) for i, batch in enumerate(batches) if batch.coverage}
+        found = {ranks: list[Part]() for ranks in self._met} | self._parts(batches)
+        for ranks, parts in sorted(found.items()):
+            try:
+                self._merge(step, batches, ranks, parts, whole)
+            except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
+                self._turn_off(ranks, error)
+                break
+        return [self._with_columns(batch, *whole[i]) if i in whole else batch for i, batch in enumerate(batches)]
+
+    def close(self) -> None:
+        """Ends the exchanges."""
+        for group in self._met.values():
+            group.exchange.close()
+        self._met.clear()
+
+    def _own(self, batch: Batch) -> tuple[dict[str, Array], Array]:
+        """What is known without the others: the moments of whole tensors."""
+        columns = {name: batch.columns[name].copy() for name in batch.columns if name in MOMENTS}
+        return columns, np.array([coverage is None for coverage in batch.coverage], dtype=np.float64)
+
+    def _parts(self, batches: Sequence[Batch]) -> dict[tuple[int, ...], list[Part]]:
+        """By the ranks that share. Terms of sums are left out: they do not merge."""
+        found: dict[tuple[int, ...], list[Part]] = {}
+        for number, batch in enumerate(batches):
+            for row, (key, coverage) in enumerate(zip(batch.keys, batch.coverage, strict=False)):
+                if coverage is not None and not coverage.term:
+                    about = (batch.signal, key, coverage)
+                    if about not in self._identities:
+                        self._identities[about] = _hash([batch.signal, key, coverage.shape]), _hash([coverage.part])
+                    found.setdefault(coverage.ranks, []).append(Part(number, row, *self._identities[about]))
+        return found
+
+    def _merge(
+        self,
+        step: int,
+        batches: Sequence[Batch],
+        ranks: tuple[int, ...],
+        parts: Sequence[Part],
+        whole: dict[int, tuple[dict[str, Array], Array]],
+    ) -> None:
+        merged, counts = self._group(ranks, batches).merge(step, batches, parts)
+        for i, part in enumerate(parts):
+            coverage = batches[part.batch].coverage[part.row]
+            columns, complete = whole[part.batch]
+            if coverage is not None and counts[i] == numels([coverage.shape])[0]:
+                complete[part.row] = 1.0
+                for name in columns:
+                    columns[name][part.row] = merged[name][i]
+
+    def _group(self, ranks: tuple[int, ...], batches: Sequence[Batch]) -> Group:
+        if ranks not in self._met:
+            columns = [name for name in MOMENTS if name in next(b for b in batches if b.coverage).columns]
+            said = json.dumps([self._said, columns])
+            exchange = self._groups.meet(ranks, f"run {self._run}, ranks {ranks}", said.encode(), self._seconds)
+            for rank, other in zip(ranks, exchange.heard, strict=True):
+                if other.decode() != said:
+                    exchange.close()
+                    raise ValueError(f"rank {rank} runs with another configuration: {other.decode()}, here {said}")
+            self._met[ranks] = Group(ranks, exchange, columns)
+        return self._met[ranks]
+
+    def _with_columns(self, batch: Batch, columns: dict[str, Array], complete: Array) -> Batch:
+        shapes = [c.shape if c else shape for c, shape in zip(batch.coverage, batch.shapes, strict=True)]
+        unknown = complete == 0
+        ops = [op for op in self._ops if op in OPS and OPS[op].moment in columns]
+        added = {f"global_{op}": np.where(unknown, np.nan, derive(op, columns, shapes)) for op in ops}
+        return replace(batch, columns={**batch.columns, **added, "merged": complete})
+
+    def _turn_off(self, ranks: tuple[int, ...], error: Exception) -> None:
+        self._off = True
+        self._faults.note("global statistics", error)
+        _log.warning("global statistics end here: ranks %s did not all come; training goes on", ranks)
+        self.close()
+
+
+def _hash(about: Iterable[object]) -> int:
+    """The same on every rank, unlike Python's own."""
+    return int.from_bytes(hashlib.blake2b(repr([*about]).encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,202 @@
+"""Whole tensors from the files of the ranks that shared them out: what ``global_stats`` collects while training."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from probe.core.moments import COUNTS, OPS, columns_for, derive, merge_columns, numels
+from probe.core.sinks.files import replacing
+
+OWN = ("actv", "actv_grad", "grad_unreduced", "other")
+"""Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
+KEY = ("vpp_stage", "name", "step", "micro_step", "call")
+LAST = ("shape", "dtype", "ranks", "complete")
+"""Columns at the end of a merged file."""
+
+_FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
+_COVERAGE = re.compile(r"(\d+) of \[(.*)\] (at|term) (.*) over ranks (.*)")
+
+
+class Row(NamedTuple):
+    """One row of one rank's file."""
+
+    key: tuple[str, ...]
+    pp_stage: int
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: str
+    part: str
+    """Empty for a whole tensor."""
+    ranks: str
+    """Who hold the parts; this rank alone for a whole tensor."""
+    elements: int
+    ops: Mapping[str, float]
+
+
+class Merged(NamedTuple):
+    """One row about a whole tensor."""
+
+    first: Row
+    ranks: str
+    complete: bool
+    ops: Mapping[str, float]
+
+
+@dataclass
+class Report:
+    """What came of merging."""
+
+    files: list[Path] = field(default_factory=list)
+    rows: int = 0
+    incomplete: int = 0
+    """Rows of tensors of which a part is missing, or whose ranks hold terms of a sum."""
+    differing: list[str] = field(default_factory=list)
+    """Tensors that several ranks hold alike, but whose numbers differ."""
+    problems: list[str] = field(default_factory=list)
+    """Files that could not be read."""
+
+
+def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda _: None) -> Report:
+    """Merges what all ranks have written under ``root`` into files of the same layout in ``out``.
+
+    Args:
+        told: gets the name of each file as it is begun.
+
+    Raises:
+        ValueError: if there is nothing to merge.
+    """
+    report = Report()
+    runs = sorted(path.parent for path in root.glob("*/manifest.json"))
+    if not runs:
+        raise ValueError(f"{root}: expected directories with a manifest.json, as a monitored run writes; found none")
+    found: dict[tuple[str, int], list[tuple[Path, dict[str, Any]]]] = {}
+    for directory in runs:
+        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        for path in sorted(directory.glob("*.csv")):
+            if name := _FILE.fullmatch(path.name):
+                found.setdefault((name[1], int(name[3])), []).append((path, manifest))
+    out.mkdir(parents=True, exist_ok=True)
+    for (signal, last), files in sorted(found.items()):
+        told(f"{signal} up to step {last}")
+        rows = [row for path, manifest in files for row in _read(path, manifest, report)]
+        if merged := merge_rows(signal, rows, report):
+            first = min(int(_FILE.fullmatch(path.name)[2]) for path, _ in files)  # type: ignore[index]
+            report.files.append(out / f"{signal}_{first}-{last}.csv")
+            _write(report.files[-1], merged)
+    return report
+
+
+def merge_rows(signal: str, rows: Iterable[Row], report: Report) -> list[Merged]:
+    """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.part or signal not in OWN:
+            groups.setdefault((row.key, row.pp_stage, row.ranks), []).append(row)
+    merged = _merge([list({row.part: row for row in group}.values()) for group in groups.values()])
+    report.incomplete += sum(not whole.complete for whole in merged)
+    if signal in OWN:
+        report.rows += len(merged)
+        return merged
+    alike: dict[tuple[object, ...], Merged] = {}
+    for whole in merged:
+        kept = alike.setdefault((whole.first.key, whole.first.pp_stage), whole)
+        if kept.complete and whole.complete and not _equal(kept.ops, whole.ops):
+            report.differing.append(f"{signal} {' '.join(whole.first.key)}: ranks {kept.ranks} and {whole.ranks}")
+        if whole.complete and not kept.complete:
+            alike[whole.first.key, whole.first.pp_stage] = whole
+    report.rows += len(alike)
+    return list(alike.values())
+
+
+def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """To what is left of the numbers in a file, where parts were added up in another order."""
+    pairs = ((one[op], other[op]) for op in one)
+    return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
+
+
+def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
+    """One row for each group, whose rows are about different elements."""
+    if not groups:
+        return []
+    rows = [row for group in groups for row in group]
+    ops = [op for op in rows[0].ops if all(op in row.ops for row in rows)]
+    wholes = np.array([i for i, group in enumerate(groups) for _ in group])
+    counts = np.array([row.elements for row in rows], dtype=np.float64)
+    values = {op: np.array([row.ops[op] for row in rows]) for op in ops}
+    columns = merge_columns(_moments(values, counts), counts, wholes, len(groups))
+    shapes = [group[0].shape for group in groups]
+    heard = np.bincount(wholes, counts, len(groups))
+    terms = np.array([any(row.part.startswith("term") for row in group) for group in groups])
+    complete = (heard == numels(shapes)) & ~terms
+    derived = {op: derive(op, columns, shapes) for op in ops if OPS[op].moment in columns}
+    return [
+        Merged(group[0], group[0].ranks, bool(complete[i]), {op: float(derived[op][i]) for op in derived})
+        for i, group in enumerate(groups)
+    ]
+
+
+def _moments(ops: Mapping[str, Any], counts: Any) -> dict[str, Any]:
+    """What the ops were derived from."""
+    undone: dict[str, Callable[[Any], Any]] = {
+        "mean": lambda x: x * counts,
+        "zeros": lambda x: x * counts,
+        "norm": np.square,
+        "std": lambda x: np.square(x) * counts,
+    }
+    needed = columns_for(op for op in ops if op != "std" or "mean" in ops)
+    with np.errstate(invalid="ignore", over="ignore"):
+        known = {OPS[op].moment: np.where(counts > 0, undone.get(op, lambda x: x)(x), 0.0) for op, x in ops.items()}
+    return {name: known[name] for name in needed}
+
+
+def _read(path: Path, manifest: Mapping[str, Any], report: Report) -> Iterator[Row]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file, strict=True):
+                yield _row(line, manifest)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        report.problems.append(f"{path}: {error}")
+
+
+def _row(line: Mapping[str, str], manifest: Mapping[str, Any]) -> Row:
+    rank = int(manifest["rank"])
+    key = tuple(line.get(column) or "" for column in KEY)
+    ops = {op: float(line[op]) for op in line if op in OPS and op != "id"}
+    covered = _COVERAGE.fullmatch(line.get("coverage") or "")
+    if covered is None:
+        shape = _shape(line["shape"])
+        return Row(key, _pp_stage(manifest), shape, line["dtype"], "", str(rank), math.prod(shape), ops)
+    elements, shape_, kind, part, ranks = covered.groups()
+    named = f"term {part}" if kind == "term" else part
+    return Row(key, _pp_stage(manifest), _shape(shape_), line["dtype"], named, ranks, int(elements), ops)
+
+
+def _pp_stage(manifest: Mapping[str, Any]) -> int:
+    return int(manifest.get("pp_stage", 0))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.strip("[]").split(",") if size.strip())
+
+
+def _write(path: Path, rows: Sequence[Merged]) -> None:
+    used = [column for i, column in enumerate(KEY) if any(row.first.key[i] for row in rows)]
+    stages = ["pp_stage"] if len({row.first.pp_stage for row in rows}) > 1 else []
+    ops = list(rows[0].ops)
+    with replacing(path) as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write([*used, *stages, *ops, *LAST])
+        for row in rows:
+            key = [row.first.key[KEY.index(column)] for column in used]
+            numbers = [f"{row.ops[op]:.0f}" if op in COUNTS else f"{row.ops[op]:.6g}" for op in ops]
+            stage = [row.first.pp_stage] if stages else []
+            write([*key, *stage, *numbers, list(row.first.shape), row.first.dtype, row.ranks, int(row.complete)])

@@ -1,0 +1,200 @@
+"""Whole tensors from the moments and files of their parts, against NumPy on the whole."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from probe.core.array_moments import moments
+from probe.core.merging import merge_directory
+from probe.core.moments import MOMENTS, columns_for, derive, merge_columns
+from probe.core.output import write_manifest
+from probe.core.records import Batch, Coverage, Key, Snapshot, ranks_text
+from probe.core.sinks.context import SinkContext
+from probe.core.sinks.csv_files import CsvSink
+
+OPS = ("min", "max", "mean", "norm", "zeros", "nans", "infs", "std")
+COLUMNS = columns_for(OPS)
+EPS = 1e-8
+
+
+def rows_of(arrays: list[Any]) -> dict[str, Any]:
+    """The moments of ``arrays``."""
+    block = np.array([moments([a], COLUMNS, EPS)[0] if a.size else [np.nan, np.nan, *[0.0] * 6] for a in arrays])
+    return {name: block[:, i] for i, name in enumerate(COLUMNS)}
+
+
+def by_numpy(x: Any) -> dict[str, float]:
+    with np.errstate(invalid="ignore"):
+        return {
+            "min": x.min(),
+            "max": x.max(),
+            "mean": x.mean(),
+            "norm": np.linalg.norm(x),
+            "zeros": (np.abs(x) < EPS).mean(),
+            "nans": np.isnan(x).sum(),
+            "infs": np.isinf(x).sum(),
+            "std": x.std(),
+        }
+
+
+def parts_of(x: Any, *cuts: int) -> list[Any]:
+    return np.split(x.reshape(-1), cuts)
+
+
+TENSORS = {
+    "uneven": (np.random.default_rng(1).normal(3, 0.1, (7, 5)), (4, 30)),
+    "an empty part": (np.random.default_rng(2).normal(size=12), (0, 5)),
+    "zeros": (np.array([0.0, 1, 0, 0, 5, 1e-9]), (1, 3)),
+    "NaN in one part": (np.array([1.0, np.nan, 2, 3]), (2, 3)),
+    "infinities": (np.array([np.inf, 1.0, -np.inf, 2]), (1, 3)),
+    "tiny": (np.array([1e-25, 3e-25, -2e-25]), (1, 2)),
+    "all alike": (np.full(9, 7.25), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_merged_columns_are_those_of_the_whole(name: str) -> None:
+    whole, cuts = TENSORS[name]
+    other = np.arange(4.0)
+    parts = [*parts_of(whole, *cuts), *parts_of(other, 1)]
+    wholes = np.array([0] * (len(cuts) + 1) + [1, 1])
+    merged = merge_columns(rows_of(parts), np.array([float(p.size) for p in parts]), wholes, 2)
+    for i, x in enumerate((whole, other)):
+        for op, wanted in by_numpy(x).items():
+            got = derive(op, merged, [whole.shape, other.shape])[i]
+            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12 if op == "std" else 0, err_msg=op)
+
+
+def test_what_has_no_parts_is_empty() -> None:
+    merged = merge_columns(rows_of([np.array([1.0])]), np.array([1.0]), np.array([1]), 2)
+    assert np.isnan(merged["min"][0])
+    assert merged["sum"][0] == 0
+    assert set(merged) == set(COLUMNS) <= set(MOMENTS)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((0, 1, 2, 3), "0-3"),
+        ((0, 2, 4), "0-4:2"),
+        ((1,), "1"),
+        ((0, 1, 5), "0,1,5"),
+        ((3, 9), "3-9:6"),
+        ((), ""),
+    ],
+)
+def test_ranks_are_told_in_short(ranks: tuple[int, ...], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+WHOLE = np.random.default_rng(3).normal(1, 2, (6, 4))
+LARGE = np.random.default_rng(4).normal(1, 2, (3, 5))
+
+
+def write(root: Path, rank: int, signal: str, rows: dict[str, tuple[Any, Coverage | None]], step: int = 0) -> None:
+    """As a rank that is monitored does."""
+    directory = root / f"Dec03_21-34-40-rank{rank}-0000000{rank}"
+    directory.mkdir(parents=True, exist_ok=True)
+    write_manifest(directory, {"rank": rank, "pp_stage": 0})
+    arrays = [array for array, _ in rows.values()]
+    batch = Batch(
+        signal=signal,
+        step=step,
+        keys=tuple(Key(name) for name in rows),
+        shapes=tuple(array.shape for array in arrays),
+        dtypes=("float64",) * len(rows),
+        order=np.arange(len(rows)),
+        columns=rows_of(arrays),
+        coverage=tuple(coverage for _, coverage in rows.values()) if any(c for _, c in rows.values()) else (),
+    )
+    sink = CsvSink(SinkContext(directory, root, rank))
+    sink.open()
+    sink.write(Snapshot(step, rank, 0.0, [batch], OPS))
+
+
+def merged(root: Path, name: str) -> list[dict[str, str]]:
+    with (root / "merged" / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def shard(whole: Any, first: int, last: int, ranks: tuple[int, ...], term: bool = False) -> tuple[Any, Coverage]:
+    return whole.reshape(-1)[first:last], Coverage(whole.shape, f"{first}:{last}", ranks, term)
+
+
+def assert_whole(row: dict[str, str], whole: Any) -> None:
+    for op, wanted in by_numpy(whole).items():
+        np.testing.assert_allclose(float(row[op]), wanted, rtol=2e-5, atol=1e-9, err_msg=op)
+    assert json.loads(row["shape"]) == list(whole.shape)
+    assert row["complete"] == "1"
+
+
+def test_parts_become_a_whole(tmp_path: Path) -> None:
+    write(tmp_path, 0, "grad_reduced", {"w": shard(WHOLE, 0, 10, (0, 1)), "b": (LARGE, None)})
+    write(tmp_path, 1, "grad_reduced", {"w": shard(WHOLE, 10, 24, (0, 1)), "b": (LARGE, None)})
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    first, second = merged(tmp_path, "grad_reduced_0-0.csv")
+    assert_whole(first, WHOLE)
+    assert_whole(second, LARGE)
+    assert [first["ranks"], second["ranks"]] == ["0-1", "0"]
+    assert (report.rows, report.incomplete, report.differing, report.problems) == (2, 0, [], [])
+
+
+def test_replicas_are_not_added_twice(tmp_path: Path) -> None:
+    for rank, ranks in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
+        first, last = ((0, 10), (10, 24))[rank % 2]
+        write(tmp_path, rank, "exp_avg", {"w": shard(WHOLE, first, last, ranks)})
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    (row,) = merged(tmp_path, "exp_avg_0-0.csv")
+    assert_whole(row, WHOLE)
+    assert report.differing == []
+
+
+def test_replicas_that_differ_are_told(tmp_path: Path) -> None:
+    for rank, value in enumerate((WHOLE, WHOLE + 0.5)):
+        write(tmp_path, rank, "param_origin", {"w": (value, None)})
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert report.differing == ["param_origin 0 w 0  : ranks 0 and 1"]
+
+
+def test_each_ranks_own_rows_are_left_out_unless_ranks_share_them(tmp_path: Path) -> None:
+    """Two data-parallel replicas, each of two tensor-parallel ranks: unreduced gradients differ between them."""
+    for rank, ranks in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
+        value = WHOLE * (1 + rank // 2)
+        first, last = ((0, 10), (10, 24))[rank % 2]
+        rows = {"w": shard(value, first, last, ranks), "b": (LARGE * rank, None)}
+        write(tmp_path, rank, "grad_unreduced", rows)
+    merge_directory(tmp_path, tmp_path / "merged")
+    one, other = merged(tmp_path, "grad_unreduced_0-0.csv")
+    assert_whole(one, WHOLE)
+    assert_whole(other, WHOLE * 2)
+    assert [one["ranks"], other["ranks"]] == ["0-1", "2-3"]
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    write(tmp_path, 0, "grad_reduced", {"w": shard(WHOLE, 0, 10, (0, 1)), "t": shard(LARGE, 0, 15, (0, 1), True)})
+    write(tmp_path, 1, "grad_reduced", {"t": shard(LARGE, 0, 15, (0, 1), True)})
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert [row["complete"] for row in merged(tmp_path, "grad_reduced_0-0.csv")] == ["0", "0"]
+    assert report.incomplete == 2
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_rest_merged(tmp_path: Path) -> None:
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None)})
+    write(tmp_path, 1, "grad_reduced", {"w": (WHOLE, None)})
+    broken = next(tmp_path.glob("*rank1*")) / "grad_reduced_0-0.csv"
+    broken.write_text("name,step\nw,0\n", encoding="utf-8")
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert_whole(merged(tmp_path, "grad_reduced_0-0.csv")[0], WHOLE)
+    assert len(report.problems) == 1
+    assert str(broken) in report.problems[0]
+
+
+def test_a_directory_without_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected directories with a manifest\.json"):
+        merge_directory(tmp_path, tmp_path / "merged")
