@@ -70,8 +70,8 @@ OPS: dict[str, Op] = {
 }
 """Every op that can be configured, besides ``shape`` and ``dtype``, which are always written."""
 
-COUNTS = frozenset({"nans", "infs"})
-"""Ops whose values are whole numbers."""
+COUNTS = frozenset({"nans", "infs", "global_nans", "global_infs", "merged"})
+"""Columns whose values are whole numbers: ops, and what ``global_stats`` adds."""
 
 
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:

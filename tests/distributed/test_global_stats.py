@@ -1,0 +1,205 @@
+"""``global_stats``: the numbers of whole tensors while training runs, and what it may never do to training."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.core.merging import merge_directory
+from tests.distributed.models import Net, batch, by_hand, loss_of
+from tests.distributed.ranks import Ranks
+from tests.pytorch.watching import numbers, watch
+from tests.required import require
+
+torch = require("torch")
+
+import torch.distributed as dist  # noqa: E402 - only where torch is
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+LR, STEPS = 0.1, 2
+OPS = ["min", "max", "mean", "norm", "nans", "infs", "zeros", "std"]
+SHARED = ("param_origin", "param_updated", "grad_reduced", "momentum_buffer")
+Table = list[dict[str, str]]
+
+
+def sharded(mesh: Any = None) -> tuple[Any, Any]:
+    """Over all ranks, two units."""
+    model = Net()
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (model.up, model):
+        fully_shard(part, mesh=mesh)
+    return model, torch.optim.SGD(model.parameters(), LR, momentum=0.5)
+
+
+def train(model: Any, optimizer: Any, steps: int = STEPS, poison: int | None = None) -> list[float]:
+    """The losses; on rank ``poison`` the first step's data are not finite."""
+    losses = []
+    for step in range(steps):
+        x = batch(step, 0)
+        if poison == dist.get_rank() and step == 0:
+            x[0, 0] = float("nan")
+        loss = loss_of(model(x))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def table(directory: str, signal: str) -> Table:
+    found: Table = []
+    for path in sorted(Path(directory).glob(f"{signal}_*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found += csv.DictReader(file, strict=True)
+    return found
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {"xy_distribution": False, "global_stats": True, "ops": OPS, "global_stats_seconds": 20.0, **more}
+
+
+def everything(shape: tuple[int, ...] | None = None) -> tuple[dict[str, Table], dict[str, dict[str, dict[str, float]]]]:
+    """What a rank writes, and what the whole tensors of the first step are."""
+    model, optimizer = sharded(shape and init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")))
+    monitor = watch(model, optimizer, **settings())
+    train(model, optimizer)
+    monitor.stop()
+    assert monitor.faults == {}
+    (reference, *_) = by_hand(1, 1, LR)
+    wholes = {"param_origin": reference.before, "param_updated": reference.after, "grad_reduced": reference.reduced}
+    wanted = {s: {name: numbers(t) for name, t in tensors.items()} for s, tensors in wholes.items()}
+    return {signal: table(monitor.output_directory, signal) for signal in SHARED}, wanted
+
+
+def assert_whole(tables: dict[str, Table], wanted: dict[str, dict[str, dict[str, float]]]) -> None:
+    for signal, tensors in wanted.items():
+        rows = {row["name"]: row for row in tables[signal] if row["step"] == "0"}
+        assert set(rows) == set(tensors)
+        for name, ops in tensors.items():
+            assert rows[name]["merged"] == "1"
+            scale = ops["norm"]
+            for op, value in ops.items():
+                assert float(rows[name][f"global_{op}"]) == pytest.approx(value, rel=1e-5, abs=1e-5 * scale), (name, op)
+
+
+def test_whole_tensors_of_fsdp(two_ranks: Ranks, output_dir: Path) -> None:
+    """Uneven shards: five rows on two ranks."""
+    answers = two_ranks.run(everything)
+    for tables, wanted in answers:
+        assert_whole(tables, wanted)
+        assert tables["momentum_buffer"], "state is there from the second step on"
+        assert {row["merged"] for rows in tables.values() for row in rows} == {"1"}
+        local = {row["name"]: row for row in tables["grad_reduced"] if row["step"] == "0"}
+        assert local["up.weight"]["coverage"].endswith("over ranks 0-1")
+    assert answers[0][0]["grad_reduced"][0]["coverage"] != answers[1][0]["grad_reduced"][0]["coverage"]
+    report = merge_directory(output_dir, output_dir / "merged")
+    assert (report.incomplete, report.differing, report.problems) == (0, [], [])
+    offline = {signal: table(str(output_dir / "merged"), signal) for signal in SHARED}
+    for signal in SHARED:
+        live = {(row["name"], row["step"]): row for row in answers[0][0][signal]}
+        assert {(row["name"], row["step"]) for row in offline[signal]} == set(live)
+        for row in offline[signal]:
+            for op in OPS:
+                online = float(live[row["name"], row["step"]][f"global_{op}"])
+                tolerance = 1e-5 * float(row["norm"])
+                assert float(row[op]) == pytest.approx(online, rel=2e-5, abs=tolerance), (signal, row["name"], op)
+
+
+def test_replicas_of_shards_are_not_added_twice(four_ranks: Ranks) -> None:
+    """Two replicas of two shards each: groups of two, each of which knows the whole."""
+    for rank, (tables, wanted) in enumerate(four_ranks.run(everything, (2, 2))):
+        assert_whole(tables, wanted)
+        ranks = ["0-1", "2-3"][rank // 2]
+        assert all(row["coverage"].endswith(f"over ranks {ranks}") for row in tables["grad_reduced"])
+
+
+def counted(every: int, on: bool) -> tuple[int, list[float], list[Any], dict[str, int]]:
+    """How many collectives the monitor itself started, and what training came to."""
+    calls = []
+    gather = dist.ProcessGroupGloo.allgather
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        return gather(self, *args, **kwargs)
+
+    model, optimizer = sharded()
+    monitor = watch(model, optimizer, **settings(global_stats=on, step_interval=every))
+    dist.ProcessGroupGloo.allgather = counting
+    try:
+        losses = train(model, optimizer, steps=4)
+        monitor.stop()
+    finally:
+        dist.ProcessGroupGloo.allgather = gather
+    return len(calls), losses, [p.detach().to_local().clone() for p in model.parameters()], monitor.faults
+
+
+def test_one_collective_for_each_group_and_sampled_step(two_ranks: Ranks) -> None:
+    off, each, every_other = (two_ranks.run(counted, every, on) for every, on in [(1, False), (1, True), (2, True)])
+    for (none, *plain), (four, *full), (two, *half) in zip(off, each, every_other, strict=True):
+        assert (none, four, two) == (0, 4, 2)
+        assert plain[0] == full[0] == half[0]
+        assert all(torch.equal(a, b) for a, b in zip(plain[1], full[1], strict=True))
+        assert plain[2] == full[2] == half[2] == {}
+
+
+def poisoned() -> Table:
+    model, optimizer = sharded()
+    monitor = watch(model, optimizer, **settings())
+    train(model, optimizer, steps=1, poison=1)
+    monitor.stop()
+    return table(monitor.output_directory, "grad_reduced")
+
+
+def test_nan_is_counted_over_all_parts(two_ranks: Ranks) -> None:
+    for rows in two_ranks.run(poisoned):
+        weight = next(row for row in rows if row["name"] == "up.weight")
+        assert float(weight["global_nans"]) == 30  # of 5 x 6
+        assert weight["global_norm"] == weight["global_min"] == "nan"
+        assert weight["merged"] == "1"
+
+
+def alone(how: str) -> tuple[Table, dict[str, int], list[float], float]:
+    """A rank whose other does not take part, or no longer: what it writes, what it counts, what training comes to."""
+    model, optimizer = sharded()
+    other = dist.get_rank() == 1
+    changed: dict[str, Any] = {
+        "without": {"global_stats": not other},
+        "another configuration": {"ops": OPS[:-1] if other else OPS},
+        "another step": {"start_step": 1 if other else 0},
+        "stops": {"global_stats_seconds": 20.0},
+    }[how]
+    monitor = watch(model, optimizer, **(settings(global_stats_seconds=1.0) | changed))
+    losses = train(model, optimizer, steps=2)
+    if how == "stops" and other:
+        monitor.stop()
+    losses += train(model, optimizer, steps=3)
+    norm = sum(float(p.to_local().square().sum()) for p in model.parameters())
+    monitor.stop()
+    return table(monitor.output_directory, "grad_reduced"), monitor.faults, losses, norm
+
+
+@pytest.mark.parametrize("how", ["without", "another configuration", "another step", "stops"])
+def test_a_rank_without_the_other_goes_on(two_ranks: Ranks, how: str) -> None:
+    plain = two_ranks.run(plainly)
+    (rows, faults, losses, norm), (_, _, others, _) = two_ranks.run(alone, how)
+    assert [losses, others] == [one for one, _ in plain]
+    assert norm == plain[0][1]
+    assert [fault for fault in faults if fault.startswith("global statistics")]
+    steps = {step: [row for row in rows if row["step"] == str(step)] for step in range(5)}
+    assert all(steps.values()), "this rank's own numbers are written as before"
+    last = steps[4][0]
+    assert not last.get("merged"), "after the first failure there is nothing of the whole"
+    complete = {step for step, found in steps.items() if found[0].get("merged") == "1"}
+    assert complete == ({0, 1} if how == "stops" else set())
+    incomplete = {step for step, found in steps.items() if found[0].get("merged") == "0"}
+    assert len(incomplete) == 1, "the step in which the other did not come says so"
+
+
+def plainly() -> tuple[list[float], float]:
+    model, optimizer = sharded()
+    losses = train(model, optimizer, steps=2) + train(model, optimizer, steps=3)
+    return losses, sum(float(p.to_local().square().sum()) for p in model.parameters())
