@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,6 @@ ROWS = 256
 """How many rows there is room for at first; all ranks of a group make room for more in the step after too many came."""
 
 _log = logging.getLogger("probe")
-_runs = count()
-"""Of this process; ranks that train together have as many."""
 
 
 class Part(NamedTuple):
@@ -111,16 +108,23 @@ class GlobalStats:
     """Adds to batches what the ranks know together. Used on the delivery thread alone.
 
     Args:
+        run: number of the run, the same on all ranks.
         said: what must be the same on all ranks that exchange anything: what is collected, and when.
         ops: what is written of each tensor.
     """
 
-    def __init__(self, groups: Groups, said: str, ops: Sequence[str], seconds: float, faults: Faults) -> None:
-        self._groups, self._said, self._ops, self._seconds, self._faults = groups, said, ops, seconds, faults
+    def __init__(self, groups: Groups, run: int, said: str, ops: Sequence[str], seconds: float, faults: Faults) -> None:
+        self._groups, self._run, self._said, self._ops, self._seconds, self._faults = (
+            groups,
+            run,
+            said,
+            ops,
+            seconds,
+            faults,
+        )
         self._met: dict[tuple[int, ...], Group] = {}
         self._identities: dict[tuple[str, Key, Coverage], tuple[int, int]] = {}
         self._off = False
-        self._run = next(_runs)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
         """``batches`` with the columns ``global_<op>`` and ``merged`` where rows are parts of wholes; ``merged`` is 1

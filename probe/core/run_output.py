@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ FLUSH_SECONDS = 30.0
 """How long an ending run waits for its files."""
 
 _log = logging.getLogger("probe")
+_runs = count()
+"""Attachments in this process: ranks that train together have as many."""
 
 
 class Output:
@@ -38,6 +40,7 @@ class Output:
 
     def __init__(self, run: Run, process_group: Any) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
+        self._number = next(_runs)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
         self.directory = output.create(root, self._rank, time.time()) if writes else None
@@ -76,7 +79,7 @@ class Output:
             return None
         same = ("ops", "start_step", "step_interval", "collect_times")
         said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": run.clock.step}, sort_keys=True)
-        return GlobalStats(groups, said, settings.statistics, settings.global_stats_seconds, run.faults)
+        return GlobalStats(groups, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults)
 
     def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
         """``batches`` with what is known of whole tensors; on the delivery thread."""
