@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probe.core import fused
+from probe.core.fused import SQUARES_TOO_SMALL
+
 Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32] | Array
 
@@ -23,8 +26,6 @@ BLOCK = 1 << 16
 RUN = 1 << 13
 """Elements whose squares are added up in float32: its rounding grows with their number (1e-6 of the norm here), and
 above 10,000 OpenBLAS takes several threads, which then spin beside those of the training."""
-SQUARES_TOO_SMALL = 1e-31
-"""Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 
 
 def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: float) -> Array:
@@ -127,15 +128,23 @@ def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> lis
 class _Block:
     """A block of elements and what is found out about it first: NaN and Inf never hide from a sum."""
 
-    __slots__ = ("eps", "infs", "mean", "nans", "total", "x")
+    __slots__ = ("eps", "four", "infs", "mean", "nans", "total", "x")
 
     def __init__(self, x: Floats, eps: float) -> None:
         self.x, self.eps = x, eps
         self.nans = self.infs = 0.0
-        self.total = _sum(x)
+        self.four = _four(x)
+        self.total = _sum(x) if self.four is None else self.four[2]
         if not math.isfinite(self.total):
             self.nans, self.infs = float(np.count_nonzero(np.isnan(x))), float(np.count_nonzero(np.isinf(x)))
         self.mean = self.total / x.size
+
+
+def _four(x: Floats) -> fused.Four | None:
+    """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
+    if x.dtype != np.float32 or not x.flags.c_contiguous:
+        return None
+    return fused.float32(x.__array_interface__["data"][0], x.size)
 
 
 def _sum(x: Floats) -> float:
@@ -145,6 +154,8 @@ def _sum(x: Floats) -> float:
 
 
 def _squares(block: _Block) -> float:
+    if block.four is not None:
+        return block.four[3]
     if block.nans:
         return math.nan
     return math.inf if block.infs else _sum_of_squares(block.x)
@@ -152,6 +163,8 @@ def _squares(block: _Block) -> float:
 
 def _sum_of_squares(x: Floats) -> float:
     """In float64 where squares leave the range of float32."""
+    if (four := _four(x)) is not None:
+        return four[3]
     whole = x.size - x.size % RUN
     runs = x[:whole].reshape(-1, RUN)
     squares = float(sum(np.matmul(runs[:, np.newaxis], runs[..., np.newaxis]).ravel().tolist()))
@@ -175,8 +188,8 @@ def _deviations(block: _Block) -> float:
 
 
 _REDUCE: dict[str, Callable[[_Block], float]] = {
-    "min": lambda block: float(np.minimum.reduce(block.x)),
-    "max": lambda block: float(np.maximum.reduce(block.x)),
+    "min": lambda block: float(np.minimum.reduce(block.x)) if block.four is None else block.four[0],
+    "max": lambda block: float(np.maximum.reduce(block.x)) if block.four is None else block.four[1],
     "sum": lambda block: block.total,
     "sumsq": _squares,
     "m2": _deviations,

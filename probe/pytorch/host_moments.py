@@ -1,7 +1,8 @@
 """Moments of tensors in host memory.
 
 Small tensors are concatenated and reduced by NumPy in float64, whatever their number. Larger ones go through torch's
-own reductions in float32, in pieces that stay near the cache, and again in float64 only where float32 ran out of range.
+own reductions in float32, or one compiled pass (:mod:`probe.core.fused`), in pieces that stay near the cache, and again
+in float64 only where float32 ran out of range.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from probe.core.array_moments import SMALL, SQUARES_TOO_SMALL, together
+from probe.core import fused
+from probe.core.array_moments import SMALL, together
+from probe.core.fused import SQUARES_TOO_SMALL
 from probe.core.moments import merge, repeated
 from probe.pytorch.layouts import distinct
 
@@ -113,7 +116,11 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     """Moments of a flat float32 or float64 tensor of at most ``PIECE`` elements."""
-    row: Row = {"nans": 0.0, "infs": 0.0, "sum": x.sum().item()}
+    row: Row = {"nans": 0.0, "infs": 0.0}
+    if (four := _four(x)) is not None:
+        row["min"], row["max"], row["sum"], row["sumsq"] = four
+        return _rest(x, row, wanted, eps)
+    row["sum"] = x.sum().item()
     if not math.isfinite(row["sum"]):
         row["nans"] = float(torch.count_nonzero(torch.isnan(x)))
         row["infs"] = float(torch.count_nonzero(torch.isinf(x)))
@@ -123,6 +130,16 @@ def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
         row["min"], row["max"] = low.item(), high.item()
     if "sumsq" in wanted:
         row["sumsq"] = _squares(x, row)
+    return _rest(x, row, wanted, eps)
+
+
+def _four(x: torch.Tensor) -> fused.Four | None:
+    """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
+    return fused.float32(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
+
+
+def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:
+    """What takes passes of its own."""
     if "m2" in wanted:
         row["m2"] = _deviations(x, row)
     if "below" in wanted:
@@ -144,6 +161,8 @@ def _squares(x: torch.Tensor, row: Row) -> float:
 
 def _sum_of_squares(x: torch.Tensor) -> float:
     """Sum of the squares of a flat tensor."""
+    if (four := _four(x)) is not None:
+        return four[3]
     if x.numel() <= SHORT:
         return torch.dot(x, x).item()
     ragged = x.numel() % RUN

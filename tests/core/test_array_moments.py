@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core import fused
 from probe.core.array_moments import BLOCK, RUN, SMALL, moments
 from probe.core.moments import MOMENTS, merge
 
@@ -20,6 +21,15 @@ FLOATS = ("float64", "float32", "float16", "longdouble", ">f4", ">f8")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 COMPLEX = ("complex64", "complex128")
 Elements = np.ndarray[Any, Any]
+
+
+@pytest.fixture(params=["compiled", "by NumPy"], autouse=True)
+def _(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything holds with the compiled pass and without."""
+    if request.param == "by NumPy":
+        monkeypatch.setattr(fused, "available", False)
+    elif not fused.available:
+        pytest.skip("no C compiler was at hand when probe was installed")
 
 
 def row_of(array: Elements, columns: Sequence[str] = tuple(MOMENTS), eps: float = EPS) -> dict[str, float]:

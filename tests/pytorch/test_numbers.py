@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core import fused
 from probe.core.moments import OPS, columns_for, derive, merge
 from probe.pytorch import device_moments, tensors
 from tests.required import require
@@ -33,9 +34,14 @@ COMPLEX = (torch.complex64, torch.complex128)
 NAN, INF = math.nan, math.inf
 
 
-@pytest.fixture(params=["host", "device"])
-def moments(request: pytest.FixtureRequest) -> Moments:
-    """Both reductions: that of host tensors, and that of tensors on a device (which can be run anywhere)."""
+@pytest.fixture(params=["host", "host, compiled", "device"])
+def moments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Moments:
+    """All reductions: those of host tensors, and that of tensors on a device (which can be run anywhere)."""
+    if request.param == "host, compiled":
+        if not fused.available:
+            pytest.skip("no C compiler was at hand when probe was installed")
+        return tensors.moments
+    monkeypatch.setattr(fused, "available", False)
     return tensors.moments if request.param == "host" else device_moments.moments
 
 
