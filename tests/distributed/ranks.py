@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,10 @@ class Ranks:
             with suppress(OSError):  # died since the last call: told below
                 pipe.send_bytes(call)
         answers = self._collect(seconds)
+        for process, (outcome, _) in zip(self._processes, answers, strict=True):
+            if outcome == "hung":
+                process.send_signal(signal.SIGABRT)  # prints where it is
+                process.wait()
         if any(outcome != "returned" for outcome, _ in answers):
             self._kill()
         return answers

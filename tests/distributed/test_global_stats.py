@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,30 @@ def plainly() -> tuple[list[float], float]:
     model, optimizer = sharded()
     losses = train(model, optimizer, steps=2) + train(model, optimizer, steps=3)
     return losses, sum(float(p.to_local().square().sum()) for p in model.parameters())
+
+
+def deserted() -> tuple[str, list[int], dict[str, int]]:
+    """A rank dies; how training ends on the other, and what is written of it."""
+    model, optimizer = sharded()
+    with watch(model, optimizer, **settings()) as monitor:
+        try:
+            train(model, optimizer, steps=2)
+            if dist.get_rank() == 1:
+                monitor.flush()
+                os._exit(3)
+            train(model, optimizer, steps=2)
+        except RuntimeError as error:
+            ending = type(error).__name__
+    rows = table(monitor.output_directory, "param_updated")
+    return ending, sorted({int(row["step"]) for row in rows if row["merged"] == "1"}), monitor.faults
+
+
+def test_a_rank_that_dies_leaves_the_others_to_end_by_themselves(two_ranks: Ranks) -> None:
+    """Training ends with its own error; the monitor waits for nobody, and what was known before is written."""
+    (how, answer), other = two_ranks.outcomes(deserted)
+    assert other == ("died", 3)
+    assert how == "returned", answer
+    ending, complete, faults = answer
+    assert ending == "RuntimeError"
+    assert complete == [0, 1]
+    assert all(fault.startswith("global statistics") for fault in faults)

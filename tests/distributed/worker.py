@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import pickle
@@ -45,6 +46,7 @@ def answer(call: bytes) -> tuple[str, Any]:
 
 
 def main() -> None:
+    faulthandler.enable()  # the test ends what hangs by a signal that prints where
     pipe = Connection(int(sys.argv[1]))
     if sys.argv[2]:
         import_module(sys.argv[2])
