@@ -62,3 +62,10 @@ void probe_fused_float32(const float *restrict x, size_t n, double *restrict out
     out[2] = sum;
     out[3] = squares;
 }
+
+/* For each of count arrays: four numbers in a row of out. */
+void probe_fused_float32_each(const float *const *xs, const size_t *sizes, size_t count, double *out)
+{
+    for (size_t i = 0; i < count; i++)
+        probe_fused_float32(xs[i], sizes[i], out + 4 * i);
+}

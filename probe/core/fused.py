@@ -8,41 +8,56 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from threading import local
+
+import numpy as np
+import numpy.typing as npt
 
 SQUARES_TOO_SMALL = 1e-31
 """Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
+BRIEF = 1 << 21
+"""Elements up to which other threads wait meanwhile (a tenth of a millisecond): to let them go on, and to wait until
+one of them gives way again, takes longer."""
+
 Four = tuple[float, float, float, float]
 """Minimum, maximum, sum, sum of squares."""
 
 
-class _Room(local):
-    """Where each thread gets its numbers."""
+class _Library:
+    """What was compiled. ``brief`` keeps other threads waiting, ``long`` lets them go on."""
 
-    def __init__(self) -> None:
-        self.numbers = (ctypes.c_double * 4)()
-
-
-def _compiled() -> Callable[[int, int, ctypes.Array[ctypes.c_double]], None] | None:
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_fused{suffix}")
-        if path.exists():
-            try:
-                function = ctypes.CDLL(str(path)).probe_fused_float32
-            except (OSError, AttributeError):  # built for another machine
-                continue
-            function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    def __init__(self, path: Path) -> None:
+        brief, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        self.brief, self.long = brief.probe_fused_float32, long.probe_fused_float32
+        self.each_brief, self.each_long = brief.probe_fused_float32_each, long.probe_fused_float32_each
+        for function in (self.brief, self.long):
+            function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p), None
+        for function in (self.each_brief, self.each_long):
+            function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
             function.restype = None
-            return function
+
+
+def _compiled() -> _Library | None:
+    for path in (Path(__file__).with_name(f"_fused{suffix}") for suffix in EXTENSION_SUFFIXES):
+        with suppress(OSError, AttributeError):  # not there, or built for another machine
+            return _Library(path)
     return None
 
 
-_function = _compiled()
+class _Room(threading.local):
+    """Where each thread gets its numbers."""
+
+    def __init__(self) -> None:
+        self.four = (ctypes.c_double * 4)()
+
+
+_library = _compiled()
 _room = _Room()
-available = _function is not None
+available = _library is not None
 """Whether it was compiled, and is to be used."""
 
 
@@ -52,10 +67,23 @@ def float32(address: int, size: int) -> Four | None:
     None where float32 does not hold the answer: with NaN or Inf among the numbers, with squares or sums beyond its
     range, and where it is not compiled.
     """
-    if not available or _function is None:
+    if not available or _library is None:
         return None
-    numbers = _room.numbers
-    _function(address, size, numbers)
-    low, high, total, squares = numbers
+    four = _room.four
+    (_library.brief if size <= BRIEF else _library.long)(address, size, four)
+    low, high, total, squares = four
     fits = SQUARES_TOO_SMALL * size < squares < math.inf and math.isfinite(total)
     return (low, high, total, squares) if fits or low == high == squares == 0.0 else None
+
+
+def each(addresses: Sequence[int], sizes: Sequence[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """The moments of many, a row each, and which of the rows hold the answer: see :func:`float32`."""
+    assert _library is not None, "not compiled: see `available`"
+    rows = np.empty((len(sizes), 4))
+    where, lengths = np.array(addresses, np.uintp), np.array(sizes, np.uintp)
+    function = _library.each_brief if sum(sizes) <= BRIEF else _library.each_long
+    function(where.ctypes.data, lengths.ctypes.data, len(sizes), rows.ctypes.data)
+    squares = rows[:, 3]
+    with np.errstate(invalid="ignore"):
+        sound = (SQUARES_TOO_SMALL * lengths < squares) & (squares < math.inf) & np.isfinite(rows[:, 2])
+    return rows, sound | ~rows.any(axis=1)

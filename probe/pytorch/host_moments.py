@@ -7,6 +7,7 @@ in float64 only where float32 ran out of range.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -27,9 +28,37 @@ PIECE = 1 << 20
 """Elements reduced at a time: bounds the copy of a converted or strided tensor."""
 SHORT = 1 << 15
 """Elements up to which one float32 dot product is exact enough (4e-6 of the norm) and cheaper."""
+ONE_PASS = {"min": 0, "max": 1, "sum": 2, "sumsq": 3, "nans": 4, "infs": 5}
+"""The moments that one compiled pass gives, where there is neither NaN nor Inf, and their places."""
 RUN = 1024
 """Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million
 equal elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
+
+
+def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Array | None:
+    """As :func:`moments`, in a tenth of the time for short tensors; they need not be detached, and no operator of torch
+    runs. None where that cannot be: another dtype, a layout with gaps, columns that need more, NaN or Inf."""
+    places = _places(columns) if fused.available else None
+    if places is None or not all(map(_ready, tensors)):
+        return None
+    if len(tensors) == 1:
+        four = fused.float32(tensors[0].data_ptr(), tensors[0].numel())
+        return None if four is None else np.array([[(*four, 0.0, 0.0)[place] for place in places]])
+    rows, sound = fused.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors])
+    return np.concatenate([rows, np.zeros((len(rows), 2))], axis=1)[:, places] if sound.all() else None
+
+
+@functools.cache
+def _places(columns: tuple[str, ...]) -> list[int] | None:
+    """Where the columns stand among those of one pass, if they all do."""
+    return [ONE_PASS[name] for name in columns] if ONE_PASS.keys() >= set(columns) else None
+
+
+def _ready(tensor: torch.Tensor) -> bool:
+    """Whether the elements are float32, in host memory, and lie side by side as they are meant."""
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return False
+    return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:

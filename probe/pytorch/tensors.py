@@ -58,15 +58,17 @@ def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:
     total = float(block[0, column])
     if total == 0 or not math.isfinite(total):
         return False
-    with unseen():
-        return bool(host_moments.moments([tensor.detach()], ("sum",), 0.0)[0, 0] == total)
+    return bool(moments([tensor], ("sum",), 0.0)[0, 0] == total)
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors (read at once,
     there is nothing to wait for), a tensor on the device for others (no wait)."""
+    held = [local(tensor) for tensor in tensors]
+    if (block := host_moments.in_one_pass(held, tuple(columns))) is not None:
+        return block
     with unseen():
-        plain = [local(tensor).detach() for tensor in tensors]
+        plain = [tensor.detach() for tensor in held]
         if all(tensor.device.type == "cpu" for tensor in plain):
             return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))
         return device_moments.moments(plain, columns, eps if scale is None else eps * scale)
