@@ -24,6 +24,9 @@ VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-c
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
 
+NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
+apart = DS_BUILD_OPS=0 $(1)/bin/python -m pip install --upgrade --no-deps --no-build-isolation \
+	--target $(1)/versions/$(subst ==,-,$(2)) $(2)
 define newline
 
 
@@ -66,8 +69,7 @@ $(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
 	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,test,parallel,check]"
-	$(foreach version,$(VERSIONS),DS_BUILD_OPS=0 $(VENV)/bin/python -m pip install --upgrade --no-deps \
-		--no-build-isolation --target $(VENV)/versions/$(subst ==,-,$(version)) $(version)$(newline))
+	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) | $(VENV)/.created
@@ -83,7 +85,8 @@ $(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
 	touch $@
 
 $(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created
-	$(BENCH)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard]"
+	$(BENCH)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard,deepspeed]"
+	$(foreach version,$(NEWEST),$(call apart,$(BENCH),$(version))$(newline))
 	touch $@
 
 $(VENV)/.created $(NUMPY2)/.created $(BENCH)/.created:

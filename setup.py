@@ -35,6 +35,11 @@ FEATURES = {
     ],
 }
 
+DEEPSPEED = [
+    *("einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo", "tqdm"),  # what it imports
+    *("setuptools", "wheel"),  # what builds it
+]
+
 DEVELOPMENT = {
     "test": [
         "pytest>=8",
@@ -44,9 +49,9 @@ DEVELOPMENT = {
         "transformers==5.23.0",
         "accelerate==1.15.0",
         "lightning==2.6.6",
-        *("einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo", "tqdm"),  # what deepspeed imports
-        *("setuptools", "wheel"),  # what builds deepspeed
+        *DEEPSPEED,
     ],
+    "deepspeed": DEEPSPEED,
     "check": [
         "ruff==0.17.5",  # pinned: another version formats differently
         "mypy==2.4.1",

@@ -1,0 +1,178 @@
+"""What watching weight gradients costs a step of distributed training: FSDP2, DeepSpeed ZeRO-2 and Megatron-Core, two
+processes each.
+
+Plain and watched training take turns in the same processes, each on a model of its own. The existing tool has processes
+of its own, since it replaces functions that all trainings of a process share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _report import Array, arguments, interval, milliseconds, publish, table
+
+ROOT = Path(__file__).parents[1]
+RANKS, WARM_UP = 2, 4
+AIM = 0.12
+"""What probe may add, as a part of the plain step."""
+AIM_COMPARED = 0.5
+"""What probe may add, as a part of what the existing tool adds."""
+SECONDS = 900
+"""After which a measurement is given up."""
+
+
+def run_case(text: str) -> None:
+    """What each process of a measurement does; the first writes down what came of it."""
+    from _gpt_parallel import TRAININGS, join
+    from _monitors import configuration
+
+    case = argparse.Namespace(**json.loads(text))
+    scratch = Path(case.scratch)
+    join()
+    trainings = [TRAININGS[case.training]() for _ in range(2)]
+    unwatched = take_turns(trainings, WARM_UP + case.rounds, case.block)[WARM_UP:]
+    monitor = attach(case.tool, trainings[1], case.training, configuration("weight gradients"), scratch)
+    take_turns(trainings, WARM_UP, case.block)
+    seconds = take_turns(trainings, case.rounds, case.block, getattr(monitor, "flush", None))
+    if faults := getattr(monitor, "faults", None):
+        raise RuntimeError(f"probe failed inside, so its cost means nothing: {faults}")
+    if case.tool == "probe" and not monitor.cost["steps"]:
+        raise RuntimeError("probe has seen no step")
+    if os.environ["RANK"] == "0":
+        (scratch / "result.json").write_text(json.dumps({"unwatched": unwatched, "seconds": seconds}))
+    import torch.distributed as dist
+
+    dist.barrier()
+    os._exit(0)  # last words are not measured
+
+
+def attach(tool: str, training: Any, name: str, config: dict[str, Any], scratch: Path) -> Any:
+    """A monitor of ours or of the existing tool's."""
+    import importlib
+
+    directory = scratch / f"output{os.environ['RANK']}"
+    directory.mkdir()
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
+    file = scratch / f"config{os.environ['RANK']}.json"
+    file.write_text(json.dumps(config))
+    monitor_class = importlib.import_module({"probe": "probe.pytorch", "existing tool": "msprobe.pytorch"}[tool])
+    monitor = monitor_class.TrainerMon(str(file), params_have_main_grad=name == "Megatron-Core")
+    monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
+    return monitor
+
+
+def take_turns(trainings: list[Any], rounds: int, block: int, flush: Any = None) -> list[list[float]]:
+    """Seconds a step of each, in rounds that another begins each time; all ranks take the same turns."""
+    import torch.distributed as dist
+
+    measured = []
+    for turn in range(rounds):
+        seconds = [0.0, 0.0]
+        for i in (turn % 2, 1 - turn % 2):
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(block):
+                trainings[i].step()
+            if flush is not None and i == 1:
+                flush()
+            dist.barrier()
+            seconds[i] = (time.perf_counter() - begin) / block
+        measured.append(seconds)
+    return measured
+
+
+def measure(args: argparse.Namespace, training: str, tool: str) -> dict[str, Any] | str:
+    """One measurement in processes of its own; why not, if it does not run."""
+    from _gpt_parallel import PACKAGES
+
+    with tempfile.TemporaryDirectory() as scratch:
+        case = {"training": training, "tool": tool, "rounds": args.rounds, "block": args.block, "scratch": scratch}
+        path = [str(Path(sys.prefix) / "versions" / PACKAGES[training]), str(ROOT)]
+        shared = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "MEETING": f"{scratch}/meeting"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--case", json.dumps(case)],
+                env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=scratch,
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            printed = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        result = Path(scratch, "result.json")
+        if any(process.returncode for process in processes) or not result.exists():
+            return next((lines[-1] for lines in (text.strip().splitlines() for text in printed) if lines), "no word")
+        return dict(json.loads(result.read_text()))
+
+
+def added(seconds: Array) -> Any:
+    """The median over rounds of what watching added."""
+    return np.median(seconds[..., 1] - seconds[..., 0], axis=-1)
+
+
+def without_offset(result: dict[str, Any]) -> Array:
+    """Less what one model took longer than the other before anything was attached."""
+    seconds: Array = np.array(result["seconds"])
+    return seconds - np.array([0.0, float(added(np.array(result["unwatched"])))])
+
+
+def row(args: argparse.Namespace, training: str) -> list[str]:
+    """One row of the table."""
+    ours = measure(args, training, "probe")
+    if isinstance(ours, str):
+        sys.exit(f"{training}: the measuring processes failed: {ours}")
+    seconds = without_offset(ours)
+    plain, more = float(np.median(seconds[:, 0])), float(added(seconds))
+    ratio, low, high = interval(lambda s: added(s) / np.median(s[..., 0], axis=-1), seconds)
+    verdict = "met" if high <= AIM else "MISSED" if low > AIM else "too noisy to say"
+    cells = [training, milliseconds(plain), milliseconds(more), f"{ratio:.1%} ({low:.1%} to {high:.1%}): {verdict}"]
+    theirs = measure(args, training, "existing tool")
+    if isinstance(theirs, str):
+        return [*cells, f"does not run: {theirs[:80]}", "-"]
+    tool = float(added(without_offset(theirs)))
+    return [*cells, milliseconds(tool), f"{more / tool:.2f}: {'met' if more <= AIM_COMPARED * tool else 'MISSED'}"]
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=30)
+    parser.add_argument("--block", type=int, default=3, help="steps in one turn")
+    parser.add_argument("--only", nargs="*", help="some of the trainings")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        return run_case(args.case)
+    from _gpt_parallel import TRAININGS
+
+    only = args.only or [*TRAININGS]
+    if unknown := set(only) - {*TRAININGS}:
+        parser.error(f"--only: unknown: {', '.join(sorted(unknown))}")
+    header = ["", "plain step", "probe adds", f"of the step (aim <= {AIM:.0%})", "existing tool adds"]
+    rows = [row(args, training) for training in TRAININGS if training in only]
+    lines = [table([*header, f"probe / existing (aim <= {AIM_COMPARED})"], rows), NOTE.format(args=args)]
+    return publish("What watching weight gradients costs a step in two processes", lines, args.output)
+
+
+NOTE = (
+    "A GPT of 4 layers and width 256, batch 2 x 64 tokens a process, one thread each, gloo; ops min, max, mean, norm "
+    "and nans, CSV files, alerts off. Medians of {args.rounds} paired differences in blocks of {args.block} steps, "
+    "each ending when its files were written; in brackets the 95 % bootstrap interval. What the two models differed "
+    "by before anything was attached is subtracted."
+)
+
+if __name__ == "__main__":
+    main()
