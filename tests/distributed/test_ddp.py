@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,3 +229,21 @@ def both_ways() -> tuple[dict[str, Any], dict[str, Any]]:
     model = DDP(Net())
     train(model, torch.optim.SGD(model.parameters(), LR), 2)
     return by_hand(STEPS, 2, LR)[-1].after, copy_of(model.module)
+
+
+def on_some_ranks() -> tuple[bool, str | None, list[float]]:
+    """Only rank 1 collects; what both train is the same."""
+    model = DDP(Net())
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    monitor = watch(model, optimizer, **WEIGHTS, module_ranks=[1])
+    collects = monitor.monitoring
+    losses = train(model, optimizer, 1)
+    monitor.stop()
+    return collects, monitor.output_directory, losses
+
+
+def test_only_some_ranks_collect(two_ranks: Ranks, output_dir: Path) -> None:
+    first, second = two_ranks.run(on_some_ranks)
+    assert (first[0], second[0]) == (False, True)
+    assert first[1] is None
+    assert [path.name.split("-rank")[1][0] for path in output_dir.iterdir()] == ["1"]
