@@ -97,9 +97,9 @@ class Listener:
             return
         if "output_grad" in self._places:
             for part, tensor in self._outputs(outputs, "output_grad"):
-                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call)))
+                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, self._micro_step(kind_))))
         if edges is not None:
-            listeners = [self._listen(part, call) for part in names]
+            listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
             results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
             self._hooks.on_input_gradients(edges, results, listeners, self._guard)
 
@@ -109,11 +109,16 @@ class Listener:
         waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
         if waiting and self._hooks.differentiates():
             return waiting.popleft()
-        call = self._calls[kind_, self._run.clock.micro_step]
-        self._calls[kind_, self._run.clock.micro_step] += 1
+        micro_step = self._micro_step(kind_)
+        call = self._calls[kind_, micro_step]
+        self._calls[kind_, micro_step] += 1
         if kind_ == "training" and not self._hooks.differentiates():
             self._to_come.setdefault(self._hooks.recomputed_by(), deque()).append(call)
         return call
+
+    def _micro_step(self, kind_: str) -> int:
+        clock = self._run.clock
+        return clock.micro_step if kind_ == "training" else clock.backward_step
 
     def _arms(self, kind_: str) -> bool:
         """Whether this forward builds the graph that will be differentiated, and not one that only saves memory."""
@@ -122,8 +127,8 @@ class Listener:
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
         return self._run.guard(f"gradient of module {self._module.full!r}", function)
 
-    def _listen(self, part: str, call: int) -> Callable[[Tensor], None]:
-        step, micro_step = self._run.clock.step, self._run.clock.micro_step
+    def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
+        step = self._run.clock.step
 
         def listen(gradient: Tensor) -> None:
             clock = self._run.clock

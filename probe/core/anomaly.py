@@ -12,7 +12,12 @@ from probe.core.rules import Rule
 BEFORE, DURING, AFTER = range(3)
 """Where a signal stands to the micro steps of its training step."""
 
-WORDS = {"AnomalySpike": "Spike", "AnomalyTurbulence": "Drift", "AnomalyNan": "Excessive value"}
+WORDS = {
+    "AnomalySpike": "Spike",
+    "AnomalyTurbulence": "Drift",
+    "AnomalyNan": "Excessive value",
+    "AnomalyCommNan": "NaN or Inf given to other ranks",
+}
 
 
 def find(

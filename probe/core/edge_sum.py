@@ -29,19 +29,26 @@ class EdgeSum:
         self._edges, self._missing, self._listeners = edges, edges, listeners
         self._add, self._at_end, self._give_up_waiting = add, at_end, guard(self._tell)
         self._sum: Tensor | None = None
+        self._lost = False
 
     def add(self, gradient: Tensor | None) -> None:
         """Takes what came along one edge; None if nothing flows there."""
         if self._missing == self._edges > 1:
             self._at_end(self._give_up_waiting)
-        if gradient is not None:
-            self._sum = gradient if self._sum is None else self._add(self._sum, gradient)
         self._missing -= 1
-        if not self._missing:
-            self._tell()
+        try:
+            if gradient is not None and not self._lost:
+                self._sum = gradient if self._sum is None else self._add(self._sum, gradient)
+        except Exception:
+            self._lost = True
+            raise
+        finally:
+            if not self._missing:
+                self._tell()
 
     def _tell(self) -> None:
         total, self._sum, self._missing = self._sum, None, self._edges
-        if total is not None:
+        lost, self._lost = self._lost, False
+        if total is not None and not lost:
             for listen in self._listeners:
                 listen(total)

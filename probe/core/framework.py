@@ -7,6 +7,7 @@ knows a framework.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -92,6 +93,12 @@ class Hooks(Protocol):
     def check_model(self, model: Module, settings: Any) -> None:
         """Raises ValueError, saying what to do, for a model that cannot be watched as ``settings`` ask."""
 
+    def check_again(self, parameter: Parameter) -> None:
+        """Raises ValueError, saying what to do, if ``parameter`` has been wrapped in a way that hides its numbers."""
+
+    def acting(self, optimizer: Optimizer) -> Optimizer:
+        """What takes the training steps of ``optimizer``: itself, or what it wraps or is wrapped by."""
+
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises ValueError for what cannot be listened to."""
 
@@ -105,8 +112,8 @@ class Hooks(Protocol):
     def trainable(self, parameter: Parameter) -> bool:
         """Whether a gradient hook can be placed now."""
 
-    def value(self, optimizer: Optimizer, parameter: Parameter) -> Tensor | Shard:
-        """What this process holds of ``parameter`` between steps."""
+    def value(self, optimizer: Optimizer, parameter: Parameter) -> Tensor | Shard | None:
+        """What this process holds of ``parameter`` between steps, if anything."""
 
     def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
         """The gradient held now for ``optimizer`` to apply: ``main_grad`` if asked for and there, else ``grad``."""
@@ -144,10 +151,15 @@ class Hooks(Protocol):
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None
         while that is not known. Where backwards are reduced one by one, so that no sum exists before reduction,
-        ``listen`` is called with ``apart=True``."""
+        ``listen`` is called with ``apart=True``; with ``reduced=True`` where this one is reduced now, so that what
+        comes later in the step does not contain it."""
 
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
+
+    def pipelined(self, model: Module) -> bool:
+        """Whether the forward of ``model`` that begins now is one of a pipeline's schedule, which runs several micro
+        batches forward before the first backward."""
 
     def on_forward(self, module: Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
         """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs."""
@@ -167,6 +179,23 @@ class Hooks(Protocol):
         """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
 
 
+class Exchange(Protocol):
+    """A way for some ranks to tell each other something, all of them each time."""
+
+    heard: Sequence[bytes]
+    """What each rank said when they met, in the order of the ranks."""
+
+    def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """What all ranks give, ``len(ranks) x len(payload)``; equally long on all of them. One collective.
+
+        Raises:
+            Exception: if one of them did not come in time.
+        """
+
+    def close(self) -> None:
+        """Nothing more will be said."""
+
+
 class Groups(Protocol):
     """What core asks of process groups."""
 
@@ -179,6 +208,54 @@ class Groups(Protocol):
     def ranks_of(self, group: Any) -> list[int]:
         """Global ranks of ``group``; this rank alone if there is none."""
 
+    def named(self) -> Mapping[str, Sequence[int]]:
+        """The groups that this rank is in, as far as what trains in parallel here knows them by name, such as
+        ``tensor_parallel``."""
+
+    def meet(self, ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Exchange:
+        """Waits until all ``ranks`` have come to the place called ``where``, then connects them on the hosts' own
+        network, apart from what training uses.
+
+        Raises:
+            TimeoutError: if one of them did not come within ``seconds``, naming it.
+        """
+
+
+class CollectiveListener(Protocol):
+    """Told of every transfer between ranks by :meth:`Collectives.listen`, on the thread that makes it."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether calls are to be told of now. All that a call costs while this is False."""
+
+    def began(
+        self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
+    ) -> Any:
+        """A call is about to be made by the code at ``site``. ``inputs`` are what this rank gives: no buffer that is
+        only to be filled; ``again`` says that it is one more transfer of the call before. What is returned is for the
+        other methods, and has ``finish()``, which may be called on any thread at the moment of completion; None if
+        nothing more is to be told of the call."""
+
+    def ended(self, call: Any, outputs: Sequence[Tensor]) -> None:
+        """The call is complete for who made it, and what this rank gets can be read."""
+
+    def abandoned(self, call: Any, outputs: int) -> None:
+        """Nobody can wait for the call any more; it would have had so many outputs."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Something of the adapter's own has failed, and training goes on."""
+
+
+class Collectives(Protocol):
+    """What core asks of communication."""
+
+    def listen(self, listener: CollectiveListener) -> Remove:
+        """Tells of every call from now on. What a call returns and raises stays what it was; where it is asynchronous,
+        nothing is waited for: it ends when who made it waits. A call that raises does not end."""
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Size of the elements."""
+
 
 class FrameworkAdapter(NamedTuple):
     """A framework, as core sees it."""
@@ -190,3 +267,5 @@ class FrameworkAdapter(NamedTuple):
     groups: Groups
     sources: Mapping[str, Any]
     """Signals that only this framework has."""
+    collectives: Collectives | None = None
+    """None if communication cannot be listened to."""

@@ -27,7 +27,8 @@ class Signal(NamedTuple):
     task: str
     """How tags call it."""
     phase: int
-    """Causal rank within a step: weights, then forward, backward, reduced gradients, state, updated weights."""
+    """Causal rank within a step: weights, then forward, backward, communication, reduced gradients, state, updated
+    weights."""
     meaning: str
 
 
@@ -36,12 +37,13 @@ SIGNALS: dict[str, Signal] = {
     "actv": Signal("actv", 1, "module inputs and outputs"),
     "actv_grad": Signal("actv_grad", 2, "gradients of module inputs and outputs"),
     "grad_unreduced": Signal("pre_grad", 2, "weight gradient of this rank before any reduction"),
-    "grad_reduced": Signal("post_grad", 3, "weight gradient as the optimizer applies it"),
-    "param_updated": Signal("param_updated", 5, "parameter after the update"),
+    "other": Signal("other", 3, "tensors given to (pre) and got from (post) collective communication"),
+    "grad_reduced": Signal("post_grad", 4, "weight gradient as the optimizer applies it"),
+    "param_updated": Signal("param_updated", 6, "parameter after the update"),
 }
 """Every fixed signal. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 
-STATE_PHASE = 4
+STATE_PHASE = 5
 
 
 def signal_of(name: str) -> Signal:

@@ -241,6 +241,7 @@ class Recorder:
         readings = self._readings.get(signal)
         if readings is None:
             readings = self._readings[signal] = Readings(micro_stepped)
+        readings.micro_stepped |= micro_stepped
         return readings
 
     def _scale(self, scale: Tensor | None) -> Reference:

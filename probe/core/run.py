@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
 from probe.core.selection import Selection, Watched
+
+if TYPE_CHECKING:
+    from probe.core.collectives import Listening
 
 
 @dataclass
@@ -21,8 +23,13 @@ class Clock:
     step: int = 0
     sampled: bool = False
     micro_step: int = 0
+    """Of the forwards that run now."""
     searching: bool = False
     """Whether a closure is being evaluated again within an update: line search, no training data."""
+    _reached: int | None = None
+    """The micro step of the forward to whose outputs the latest backward has come."""
+    _passed: dict[int, int] = field(default_factory=dict)
+    """How many micro batches have gone forward through each chunk of a pipeline."""
     _forward: bool = False
     _whole: bool = False
     _backward: bool = False
@@ -32,18 +39,37 @@ class Clock:
         """Another training step."""
         self.step, self.sampled, self.micro_step = step, sampled, 0
         self._forward = self._whole = self._backward = False
-        self._backward_id = None
+        self._backward_id = self._reached = None
+        self._passed = {}
 
-    def forward_began(self, whole: bool) -> None:
+    @property
+    def backward_step(self) -> int:
+        """The micro step that gradients which come now belong to: that of the forward to whose outputs the backward has
+        come, or, where none was seen, the one in progress."""
+        return self.micro_step if self._reached is None else self._reached
+
+    def forward_began(self, whole: bool, pipeline: int | None = None) -> None:
         """A forward of the whole model or, where that is never called, of a module: the first after a backward begins
-        another micro batch."""
+        another micro batch.
+
+        A pipeline runs several micro batches forward before the first backward: every forward of ``pipeline``, the
+        chunk that it runs, is another one.
+        """
         if self._whole and not whole:
             return
         self._whole = whole
-        if self._backward:
+        self._reached = None
+        if pipeline is not None:
+            self.micro_step = self._passed.get(pipeline, 0)
+            self._passed[pipeline] = self.micro_step + 1
+        elif self._backward:
             self.micro_step += 1
-            self._backward = False
+        self._backward = False
         self._forward = True
+
+    def backward_reached(self, micro_step: int) -> None:
+        """The running backward has come to the outputs of a forward of ``micro_step``."""
+        self._reached = micro_step
 
     def backward_began(self, identity: int) -> None:
         """A gradient has come; where no forward is seen, each backward is a micro batch."""
@@ -88,8 +114,8 @@ class Run:
     """The ranks of each group in which another rank than this one writes the gradients that all of them have."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
-    attached: ExitStack = field(default_factory=ExitStack)
-    """Hooks on parameters; closed when the sources are."""
+    collectives: Listening | None = None
+    """What hears the collectives of this run."""
     _backward: tuple[int, bool] = (-1, True)
 
     def elsewhere(self, gradient: Tensor | Shard) -> bool:

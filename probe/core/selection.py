@@ -51,6 +51,10 @@ class Names:
         self._taken.add((stage, name))
         return watched(stage, full, name, thing)
 
+    def release(self, gone: Watched) -> None:
+        """``gone`` is watched no more: its name is free."""
+        self._taken.discard((gone.stage, gone.name))
+
 
 class Target(NamedTuple):
     stage: int | None

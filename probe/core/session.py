@@ -18,7 +18,13 @@ from probe.core.selection import Names, Watched
 from probe.core.sources import Source
 from probe.core.turns import Turns
 
+REPLACED = (
+    "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
+    "optimizer after what replaces parameters (fully_shard, parallelize_module)"
+)
 Judge = Callable[[Sequence[Batch]], list[Any]]
+Apart = Callable[[int], list[Batch]]
+"""Gives those rows of a step that another recorder has collected."""
 
 
 class Session:
@@ -35,10 +41,14 @@ class Session:
         self._names = Names(run.settings.squash_name)
         self._known: dict[int, Watched] = {}
         self._waiting: list[Watched] = []
+        self._attached: dict[int, ExitStack] = {}
+        """The hooks of each parameter."""
         self._owned: dict[int, list[Watched]] = {}
         self._turns = Turns(run.optimizers)
         self._looked = False
-        self._census: tuple[int, ...] = ()
+        self._census: list[int] = []
+        self._wrapping = True
+        """Whether a wrapper may put other parameters in their places before training begins."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
@@ -49,7 +59,7 @@ class Session:
     def attach(self, sources: Sequence[Source]) -> None:
         """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
         try:
-            self._stack.callback(self._run.attached.close)
+            self._stack.callback(self._unhook_parameters)
             for source in sources:
                 self._stack.enter_context(source(self._run))
             self._find_parameters()
@@ -82,6 +92,8 @@ class Session:
         """Gradients are as they will be applied."""
         if self._turns.ends_by(optimizer):
             self._guarded("end of step", self._end)
+        if (collectives := self._run.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
         if not self._run.clock.sampled:
             return
         self._guarded("parameters", self._look)
@@ -144,7 +156,7 @@ class Session:
 
     def flush_partial(self) -> None:
         """Delivers what was seen of a step that will never end."""
-        if self._run.clock.sampled and len(self._run.recorder):
+        if self._run.clock.sampled and (len(self._run.recorder) or len(self._run.collectives or ())):
             self._guarded("end of step", lambda: self._hand_over("partial"))
 
     def _hand_over(self, outcome: str) -> None:
@@ -152,6 +164,7 @@ class Session:
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
+            apart = run.collectives.drain() if run.collectives is not None else None
         finally:
             for listen in run.step_ended:
                 listen()
@@ -162,11 +175,16 @@ class Session:
         run.cost.hooks = 0.0  # the same object: hooks hold on to it
         if self._output is not None:
             write = self._output.writer.write
-            self._output.delivery.submit(lambda: write(self._snapshot(pending, step, now, cost, outcome)))
+            self._output.delivery.submit(lambda: write(self._snapshot(pending, apart, step, now, cost, outcome)))
 
-    def _snapshot(self, pending: Pending, step: int, now: float, cost: Cost, outcome: str) -> Snapshot:
+    def _snapshot(
+        self, pending: Pending, apart: Apart | None, step: int, now: float, cost: Cost, outcome: str
+    ) -> Snapshot:
         """On the delivery thread: waits for the device."""
         batches, rank = pending.batches(step), self._run.framework.groups.rank()
+        batches += apart(step) if apart is not None else []
+        if self._output is not None:
+            batches = self._output.globally(step, batches)
         spent = {"hooks": cost.hooks, "drain": cost.drain}
         return Snapshot(step, rank, now, batches, self._run.settings.statistics, cost=spent, outcome=outcome)
 
@@ -196,10 +214,18 @@ class Session:
             self._looked = True
             self._find_parameters()
 
+    def _unhook_parameters(self) -> None:
+        for attached in self._attached.values():
+            attached.close()
+        self._attached.clear()
+
     def _find_parameters(self) -> None:
         """Watches parameters that are new since the last look, and hooks those that have become trainable."""
-        census = tuple(len(self._hooks.owned(optimizer)) for optimizer in self._run.optimizers)
-        if census != self._census:
+        for parameter in self._run.parameters:
+            self._hooks.check_again(parameter.thing)
+        census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
+        if census != self._census or self._wrapping:
+            self._wrapping = self._census != census
             self._census = census
             self._watch_new()
             self._share_out()
@@ -207,21 +233,38 @@ class Session:
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
                 for attach in self._run.attachers:
-                    self._run.attached.callback(attach(parameter))
+                    self._attached.setdefault(id(parameter.thing), ExitStack()).callback(attach(parameter))
             else:
                 still.append(parameter)
         self._waiting = still
 
     def _watch_new(self) -> None:
-        for stage, model in self._run.chunks:
-            self._names.expect(stage, (full for full, _ in self._hooks.parameters(model)))
-            for full, thing in self._hooks.parameters(model):
+        there = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
+        self._forget_but({id(thing): (stage, full) for stage, named in there for full, thing in named})
+        for stage, named in there:
+            self._names.expect(stage, (full for full, _ in named))
+            for full, thing in named:
                 if id(thing) in self._known:
                     continue
                 watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
                 if self._run.selection.watches(watched):
                     self._run.parameters.append(watched)
                     self._waiting.append(watched)
+
+    def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
+        """Lets go of parameters that the model has no more, unless an optimizer updates them and no others have taken
+        their places (as ``fully_shard`` and ``parallelize_module`` have it)."""
+        names, owned = set(found.values()), set(self._census)
+        for identity, known in [*self._known.items()]:
+            replaced = (known.stage, known.full) in names
+            if identity in found or (identity in owned and not replaced):
+                continue
+            if identity in owned:
+                self._run.faults.note("parameters", ValueError(REPLACED.format(known.full)))
+            self._names.release(self._known.pop(identity))
+            self._attached.pop(identity, ExitStack()).close()
+        self._run.parameters[:] = [each for each in self._run.parameters if id(each.thing) in self._known]
+        self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
     def _share_out(self) -> None:
         """Which optimizer's step each parameter belongs to; what none updates goes with the first."""

@@ -6,6 +6,7 @@ The docstring under a field is what `probe config explain` prints and what docs/
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
@@ -70,6 +71,14 @@ def _none_or_two(stamps: tuple[str, ...]) -> tuple[str, ...]:
     raise wrong(_STAMPS.expected)
 
 
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error:
+        raise wrong(r"a regular expression such as train.py\[23\]") from None
+    return text
+
+
 def _without_spaces(value: object) -> object:
     return value.replace(" ", "") if isinstance(value, str) else value
 
@@ -100,15 +109,17 @@ class CcDistribution(Section):
     """Monitoring of collective communication."""
 
     enable: Flag = False
-    """Whether collectives are monitored, in runs of several processes. Create the monitor early, before other libraries
-    keep references to the collectives."""
-    cc_codeline: tuple[Text, ...] = ()
-    r"""Lines of code whose collectives are monitored, as regular expressions such as `train.py\[23\]`. Empty: all."""
+    """Whether collectives are monitored, in runs of several processes, from the construction of the monitor on. The
+    calls are logged once, before the update of the second training step."""
+    cc_codeline: tuple[Annotated[Text, AfterValidator(_expression)], ...] = ()
+    r"""Lines of code whose collectives are monitored, as regular expressions such as `train.py\[23\]`, which are
+    searched in the lines `path[line] function` of a call's stack. Empty: all."""
     cc_pre_hook: Flag = False
-    """Whether the tensors before communication are monitored too."""
+    """Whether the tensors before communication are monitored too. The rule AnomalyCommNan needs them, and collects them
+    in any case."""
     cc_log_only: Flag = False
-    """Whether the calls (stack, dtype, group) are only logged, once, without monitoring any tensor; training is then
-    stopped."""
+    """Whether the calls (stack, dtype, group) are only logged, once, and nothing is collected; before the update of the
+    second training step training is then stopped, on every rank, by the exception TrainingStopped."""
 
 
 class L2Targets(Section):
@@ -187,7 +198,7 @@ class Settings(Section):
     """Whether the fraction of elements whose gradient and momentum agree in sign is collected. Not built yet: accepted
     and checked, without effect."""
     cc_distribution: CcDistribution = CcDistribution()
-    """Monitoring of collective communication. Not built yet: accepted and checked, without effect."""
+    """Monitoring of collective communication."""
     alert: Alert = Alert()
     """Rules that report suspicious values while training runs."""
     format: Annotated[
@@ -275,6 +286,11 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
     if not set(settings.ops) - set(ALWAYS_WRITTEN):
         yield "ops names nothing to compute: norm is collected"
+    if not settings.cc_distribution.enable:
+        if settings.cc_distribution.cc_log_only:
+            yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+        if any(rule.rule_name == "AnomalyCommNan" for rule in settings.alert.rules):
+            yield "the rule AnomalyCommNan judges collectives only, which cc_distribution.enable switches on"
 
 
 def _dynamic(environ: Mapping[str, str]) -> bool:
@@ -286,7 +302,6 @@ NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
     "print_struct": lambda settings, _: settings.print_struct,
     "ur_distribution": lambda settings, _: settings.ur_distribution,
     "mg_direction": lambda settings, _: settings.mg_direction,
-    "cc_distribution": lambda settings, _: settings.cc_distribution.enable or settings.cc_distribution.cc_log_only,
     "append_output": lambda settings, _: bool(settings.append_output),
     "stack_info": lambda settings, _: settings.stack_info,
     "recording_l2_features": lambda settings, _: settings.recording_l2_features,

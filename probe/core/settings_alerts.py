@@ -45,6 +45,10 @@ class NanArgs(Section):
     """Magnitude above which a value is reported, in the unit of the op. NaN and infinity are reported in any case."""
 
 
+class CommNanArgs(Section):
+    """NaN and infinity given to other ranks."""
+
+
 class SpikeArgs(Section):
     """Robust deviation from the recent past."""
 
@@ -78,6 +82,7 @@ RULE_ARGS: dict[str, type[Section]] = {
     "AnomalyTurbulence": TurbulenceArgs,
     "AnomalyNan": NanArgs,
     "AnomalySpike": SpikeArgs,
+    "AnomalyCommNan": CommNanArgs,
 }
 """The rules that come with probe, and the model of what each takes."""
 
@@ -109,7 +114,8 @@ class Rule(Section):
 
     rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME]
     """Name of the rule. AnomalyTurbulence compares with the history mean, AnomalyNan finds NaN, infinity and too large
-    values, AnomalySpike finds leaps against the recent past. Other names are those of installed packages with an entry
+    values, AnomalySpike finds leaps against the recent past, AnomalyCommNan finds the rank from which NaN or infinity
+    went to others (it needs cc_distribution). Other names are those of installed packages with an entry
     point in the group `probe.rules`."""
     args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
     """What the rule takes. A third party's rule gets this mapping as it is."""

@@ -27,12 +27,14 @@ def weight_gradients(run: Run) -> Iterator[None]:
     hooks, per_micro_batch = run.framework.hooks, run.settings.monitor_mbs_grad
     touched: set[int] = set()
     late: set[int] = set()
+    begun_anew: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
-        def listen(gradient: Tensor | Shard | None, apart: bool = False) -> None:
+        def listen(gradient: Tensor | Shard | None, apart: bool = False, reduced: bool = False) -> None:
             if run.clock.searching:
                 return
             if gradient is None:
+                touched.add(id(parameter.thing))  # it has come, whatever it is
                 run.recorder.forget("grad_unreduced", parameter.key)
                 return
             if id(parameter.thing) in run.updated:  # from another optimizer's loss: of the next step, if of any
@@ -40,11 +42,13 @@ def weight_gradients(run: Run) -> Iterator[None]:
                 return
             touched.add(id(parameter.thing))
             run.clock.backward_began(hooks.backward_id())
-            key, each = parameter.key, bool(per_micro_batch) or apart
+            key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in begun_anew
             if each:
-                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.micro_step))
+                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.backward_step))
             scale = hooks.loss_scale()
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
+            if reduced:
+                begun_anew.add(id(parameter.thing))
 
         return hooks.on_gradient(
             parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")
@@ -62,6 +66,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
         touched.clear()
         touched.update(late)
         late.clear()
+        begun_anew.clear()
 
     run.gradients_now.append(collect)
     run.step_ended.append(begin_another)
@@ -75,7 +80,8 @@ def parameters(run: Run) -> Iterator[None]:
     value = run.framework.hooks.value
 
     def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
-        run.recorder.record_all(signal, [p.key for p in owned], [value(optimizer, p.thing) for p in owned])
+        held = [(p.key, here) for p in owned if (here := value(optimizer, p.thing)) is not None]
+        run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
 
     run.before_update.append(lambda optimizer, owned, _: record("param_origin", optimizer, owned))
     run.after_update.append(partial(record, "param_updated"))
@@ -102,22 +108,26 @@ def optimizer_state(run: Run) -> Iterator[None]:
 def micro_batches(run: Run) -> Iterator[None]:
     """Counts micro batches by the forwards of each whole model and the backwards through their outputs."""
 
-    def after(_kind: str, outputs: Any) -> None:
-        for tensor in filter(is_tensor, leaves(outputs)):
-            hooks.on_tensor_gradient(tensor, guard(backward_began))
-
-    def before(kind: str, _inputs: Any) -> None:
-        if kind == "training" and not run.clock.searching:
-            run.clock.forward_began(whole=True)
-
-    def backward_began(_: Tensor) -> None:
-        run.in_training_backward()
-
-    hooks, guard = run.framework.hooks, _guard(run, "micro batch")
+    clock, hooks, guard = run.clock, run.framework.hooks, _guard(run, "micro batch")
     is_tensor = run.framework.tensors.is_tensor
+
+    def before(chunk: tuple[int, Any], kind: str, _inputs: Any) -> None:
+        if kind == "training" and not clock.searching:
+            stage, model = chunk
+            clock.forward_began(whole=True, pipeline=stage if hooks.pipelined(model) else None)
+
+    def after(kind: str, outputs: Any) -> None:
+        came = partial(backward_came, clock.step, clock.micro_step if kind == "training" else None)
+        for tensor in filter(is_tensor, leaves(outputs)):
+            hooks.on_tensor_gradient(tensor, guard(came))
+
+    def backward_came(step: int, micro_step: int | None, _: Tensor) -> None:
+        if run.in_training_backward() and clock.step == step and micro_step is not None:
+            clock.backward_reached(micro_step)
+
     with ExitStack() as attached:
-        for _, model in run.chunks:
-            attached.callback(run.on_forward(model, model, before, after, guard))
+        for chunk in run.chunks:
+            attached.callback(run.on_forward(chunk[1], chunk[1], partial(before, chunk), after, guard))
         yield
 
 
@@ -136,5 +146,7 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
 
 
 def chosen(settings: Any) -> list[Source]:
-    """The sources that ``settings`` switch on."""
+    """The sources that ``settings`` switch on; none where collectives are only logged."""
+    if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
+        return []
     return [source for switched_on, source in SOURCES.values() if switched_on(settings)]

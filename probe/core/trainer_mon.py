@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from probe.core import signatures
+from probe.core import collectives, signatures
 from probe.core.endings import Endings
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
@@ -58,6 +59,7 @@ class Monitor:
             _log.warning("accepted, but without effect in this version: %s", ", ".join(unbuilt))
         self._process_group, self._main_grad = process_group, params_have_main_grad
         self._faults = Faults()
+        self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
         self._run: Run | None = None
         self._session: Session | None = None
         self._output: Output | None = None
@@ -88,9 +90,7 @@ class Monitor:
         given = signatures.read(*args, **kwargs)
         self._faults, self._output = Faults(), None
         run = self._new_run(given)
-        schedule = Schedule(self.settings.start_step, self.settings.step_interval, self.settings.collect_times)
-        if not self._takes_part():
-            schedule.collect_times = 0
+        schedule = self._schedule()
         with ExitStack() as undo:
             if self._takes_part():
                 self._output = Output(run, self._process_group)
@@ -100,9 +100,25 @@ class Monitor:
             session.attach(chosen(self.settings) if self._takes_part() else [])
             self._check_targets(run)
             undo.pop_all()
+        self._listen(run)
         self._run, self._session = run, session
         self._endings = Endings(self._end_quietly, self.flush)
         session.retire(lambda: self._end_quietly(False))
+
+    def _schedule(self) -> Schedule:
+        settings = self.settings
+        if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
+            return Schedule(start_step=sys.maxsize)  # counts steps on every rank, to stop on all in the same one
+        times = settings.collect_times if self._takes_part() else 0
+        return Schedule(settings.start_step, settings.step_interval, times)
+
+    def _listen(self, run: Run) -> None:
+        """Gives ``run`` the collectives heard so far and those to come."""
+        if self._collectives is None:  # stopped, and attached again
+            self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
+        if self._collectives is not None:
+            run.collectives = self._collectives
+            self._collectives.attach(run, self._takes_part())
 
     def _new_run(self, given: signatures.Attachment) -> Run:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
@@ -163,16 +179,23 @@ class Monitor:
     def _end(self, partial: bool) -> None:
         session, self._session = self._session, None
         if session is None or self._run is None:
+            self._stop_listening()
             self.flush()  # a signal may come while the first call still waits for the files
             return
         self._ended_at = self._run.clock.step
         if partial:
             session.flush_partial()
         session.detach()
+        self._stop_listening()
         if self._endings is not None:
             self._endings.forget()
         if self._output is not None:
             self._output.close()
+
+    def _stop_listening(self) -> None:
+        listening, self._collectives = self._collectives, None
+        if listening is not None:
+            listening.stop()
 
     def _discard_output(self) -> None:
         output, self._output = self._output, None

@@ -6,9 +6,9 @@ import mindspore
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.mindspore import groups, hooks, tensors
+from probe.mindspore import collectives, groups, hooks, tensors
 
-ADAPTER = FrameworkAdapter("mindspore", str(mindspore.__version__), tensors, hooks, groups, {})
+ADAPTER = FrameworkAdapter("mindspore", str(mindspore.__version__), tensors, hooks, groups, {}, collectives)
 
 
 class TrainerMon(Monitor):

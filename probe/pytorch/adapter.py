@@ -6,9 +6,9 @@ import torch
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.pytorch import groups, hooks, tensors
+from probe.pytorch import collectives, groups, hooks, tensors
 
-ADAPTER = FrameworkAdapter("pytorch", str(torch.__version__), tensors, hooks, groups, {})
+ADAPTER = FrameworkAdapter("pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives)
 
 
 class TrainerMon(Monitor):

@@ -8,8 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from probe.pytorch.exchange import meet
+from probe.pytorch.megatron import named
 
-__all__ = ["meet", "rank", "ranks_of", "world_size"]
+__all__ = ["meet", "named", "rank", "ranks_of", "world_size"]
 
 
 def _ready() -> bool:

@@ -17,14 +17,18 @@ from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch import wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
-from probe.pytorch.optimizers import gradient, native, on_step, owned, state, state_names, value
+from probe.pytorch.optimizers import check, gradient, native, on_step, owned, state, state_names, value
+from probe.pytorch.optimizers.acting import acting
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
-from probe.pytorch.wrappers import names
+from probe.pytorch.wrappers import check_again, names, pipelined, pipelining
 from probe.pytorch.wrappers.names import modules
+from probe.pytorch.wrappers.placing import removing
 
 __all__ = [
+    "acting",
     "at_next_forward",
     "backward_id",
+    "check_again",
     "check_model",
     "check_optimizer",
     "differentiates",
@@ -41,6 +45,7 @@ __all__ = [
     "on_tensor_gradient",
     "owned",
     "parameters",
+    "pipelined",
     "recomputed_by",
     "state",
     "state_names",
@@ -55,12 +60,14 @@ is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Every parameter once; a tied one under its first name. Looks where each is at home."""
     wrappers.look_at(model)
-    return names.parameters(model)
+    stand_ins = wrappers.stand_ins(model)
+    for name, parameter in names.parameters(model):
+        yield name, stand_ins.get(id(parameter), parameter)
 
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
     """Whether a gradient hook can be placed now."""
-    return parameter.requires_grad
+    return parameter.requires_grad and wrappers.ready(parameter)
 
 
 def check_model(model: Any, settings: Any) -> None:
@@ -80,13 +87,14 @@ def check_model(model: Any, settings: Any) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses what takes no steps.
+    """Refuses what takes no steps, or keeps its numbers where they cannot be read.
 
     Raises:
         ValueError: saying what was expected and what came.
     """
     if not callable(getattr(optimizer, "step", None)):
         raise ValueError(f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}")
+    check(optimizer)
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:
@@ -115,7 +123,7 @@ def on_gradient(
     if (home := wrappers.home(parameter)) is not None:
         return home.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
     if own:
-        return _removing(parameter.register_hook(guard(listen)), parameter, "_backward_hooks")
+        return removing(parameter.register_hook(guard(listen)), parameter, "_backward_hooks")
 
     def accumulated(held: torch.nn.Parameter) -> None:
         total = native.held(held, main_grad)
@@ -123,23 +131,13 @@ def on_gradient(
             listen(total)
 
     handle = parameter.register_post_accumulate_grad_hook(guard(accumulated))
-    return _removing(handle, parameter, "_post_accumulate_grad_hooks")
-
-
-def _removing(handle: Any, parameter: torch.nn.Parameter, attribute: str) -> Remove:
-    """Takes the hook away and, where it was the only one, the dict that torch made for it."""
-
-    def remove() -> None:
-        handle.remove()
-        if not getattr(parameter, attribute):
-            setattr(parameter, attribute, None)
-
-    return remove
+    return removing(handle, parameter, "_post_accumulate_grad_hooks")
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
-    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
-    if tensor.requires_grad:
+    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph. A parameter, which
+    a module may hand out as well, outlives the graph, and its gradient is no activation's."""
+    if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
         tensor.register_hook(listen)
 
 
@@ -176,7 +174,7 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
 
 def forward_kind(root: torch.nn.Module) -> str | None:
     """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation."""
-    if not root.training:
+    if not root.training or pipelining.on_trial():
         return None
     if backward_id() != -1:
         return "recompute"
@@ -206,6 +204,7 @@ def _will_be_reached(parameter: torch.nn.Parameter) -> bool:
     home = wrappers.home(parameter)
     leaf = parameter if home is None else home.leaf(parameter)
     try:
-        return leaf is not None and bool(torch._C._will_engine_execute_node(edge_of(leaf)[0]))
+        node = edge_of(leaf)[0] if isinstance(leaf, torch.Tensor) else leaf
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # the parameter is itself what torch.autograd.grad was asked for
         return True

@@ -14,6 +14,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from probe.core.edge_sum import EdgeSum
 from probe.core.framework import Guard
+from probe.pytorch.layouts import add
 from probe.pytorch.tensors import unseen
 
 
@@ -83,5 +84,5 @@ def _consumers(
 
 
 def _add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), unseen():
-        return one + other
+    with unseen():
+        return add(one, other)

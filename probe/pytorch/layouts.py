@@ -17,7 +17,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     done, else the tensor itself."""
     if type(tensor) in _PLAIN:
         return tensor
-    held: Any = vars(tensor).get("_local_tensor", tensor)  # unlike to_local(), nothing that autograd records
+    held: Any = tensor
+    held = getattr(held, "_local_tensor", held)  # unlike to_local(), nothing that autograd records
     return held.wait() if type(held).__name__ == "AsyncCollectiveTensor" else held
 
 
@@ -46,6 +47,46 @@ def _dimension(placement: Any) -> str:
     """``dim 0: `` of what is split along a dimension."""
     dim = getattr(placement, "dim", None)
     return "" if dim is None else f"dim {dim}: "
+
+
+def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum, without a word to other ranks; nothing that autograd records.
+
+    Raises:
+        ValueError: if the two are spread over ranks in such ways that the sum would need a collective.
+    """
+    with torch.no_grad():
+        if not hasattr(one, "_spec") and not hasattr(other, "_spec"):
+            return local(one) + local(other)
+        where = _common(one, other)
+        whole: Any = one
+        total = _as_terms(one, where) + _as_terms(other, where)
+        return whole.from_local(
+            total, whole.device_mesh, where, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+
+
+def _common(one: Any, other: Any) -> tuple[Any, ...]:
+    """How the sum is spread. What all ranks have whole can be one rank's term."""
+    specs: list[Any] = [getattr(tensor, "_spec", None) for tensor in (one, other)]
+    if None not in specs and specs[0].mesh == specs[1].mesh:
+        pairs = list(zip(specs[0].placements, specs[1].placements, strict=True))
+        if all(a == b or (a.is_replicate() and _is_term(b)) or (b.is_replicate() and _is_term(a)) for a, b in pairs):
+            return tuple(b if a.is_replicate() else a for a, b in pairs)
+    places = [None if spec is None else tuple(spec.placements) for spec in specs]
+    raise ValueError(f"the sum of gradients that are spread as {places[0]} and {places[1]} would need a collective")
+
+
+def _is_term(placement: Any) -> bool:
+    return bool(placement.is_partial()) and placement.reduce_op == "sum"
+
+
+def _as_terms(tensor: Any, where: tuple[Any, ...]) -> torch.Tensor:
+    """What this process holds of ``tensor``, spread as ``where``: of what all ranks have, the first has the term."""
+    at = tensor.device_mesh.get_coordinate()
+    changed = [i for i, (now, then) in enumerate(zip(tensor.placements, where, strict=True)) if now != then]
+    held = local(tensor)
+    return torch.zeros_like(held) if any(at[i] for i in changed) else held
 
 
 def distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

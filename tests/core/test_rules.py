@@ -422,7 +422,7 @@ def test_a_key_that_no_longer_comes_gives_its_place_to_another():
 
 def test_every_rule_is_found_by_its_name():
     """The documented names, and ours."""
-    assert set(RULES) == {"AnomalyNan", "AnomalyTurbulence", "AnomalySpike"}
+    assert set(RULES) == {"AnomalyNan", "AnomalyTurbulence", "AnomalySpike", "AnomalyCommNan"}
     assert factory("AnomalyNan") is AnomalyNan
 
 

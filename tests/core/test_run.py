@@ -39,6 +39,31 @@ def test_micro_batches(events: str, expected: list[int]) -> None:
     assert micro_steps(events) == expected
 
 
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("00b00b1b2", [0, 1, 0, 2, 1, 2]),  # one forward ahead, as in a first stage of two
+        ("0b00b10b2", [0, 0, 1, 1, 2, 2]),
+        ("0011b0b1", [0, 1, 0, 1, 0, 1]),  # two chunks
+    ],
+)
+def test_micro_batches_of_a_pipeline(events: str, expected: list[int]) -> None:
+    """Every forward of a chunk (its digit) is another micro batch; a backward (``b`` and the number of the micro batch
+    whose outputs it comes to) belongs to that one, however many have gone forward since."""
+    clock, seen, letters = Clock(), [], iter(events)
+    for event in letters:
+        if event == "b":
+            clock.backward_began(len(seen))
+            clock.backward_reached(int(next(letters)))
+            seen.append(clock.backward_step)
+        else:
+            clock.forward_began(whole=True, pipeline=int(event))
+            clock.forward_began(whole=False)
+            assert clock.backward_step == clock.micro_step
+            seen.append(clock.micro_step)
+    assert seen == expected
+
+
 def test_a_step_begins_at_micro_step_zero() -> None:
     """Another step forgets how far the last one came."""
     clock = Clock()

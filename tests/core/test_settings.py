@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from probe.core.moments import OPS
-from probe.core.settings import NOT_BUILT, ConfigError, Selector, Settings, load, not_built_yet
+from probe.core.settings import NOT_BUILT, RULE_ARGS, ConfigError, Selector, Settings, load, not_built_yet
 
 CONFIGS = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
 
@@ -271,7 +271,7 @@ def test_settings_never_change() -> None:
         ),
         (
             rules({"args": {}}),
-            "alert.rules[0].rule_name: missing; expected one of AnomalyTurbulence, AnomalyNan, AnomalySpike",
+            f"alert.rules[0].rule_name: missing; expected one of {', '.join(RULE_ARGS)}",
         ),
     ],
 )
@@ -472,6 +472,9 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"forward_only": True, "backward_only": True}, "forward_only and backward_only"),
         ({"ops": []}, "norm"),
         ({"ops": ["shape"]}, "norm"),
+        ({"cc_distribution": {"cc_log_only": True}}, "cc_distribution.enable"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyCommNan"}]}}, "cc_distribution.enable"),
+        ({"cc_distribution": {"enable": True, "cc_log_only": True}}, None),
         ({"forward_only": True, "ops": ["max"]}, None),
     ],
 )
@@ -488,15 +491,13 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
 def test_not_built_yet() -> None:
     """Keys without effect yet are named when switched on, dynamic start only in dynamic mode."""
     everything = {
-        "print_struct": True, "ur_distribution": True, "mg_direction": True, "cc_distribution": {"cc_log_only": True},
+        "print_struct": True, "ur_distribution": True, "mg_direction": True,
         "append_output": ["Dec03_21-34-40", "Dec03_21-34-41"], "stack_info": True, "recording_l2_features": True,
         "l2_targets": {"linear_hook": []}, "dynamic_on": True,
     }  # fmt: skip
     assert set(not_built_yet(load(everything), {"DYNAMIC_MONITOR": "True"})) == set(NOT_BUILT)
     assert "dynamic_on" not in not_built_yet(load(everything), {"DYNAMIC_MONITOR": "False"})
-    assert (
-        not_built_yet(load({"cc_distribution": {"enable": False, "cc_codeline": ["a"]}, "dynamic_on": True}), {}) == []
-    )
+    assert not_built_yet(load({"cc_distribution": {"enable": True}, "dynamic_on": True}), {}) == []
 
 
 def test_documentation_knows_what_is_not_built() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -27,3 +27,21 @@ def two_ranks() -> Iterator[Ranks]:
 def four_ranks() -> Iterator[Ranks]:
     """Four processes on gloo."""
     yield from _ranks(4)
+
+
+@pytest.fixture(scope="session")
+def deepspeed_ranks() -> Iterator[Callable[[str], Ranks]]:
+    """Two processes with DeepSpeed of a version, started when they are asked for."""
+    require("torch")
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    prepare, started = "tests.distributed.deepspeed_on_cpu", dict[str, Ranks]()
+
+    def ranks(version: str) -> Ranks:
+        if version not in started:
+            packages = [f"deepspeed-{version}"]
+            started[version] = Ranks(2, packages=packages, prepare=prepare, environment=offline)
+        return started[version]
+
+    yield ranks
+    for each in started.values():
+        each.close()

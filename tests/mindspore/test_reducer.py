@@ -7,29 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.mindspore.processes import run
 from tests.mindspore.toys import Deep, ms, nn, one_step, tensor, watch
 from tests.tables import Row, read
 
-ROOT = Path(__file__).parents[2]
 RANKS = 2
 MICRO_BATCHES = (1, 2)
 """Of each training step."""
 LR = 0.1
 X = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32)
 W, B = np.array([[0.5, -1.0]], np.float32), np.array([0.25], np.float32)
-SECONDS = 120
-"""After which a process is given up."""
 
 
 def inputs(rank: int, micro_batch: int) -> np.ndarray:
@@ -78,36 +72,7 @@ def by_hand() -> Iterator[tuple[list[list[dict[str, np.ndarray]]], dict[str, np.
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where processes that have trained together have written."""
-    root = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {
-        "MS_WORKER_NUM": str(RANKS),
-        "MS_SCHED_HOST": "127.0.0.1",
-        "MS_SCHED_PORT": str(port),
-        "MONITOR_OUTPUT_DIR": str(root / "out"),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(RANKS)]
-    with ExitStack() as ending:
-        workers = []
-        for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
-            log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
-            command = [sys.executable, __file__]
-            process = subprocess.Popen(command, cwd=root, env=environment | role, stdout=log, stderr=log)
-            ending.callback(process.wait)
-            ending.callback(process.kill)
-            if role in roles:
-                workers.append(process)
-        with suppress(subprocess.TimeoutExpired):
-            for worker in workers:
-                worker.wait(SECONDS)
-        codes = [worker.poll() for worker in workers]
-    logs = "\n".join(path.read_text(encoding="utf-8", errors="replace")[-3000:] for path in sorted(root.glob("*.log")))
-    assert codes == [0] * RANKS, logs
-    return root / "out"
+    return run(__file__, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 def directory(trained: Path, each: bool, rank: int) -> Path:

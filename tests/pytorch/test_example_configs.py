@@ -35,6 +35,7 @@ PROMISED: dict[str, set[str]] = {
     "alert_nan": each_step(*WEIGHTS),
     "alert_spike": each_step(*WEIGHTS, *ACTIVATIONS),
     "alert_turbulence": each_step(*WEIGHTS),
+    "collectives": set(),  # one process sends nothing
     "everything": each_step(*WEIGHTS, *ACTIVATIONS, "param_origin", "param_updated")
     | each_step(*STATE, steps=range(1, STEPS)),
     "format_api": set(),

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from probe.core.records import Batch, Finding
+from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.rules.nan import AnomalyNan
 from probe.core.rules.spike import AnomalySpike
 from probe.core.rules.turbulence import AnomalyTurbulence
@@ -31,6 +32,7 @@ Factory = Callable[[Any, int, Sequence[str]], Rule]
 
 RULES: dict[str, Factory] = {
     "AnomalyNan": AnomalyNan,
+    "AnomalyCommNan": AnomalyCommNan,
     "AnomalySpike": AnomalySpike,
     "AnomalyTurbulence": AnomalyTurbulence,
 }

@@ -22,6 +22,8 @@ from probe.core.sinks.files import append, open_for_append, replacing
 
 logger = logging.getLogger("probe.csv")
 
+WHOLE = COUNTS | {"count", "bytes"}
+"""Columns of whole numbers."""
 CALL = ",call"
 """What the header of a file ends with that tells repetitions of a module apart."""
 LONGEST_LINE = 1 << 16
@@ -127,7 +129,7 @@ class CsvSink:
 
     def _rounded(self, op: str, values: list[float]) -> list[float]:
         # Python's round is exact where NumPy's multiplies by a power of ten and overflows.
-        return values if self._ndigits is None or op in COUNTS else [round(value, self._ndigits) for value in values]
+        return values if self._ndigits is None or op in WHOLE else [round(value, self._ndigits) for value in values]
 
 
 def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout:
@@ -135,7 +137,7 @@ def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout
     header = ",".join(map(_cell, ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype")))
     if batch.coverage:
         header += ",coverage"
-    values = ",".join("%.0f" if op in COUNTS else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
+    values = ",".join("%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
     rows, with_call = [], []
     coverages = batch.coverage or repeat(None, len(batch))
     for key, shape, dtype, coverage in zip(batch.keys, batch.shapes, batch.dtypes, coverages, strict=True):

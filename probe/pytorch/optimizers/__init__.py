@@ -11,13 +11,23 @@ from typing import Any
 import torch
 
 from probe.core.framework import Shard, StepListener
-from probe.pytorch.optimizers import native
+from probe.pytorch.optimizers import deepspeed, megatron, native
 
-DIALECTS = (native,)
+DIALECTS = (deepspeed, megatron, native)
 
 
 def _dialect(optimizer: Any) -> Any:
     return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
+
+
+def check(optimizer: Any) -> None:
+    """Refuses what keeps its numbers where they cannot be read.
+
+    Raises:
+        ValueError: saying what came and what to do.
+    """
+    if deepspeed.knows(optimizer):
+        deepspeed.check(optimizer)
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
@@ -25,7 +35,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     return _dialect(optimizer).on_step(optimizer, listener)
 
 
-def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard:
+def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
     """What this process holds of ``parameter``."""
     return _dialect(optimizer).value(optimizer, parameter)
 

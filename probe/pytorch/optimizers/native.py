@@ -12,7 +12,7 @@ from probe.core.frames import callers
 from probe.core.framework import Remove, Shard, StepListener
 from probe.core.patching import replace
 from probe.pytorch.optimizers.scaling import on_scaled_step
-from probe.pytorch.wrappers import piece
+from probe.pytorch.wrappers import absent, piece
 
 
 def knows(optimizer: Any) -> bool:
@@ -32,7 +32,8 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
     """What the parameter holds."""
-    return piece(parameter, held(parameter, main_grad))
+    found = held(parameter, main_grad)
+    return absent(parameter) if found is None else piece(parameter, found)
 
 
 def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:

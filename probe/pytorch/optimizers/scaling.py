@@ -27,6 +27,8 @@ _watched: list[tuple[Any, ScaledStepListener]] = []
 _replaced: dict[str, tuple[Method, Method]] = {}
 """What stands in for each method, and the method."""
 _current: weakref.ref[Any] | None = None
+_others: list[Callable[[], torch.Tensor | None]] = []
+"""How to ask the optimizers that scale by themselves."""
 
 
 def _scaler() -> type:
@@ -34,9 +36,22 @@ def _scaler() -> type:
 
 
 def loss_scale() -> torch.Tensor | None:
-    """The factor on the losses of the step in progress, where a listened-to scaler has scaled one."""
+    """The factor on the losses of the step in progress, where a listened-to scaler or optimizer scales them."""
     scaler = _current() if _current is not None else None
+    if scaler is None:
+        return next((scale for ask in _others if (scale := ask()) is not None), None)
     return getattr(scaler, "_scale", None)
+
+
+def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
+    """Asks ``ask`` for the factor, too, until what is returned is called."""
+    _others.append(ask)
+
+    def remove() -> None:
+        if ask in _others:
+            _others.remove(ask)
+
+    return remove
 
 
 def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:

@@ -10,9 +10,11 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import Node
 from torch.utils.weak import WeakIdKeyDictionary
 
 from probe.core.framework import Guard, Remove, Shard
+from probe.pytorch.wrappers import deepspeed, fsdp1, fsdp2, megatron, pipelining
 
 Listen = Callable[..., None]
 
@@ -29,12 +31,15 @@ class Home(Protocol):
         """``tensor``, the parameter itself or something kept in its layout (gradient, optimizer state), with what it
         covers."""
 
-    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """The tensor that a backward leads to in place of the parameter."""
+    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | Node | None:
+        """The tensor that a backward leads to in place of the parameter, or the node that takes in its gradient."""
 
 
-DIALECTS: tuple[ModuleType, ...] = ()
+DIALECTS: tuple[ModuleType, ...] = (fsdp1, fsdp2, megatron, deepspeed)
 """Each has ``check(model)``, which raises ValueError for what cannot be watched, and ``homes(model)``."""
+
+PIPELINES: tuple[Callable[[torch.nn.Module], bool], ...] = (megatron.pipelined, pipelining.pipelined)
+"""Each knows one kind of pipeline: see :func:`pipelined`."""
 
 _homes: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -55,9 +60,40 @@ def look_at(model: torch.nn.Module) -> None:
         _homes[parameter] = home
 
 
+def stand_ins(model: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
+    """The parameters that others stand in for while modules run, by the identity of those."""
+    return {id(stand_in): parameter for stand_in, parameter in fsdp2.stand_ins(model)}
+
+
+def check_again(parameter: torch.nn.Parameter) -> None:
+    """Refuses what has been wrapped, since it was first looked at, in a way that hides it.
+
+    Raises:
+        ValueError: saying what to do.
+    """
+    if home(parameter) is None:
+        fsdp1.check_unwrapped(parameter)
+
+
+def ready(parameter: torch.nn.Parameter) -> bool:
+    """Whether a hook can be placed where ``parameter`` is at home."""
+    return bool(getattr(home(parameter), "ready", True))
+
+
+def absent(parameter: torch.nn.Parameter) -> Shard | None:
+    """The gradient, without elements, of a parameter of which other ranks have all elements; None for any other."""
+    found = getattr(home(parameter), "absent", None)
+    return None if found is None else found(parameter)
+
+
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Home]]:
     for dialect in DIALECTS:
         yield from dialect.homes(model)
+
+
+def pipelined(model: torch.nn.Module) -> bool:
+    """Whether the forward of ``model`` that begins now is one of a pipeline's schedule."""
+    return any(knows(model) for knows in PIPELINES)
 
 
 def home(parameter: torch.nn.Parameter) -> Home | None:
@@ -68,4 +104,6 @@ def home(parameter: torch.nn.Parameter) -> Home | None:
 def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
     """``tensor``, kept in the layout of ``parameter``, with what it covers; None stays None."""
     found = home(parameter)
+    if found is None:
+        fsdp1.check_unwrapped(parameter)
     return tensor if found is None or tensor is None else found.piece(parameter, tensor)

@@ -1,0 +1,18 @@
+"""Ending a training run on purpose."""
+
+from __future__ import annotations
+
+
+class TrainingStopped(SystemExit):
+    """Raised into training, in the same step on every rank, by a configuration that asks for it (``cc_log_only``).
+
+    What is not caught ends the process as if the script had come to its end: without a traceback, and with exit code 0,
+    so that launchers see nothing fail. ``args[0]`` is 0; :attr:`reason` says why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason

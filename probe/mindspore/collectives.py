@@ -1,0 +1,289 @@
+"""Listening to MindSpore's communication functions: ``communication.comm_func``, ``ops.communication``,
+``mint.distributed``.
+
+They are plain functions that modules hand on to each other, so each is replaced wherever a loaded module holds it. What
+cells and operators do by themselves (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not come through them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import mindspore
+from mindspore import communication
+
+from probe.core.framework import CollectiveListener, Remove
+from probe.core.leaves import leaves
+from probe.core.patching import replace
+from probe.mindspore import groups, tensors
+from probe.mindspore.tensors import Deferred
+
+Told = list[tuple[CollectiveListener, Any]]
+"""Who listens to a call, with what each calls it."""
+
+HOMES = (
+    "mindspore.communication.comm_func",
+    "mindspore.ops.function.comm_func",
+    "mindspore.mint.distributed.distributed",
+)
+"""Modules whose functions are listened to, as far as this version has them."""
+
+WORLD = (None, "hccl_world_group", "nccl_world_group", "mccl_world_group")
+"""What the group of all processes is called by default, on whatever device."""
+FILLED = ("output", "gather_list", "tensor_list", "object_gather_list", "scatter_object_output_list")
+"""How the names of parameters begin that are only to be filled."""
+
+
+class Direction(NamedTuple):
+    """On which ranks a function takes tensors and gives some."""
+
+    inputs: str = "all"
+    outputs: str = "all"
+    """``all``, ``none``, or the name of the parameter that says on which rank alone."""
+
+
+FUNCTIONS = {
+    "all_reduce": Direction(),
+    "all_gather_into_tensor": Direction(),
+    "all_gather_into_tensor_uneven": Direction(),
+    "all_gather": Direction(),
+    "all_gather_object": Direction(),
+    "all_to_all": Direction(),
+    "all_to_all_single": Direction(),
+    "all_to_all_v_c": Direction(),
+    "all_to_all_with_output_shape": Direction(),
+    "all_to_all_single_with_output_shape": Direction(),
+    "reduce_scatter": Direction(),
+    "reduce_scatter_tensor": Direction(),
+    "reduce_scatter_tensor_uneven": Direction(),
+    "broadcast": Direction(inputs="src"),
+    "broadcast_object_list": Direction(inputs="src"),
+    "scatter": Direction(inputs="src"),
+    "scatter_tensor": Direction(inputs="src"),
+    "scatter_object_list": Direction(inputs="src"),
+    "reduce": Direction(outputs="dst"),
+    "gather": Direction(outputs="dst"),
+    "gather_into_tensor": Direction(outputs="dst"),
+    "gather_object": Direction(outputs="dst"),
+    "send": Direction(outputs="none"),
+    "isend": Direction(outputs="none"),
+    "send_object_list": Direction(outputs="none"),
+    "recv": Direction(inputs="none"),
+    "irecv": Direction(inputs="none"),
+    "recv_object_list": Direction(inputs="none"),
+    "batch_isend_irecv": Direction(),
+    "barrier": Direction("none", "none"),
+}
+"""Every function that moves something, in any of these modules."""
+
+_listeners: list[CollectiveListener] = []
+_placed: list[ExitStack] = []
+"""What takes the listening off MindSpore, while anybody listens."""
+_inside = threading.local()
+"""``depth`` of calls on this thread: one function may be made of others."""
+
+
+def listen(listener: CollectiveListener) -> Remove:
+    """Tells ``listener`` of every call."""
+    if not _placed:
+        _placed.append(_place())
+    _listeners.append(listener)
+
+    def remove() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+        if not _listeners and _placed:
+            _placed.pop().close()
+
+    return remove
+
+
+def bytes_of(tensor: Any) -> int:
+    """Size of the elements."""
+    return int(tensor.nbytes)
+
+
+def _place() -> ExitStack:
+    placed = ExitStack()
+    listening: dict[FunctionType, FunctionType] = {}
+    handles: set[Any] = {mindspore._c_expression.CommHandle}
+    for home in _homes():
+        for name, direction in FUNCTIONS.items():
+            function = vars(home).get(name)
+            if inspect.isfunction(function) and function.__module__ == home.__name__:
+                listening[function] = _listening(function, direction)
+        if isinstance(handle := vars(home).get("CommHandle"), type):
+            handles.add(handle)
+    originals = {replacement: function for function, replacement in listening.items()}
+    placed.callback(lambda: _exchange(originals))  # last: those handed on while we listened, too
+    try:
+        placed.callback(_waited.clear)
+        for handle in handles:
+            placed.callback(replace(handle, "wait", _waiting(handle.wait)))
+        _exchange(listening)
+    except BaseException:
+        placed.close()
+        raise
+    return placed
+
+
+def _homes() -> Iterator[ModuleType]:
+    for name in HOMES:
+        if name in sys.modules:
+            yield sys.modules[name]
+
+
+def _exchange(functions: dict[FunctionType, FunctionType]) -> None:
+    """Puts, wherever a loaded module holds one of ``functions``, what that stands for."""
+    for module in list(sys.modules.values()):
+        if type(module) is ModuleType:
+            for name, held in list(vars(module).items()):
+                if type(held) is FunctionType and held in functions:
+                    setattr(module, name, functions[held])
+
+
+def _listening(function: Any, direction: Direction) -> Any:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def transfer(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_inside, "depth", 0) or not any(listener.listening for listener in _listeners):
+            return function(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # says itself what is wrong
+        told: Told = []
+        outputs: list[Any] = []
+        _guarded(lambda: _begin(function.__name__, direction, bound, told, outputs))
+        _inside.depth = 1
+        try:
+            results = function(*args, **kwargs)
+        finally:
+            _inside.depth = 0
+        if told:
+            _guarded(lambda: _issued(results, direction, told, outputs))
+        return results
+
+    return transfer
+
+
+def _begin(name: str, direction: Direction, bound: inspect.BoundArguments, told: Told, outputs: list[Any]) -> None:
+    bound.apply_defaults()
+    given, rank = bound.arguments, groups.rank()
+    if name == "batch_isend_irecv":
+        inputs, outputs[:] = _of_batch(given["p2p_op_list"])
+        given = {"group": getattr(given["p2p_op_list"][0], "group", None)}
+    else:
+        named = [(key, value) for key, value in given.items() if key not in ("group", "op")]
+        filled = ("tensor",) if name == "scatter" else FILLED
+        inputs = _tensors([value for key, value in named if not key.startswith(filled)])
+        outputs[:] = _tensors([value for key, value in named if key.startswith(filled)]) or inputs
+    inputs = inputs if _takes_part(direction.inputs, given, rank) else []
+    outputs[:] = outputs if _takes_part(direction.outputs, given, rank) else []
+    ranks = groups.ranks_of(given["group"] if given.get("group") not in WORLD else _world())
+    site = _caller()
+    for listener in list(_listeners):
+        if listener.listening and (call := listener.began(name, ranks, inputs, site)) is not None:
+            told.append((listener, call))
+
+
+def _world() -> str:
+    return str(communication.GlobalComm.WORLD_COMM_GROUP)
+
+
+def _takes_part(where: str, given: Any, rank: int) -> bool:
+    return where == "all" or (where != "none" and given[where] == rank)
+
+
+def _of_batch(operations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    for operation in operations:
+        name = operation.op if isinstance(operation.op, str) else operation.op.__name__
+        sides["recv" in name].extend(_tensors(operation.tensor))
+    return sides
+
+
+def _tensors(values: Any) -> list[Any]:
+    return [value for value in leaves(values) if tensors.is_tensor(value)]
+
+
+def _caller() -> FrameType:
+    """The nearest frame that is neither MindSpore's communication nor ours."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, *HOMES):
+        frame = frame.f_back
+    return frame
+
+
+def _guarded(function: Callable[[], None]) -> None:
+    """What failed in training earlier, and became known only now by reading, is raised as it is."""
+    try:
+        function()
+    except Deferred as deferred:
+        raise deferred.error from None
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        for listener in list(_listeners):
+            listener.failed("collective", error)
+
+
+# Completion.
+
+
+class _Waited(NamedTuple):
+    """A handle that was given out, and what it stands for."""
+
+    handle: weakref.ref[Any]
+    told: Told
+    outputs: list[Any]
+
+
+_waited: dict[int, _Waited] = {}
+"""By the identity of the handle. Goes with it."""
+
+
+def _issued(results: Any, direction: Direction, told: Told, outputs: list[Any]) -> None:
+    """A function has returned: what it gives, or has changed in place, is complete, unless there is a handle."""
+    everything = list(leaves(results))
+    handle = next((value for value in everything if _is_handle(value)), None)
+    outputs = (_tensors(everything) or outputs) if outputs or direction.outputs == "all" else []
+    if handle is None:
+        _end(told, outputs)
+        return
+    identity = id(handle)
+
+    def gone(_: object) -> None:
+        waited = _waited.pop(identity, None)
+        for listener, call in waited.told if waited is not None else ():
+            listener.abandoned(call, len(outputs))
+
+    _waited[identity] = _Waited(weakref.ref(handle, gone), told, outputs)
+
+
+def _is_handle(value: Any) -> bool:
+    return isinstance(value, mindspore._c_expression.CommHandle)
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(handle, *args, **kwargs)
+        waited = _waited.pop(id(handle), None)
+        if waited is not None:
+            _guarded(lambda: _end(waited.told, waited.outputs))
+        return result
+
+    return wait
+
+
+def _end(told: Told, outputs: Sequence[Any]) -> None:
+    for listener, call in told:
+        listener.ended(call, outputs)

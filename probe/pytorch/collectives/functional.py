@@ -1,0 +1,119 @@
+"""Functional collectives: operators that go past process groups, and whose outputs are waited for one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from probe.core.framework import CollectiveListener
+from probe.pytorch.collectives.telling import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+
+IN_FLIGHT = 10_000
+"""Functional collectives that may wait to be waited for; the oldest are given up."""
+
+
+class _Flying(NamedTuple):
+    """A functional collective whose outputs are waited for one by one."""
+
+    told: Told
+    waited: list[torch.Tensor]
+    outputs: int
+
+
+_in_flight: dict[int, _Flying] = {}
+"""By the address of an output, as torch itself finds what to wait for."""
+
+
+def operators() -> Iterator[Any]:
+    for space in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
+        names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(f"{space}::")}
+        for name in sorted(names):
+            packet = getattr(getattr(torch.ops, space), name.partition("::")[2])
+            if any(argument.name == "group_name" for argument in packet.default._schema.arguments) or _waits(packet):
+                yield packet
+
+
+def _waits(packet: Any) -> bool:
+    return bool(packet.__name__ == "wait_tensor")
+
+
+def listening(packet: Any) -> Callable[..., Any]:
+    original = packet._op
+    if _waits(packet):
+        return _waiting_for_tensor(original)
+    arguments = [argument.name for argument in packet.default._schema.arguments]
+    at_once = "_dtensor" in str(packet)
+
+    def operator(*args: Any, **kwargs: Any) -> Any:
+        if not heard():
+            return original(*args, **kwargs)
+        told: Told = []
+        given = dict(zip(arguments, args, strict=False)) | kwargs
+        guarded(lambda: told.extend(_begin_functional(packet.__name__, given)))
+        results = original(*args, **kwargs)
+        if told:
+            guarded(lambda: ended(told, flat(results)) if at_once else _fly(told, flat(results)))
+        return results
+
+    return operator
+
+
+def _begin_functional(name: str, given: dict[str, Any]) -> Iterator[tuple[CollectiveListener, Any]]:
+    group = given["group_name"]
+    group = torch._C._distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
+    inputs = _inputs(name, given, group)
+    if all(map(readable, flat(list(given.values())))):
+        yield from began(name, ranks_of(group), inputs)
+
+
+def _inputs(name: str, given: dict[str, Any], group: Any) -> list[torch.Tensor]:
+    """What this rank gives to a functional collective."""
+    if name == "irecv" or (name.startswith("broadcast") and group.rank() != given["src"]):
+        return []
+    if name == "batch_p2p_ops":
+        return [tensor for kind, tensor in zip(given["op_list"], given["tensors"], strict=True) if "send" in kind]
+    return flat([value for key, value in given.items() if key != "out"])
+
+
+def _fly(told: Told, outputs: list[torch.Tensor]) -> None:
+    flying = _Flying(told, [], len(outputs))
+    if len(_in_flight) > IN_FLIGHT:
+        _give_up(next(iter(_in_flight)))
+    for tensor in outputs:
+        _give_up(tensor.data_ptr())
+        _in_flight[tensor.data_ptr()] = flying
+
+
+def _give_up(address: int) -> None:
+    """What was at ``address`` will not be waited for any more."""
+    flying = _in_flight.pop(address, None)
+    if flying is not None and all(other is not flying for other in _in_flight.values()):
+        abandoned(flying.told, flying.outputs - len(flying.waited))
+
+
+def _waiting_for_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        tensor = original(*args, **kwargs)
+        if _in_flight:
+            guarded(lambda: _landed(tensor))
+        return tensor
+
+    return wait
+
+
+def _landed(tensor: torch.Tensor) -> None:
+    if not readable(tensor):
+        return
+    flying = _in_flight.pop(tensor.data_ptr(), None)
+    if flying is None:
+        return
+    flying.waited.append(tensor)
+    if len(flying.waited) == flying.outputs:
+        ended(flying.told, flying.waited)
+
+
+def forget() -> None:
+    """Nothing is waited for any more."""
+    _in_flight.clear()

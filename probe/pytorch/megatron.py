@@ -1,0 +1,63 @@
+"""What Megatron-Core knows of its process groups. It is never imported here: where it trains, it is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+NAMED: dict[str, tuple[str, dict[str, bool]]] = {
+    "data_parallel": ("get_data_parallel_group", {}),
+    "data_and_context_parallel": ("get_data_parallel_group", {"with_context_parallel": True}),
+    "tensor_parallel": ("get_tensor_model_parallel_group", {}),
+    "pipeline_parallel": ("get_pipeline_model_parallel_group", {}),
+    "context_parallel": ("get_context_parallel_group", {}),
+    "expert_parallel": ("get_expert_model_parallel_group", {}),
+    "expert_tensor_parallel": ("get_expert_tensor_parallel_group", {}),
+    "expert_data_parallel": ("get_expert_data_parallel_group", {}),
+}
+"""Each group by our name, with the function of Megatron's that gives it."""
+
+
+def here() -> bool:
+    """Whether Megatron-Core is in use in this process."""
+    return "megatron.core" in sys.modules
+
+
+def is_a(thing: object, *kinds: str) -> bool:
+    """Whether ``thing`` is an instance of one of these classes, by their qualified names."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in type(thing).__mro__)
+
+
+def named() -> dict[str, list[int]]:
+    """The groups that this rank is in, with their global ranks."""
+    found = {name: _group(getter, given) for name, (getter, given) in NAMED.items()}
+    return {name: list(dist.get_process_group_ranks(group)) for name, group in found.items() if group is not None}
+
+
+def tensor_ranks(parameter: Any, module: Any) -> list[int]:
+    """Global ranks among which ``parameter`` of ``module`` is split, or its layer if it is not itself."""
+    group = getattr(module, "tp_group", None)  # from 0.13 on, where layers may have groups of their own
+    if not isinstance(group, dist.ProcessGroup):
+        expert = not getattr(parameter, "allreduce", True)
+        group = _group("get_expert_tensor_parallel_group" if expert else "get_tensor_model_parallel_group", {})
+    return list(dist.get_process_group_ranks(group)) if group is not None else []
+
+
+def together(one: Sequence[int], other: Sequence[int], rank: int) -> tuple[int, ...]:
+    """All ranks of the plane through ``rank`` that two of its groups span: groups are axes of one grid of ranks."""
+    return tuple(sorted({a + b - rank for a in one for b in other}))
+
+
+def _group(getter: str, given: dict[str, bool]) -> Any:
+    """None where Megatron has not set it up, or has it in another form."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return None
+    try:
+        group = getattr(state, getter)(**given)
+    except (AssertionError, AttributeError):
+        return None
+    return group if isinstance(group, dist.ProcessGroup) else None

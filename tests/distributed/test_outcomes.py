@@ -1,0 +1,165 @@
+"""One table: what each kind of optimizer tells of its training steps, and that it is what the framework itself says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.distributed import test_deepspeed as zero
+from tests.distributed.models import Net, batch, loss_of
+from tests.required import require
+
+torch = require("torch")
+
+INFINITE = float("inf")
+
+
+class Heard:
+    """Notes what a listener of steps is told."""
+
+    sampled = True
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def before(self, optimizer: Any, scale: Any) -> None:
+        self.told.append("before")
+
+    def after(self, optimizer: Any, outcome: str) -> None:
+        self.told.append(outcome)
+
+    def searching(self, on: bool) -> None:
+        self.told.append("search" if on else "searched")
+
+    def failed(self, where: str, error: Exception) -> None:
+        self.told.append(f"{where}: {error}")
+
+
+@contextmanager
+def listened(*optimizers: Any) -> Iterator[list[str]]:
+    """What is told of every step of these."""
+    from probe.pytorch import hooks
+
+    heard = Heard()
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.callback(hooks.on_step(hooks.acting(optimizer), heard))
+        yield heard.told
+
+
+Outcome = tuple[list[str], list[str]]
+"""What was heard, and what must be."""
+
+
+def told_for(outcomes: list[str]) -> list[str]:
+    """Each step begins, and then has its outcome."""
+    return [word for outcome in outcomes for word in ("before", outcome)]
+
+
+def scaled(fused: bool) -> Outcome:
+    """A GradScaler; the second of three steps overflows."""
+    model, scaler = Net(), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    with listened(optimizer) as told:
+        for factor in (1.0, INFINITE, 1.0):
+            scaler.scale(loss_of(model(batch(0, 0, 0))) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return told, told_for(["applied", "skipped", "applied"])
+
+
+def searched() -> Outcome:
+    """LBFGS calls its closure several times in each of two steps."""
+    model, calls = Net(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model(batch(0, 0, 0)))
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    with listened(optimizer) as told:
+        for _ in range(2):
+            optimizer.step(closure)
+    assert len(calls) > 2
+    line_search = [word for word in told if word.startswith("search")]
+    assert line_search == ["search", "searched"] * (len(calls) - 2)
+    return [word for word in told if word not in line_search], told_for(["applied"] * 2)
+
+
+def two_optimizers() -> Outcome:
+    """Each tells of its own; which of them end a training step is the session's business."""
+    model = Net()
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in (model.up.weight, model.down.weight)]
+    with listened(*optimizers) as told:
+        for _ in range(2):
+            loss_of(model(batch(0, 0, 0))).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    return told, told_for(["applied"] * 4)
+
+
+def deepspeed(case: zero.Case, given: str) -> Outcome:
+    """An engine with two parameter groups; where losses are scaled, the second of three steps overflows."""
+    engine = zero.engine_of(case)
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    said = []
+    with listened({"engine": engine, "optimizer": engine.optimizer, "inner": inner}[given]) as told:
+        for factor in (1.0, INFINITE if case.precision == "fp16" else 1.0, 1.0):
+            zero.train(engine, case, 1, factor)
+            said.append("applied" if engine.was_step_applied() else "skipped")
+    assert said.count("skipped") == (case.precision == "fp16")
+    return told, told_for(said)
+
+
+class Line(NamedTuple):
+    """One line of the table."""
+
+    play: Callable[..., Outcome]
+    arguments: tuple[Any, ...] = ()
+    where: tuple[str, ...] = ()
+    """The fixture of processes that it runs in, and what that is called with; none for this process."""
+
+
+def zero_lines() -> Iterator[Any]:
+    """DeepSpeed, stage by stage."""
+    cases = [
+        (zero.Case(0, "fp16", 2), "optimizer"),
+        (zero.Case(0, "fp32", 2), "engine"),
+        (zero.Case(1, "fp16", 2), "optimizer"),
+        (zero.Case(1, "bf16", 2, accumulates_in="fp32"), "inner"),
+        (zero.Case(2, "fp16", 2), "inner"),
+        (zero.Case(2, "fp32", 1), "optimizer"),
+        (zero.Case(3, "fp16", 2), "engine"),
+        (zero.Case(3, "bf16", 1), "inner"),
+    ]
+    for version in ("0.19.8", "0.16.9"):
+        for case, given in cases:
+            line = Line(deepspeed, (case, given), ("deepspeed_ranks", version))
+            yield pytest.param(line, id=f"DeepSpeed {version} ZeRO-{case.stage} {case.precision}, {given}")
+
+
+TABLE = [
+    pytest.param(Line(scaled, (False,)), id="GradScaler"),
+    pytest.param(Line(scaled, (True,)), id="GradScaler, fused"),
+    pytest.param(Line(searched), id="LBFGS"),
+    pytest.param(Line(two_optimizers), id="two optimizers"),
+    *zero_lines(),
+]
+
+
+@pytest.mark.parametrize("line", TABLE)
+def test_every_training_step_is_told_once_with_its_outcome(request: pytest.FixtureRequest, line: Line) -> None:
+    if line.where:
+        fixture, *arguments = line.where
+        answers = request.getfixturevalue(fixture)(*arguments).run(line.play, *line.arguments)
+    else:
+        answers = [line.play(*line.arguments)]
+    for told, expected in answers:
+        assert told == expected

@@ -1,0 +1,47 @@
+"""Processes that train together on MindSpore, with the scheduler that they need."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
+"""After which a process is given up."""
+
+
+def run(script: str, ranks: int, root: Path) -> Path:
+    """Runs ``script`` in ``ranks`` processes; all must end with exit code 0. Returns where monitors have written."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "MS_WORKER_NUM": str(ranks),
+        "MS_SCHED_HOST": "127.0.0.1",
+        "MS_SCHED_PORT": str(port),
+        "MONITOR_OUTPUT_DIR": str(root / "out"),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(ranks)]
+    with ExitStack() as ending:
+        workers = []
+        for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
+            log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
+            command = [sys.executable, script]
+            process = subprocess.Popen(command, cwd=root, env=environment | role, stdout=log, stderr=log)
+            ending.callback(process.wait)
+            ending.callback(process.kill)
+            if role in roles:
+                workers.append(process)
+        with suppress(subprocess.TimeoutExpired):
+            for worker in workers:
+                worker.wait(SECONDS)
+        codes = [worker.poll() for worker in workers]
+    logs = "\n".join(path.read_text(encoding="utf-8", errors="replace")[-3000:] for path in sorted(root.glob("*.log")))
+    assert codes == [0] * ranks, logs
+    return root / "out"
