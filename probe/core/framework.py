@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from probe.core import alone
 from probe.core.records import Coverage
 
 Tensor = Any
@@ -93,12 +94,6 @@ class Hooks(Protocol):
     def check_model(self, model: Module, settings: Any) -> None:
         """Raises ValueError, saying what to do, for a model that cannot be watched as ``settings`` ask."""
 
-    def check_again(self, parameter: Parameter) -> None:
-        """Raises ValueError, saying what to do, if ``parameter`` has been wrapped in a way that hides its numbers."""
-
-    def acting(self, optimizer: Optimizer) -> Optimizer:
-        """What takes the training steps of ``optimizer``: itself, or what it wraps or is wrapped by."""
-
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises ValueError for what cannot be listened to."""
 
@@ -157,10 +152,6 @@ class Hooks(Protocol):
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
 
-    def pipelined(self, model: Module) -> bool:
-        """Whether the forward of ``model`` that begins now is one of a pipeline's schedule, which runs several micro
-        batches forward before the first backward."""
-
     def on_forward(self, module: Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
         """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs."""
 
@@ -207,6 +198,21 @@ class Groups(Protocol):
 
     def ranks_of(self, group: Any) -> list[int]:
         """Global ranks of ``group``; this rank alone if there is none."""
+
+
+class Parallel(Protocol):
+    """What core asks where others wrap models and optimizers and share their tensors out among processes. What a
+    framework answers without any of that is :mod:`probe.core.alone`."""
+
+    def acting(self, optimizer: Optimizer) -> Optimizer:
+        """What takes the training steps of ``optimizer``: itself, or what it wraps or is wrapped by."""
+
+    def check_again(self, parameter: Parameter) -> None:
+        """Raises ValueError, saying what to do, if ``parameter`` has been wrapped in a way that hides its numbers."""
+
+    def pipelined(self, model: Module) -> bool:
+        """Whether the forward of ``model`` that begins now is one of a pipeline's schedule, which runs several micro
+        batches forward before the first backward."""
 
     def named(self) -> Mapping[str, Sequence[int]]:
         """The groups that this rank is in, as far as what trains in parallel here knows them by name, such as
@@ -269,3 +275,4 @@ class FrameworkAdapter(NamedTuple):
     """Signals that only this framework has."""
     collectives: Collectives | None = None
     """None if communication cannot be listened to."""
+    parallel: Parallel = alone

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.faults import Faults
-from probe.core.framework import Exchange, Groups
+from probe.core.framework import Exchange, Parallel
 from probe.core.moments import MOMENTS, OPS, derive, merge_columns, numels
 from probe.core.records import Array, Batch, Coverage, Key
 
@@ -113,9 +113,11 @@ class GlobalStats:
         ops: what is written of each tensor.
     """
 
-    def __init__(self, groups: Groups, run: int, said: str, ops: Sequence[str], seconds: float, faults: Faults) -> None:
-        self._groups, self._run, self._said, self._ops, self._seconds, self._faults = (
-            groups,
+    def __init__(
+        self, parallel: Parallel, run: int, said: str, ops: Sequence[str], seconds: float, faults: Faults
+    ) -> None:
+        self._parallel, self._run, self._said, self._ops, self._seconds, self._faults = (
+            parallel,
             run,
             said,
             ops,
@@ -185,7 +187,7 @@ class GlobalStats:
         if ranks not in self._met:
             columns = [name for name in MOMENTS if name in next(b for b in batches if b.coverage).columns]
             said = json.dumps([self._said, columns])
-            exchange = self._groups.meet(ranks, f"run {self._run}, ranks {ranks}", said.encode(), self._seconds)
+            exchange = self._parallel.meet(ranks, f"run {self._run}, ranks {ranks}", said.encode(), self._seconds)
             for rank, other in zip(ranks, exchange.heard, strict=True):
                 if other.decode() != said:
                     exchange.close()

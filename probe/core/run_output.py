@@ -79,7 +79,9 @@ class Output:
             return None
         same = ("ops", "start_step", "step_interval", "collect_times")
         said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": run.clock.step}, sort_keys=True)
-        return GlobalStats(groups, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults)
+        return GlobalStats(
+            run.framework.parallel, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults
+        )
 
     def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
         """``batches`` with what is known of whole tensors; on the delivery thread."""
@@ -122,7 +124,7 @@ class Output:
             "framework_version": run.framework.version,
             "rank": self._rank,
             "world_size": run.framework.groups.world_size(),
-            "groups": {name: list(ranks) for name, ranks in run.framework.groups.named().items()},
+            "groups": {name: list(ranks) for name, ranks in run.framework.parallel.named().items()},
             "pp_stage": self._pp_stage,
             "model": [type(model).__name__ for _, model in run.chunks],
             "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],

@@ -222,7 +222,7 @@ class Session:
     def _find_parameters(self) -> None:
         """Watches parameters that are new since the last look, and hooks those that have become trainable."""
         for parameter in self._run.parameters:
-            self._hooks.check_again(parameter.thing)
+            self._run.framework.parallel.check_again(parameter.thing)
         census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
         if census != self._census or self._wrapping:
             self._wrapping = self._census != census

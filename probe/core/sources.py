@@ -114,7 +114,7 @@ def micro_batches(run: Run) -> Iterator[None]:
     def before(chunk: tuple[int, Any], kind: str, _inputs: Any) -> None:
         if kind == "training" and not clock.searching:
             stage, model = chunk
-            clock.forward_began(whole=True, pipeline=stage if hooks.pipelined(model) else None)
+            clock.forward_began(whole=True, pipeline=stage if run.framework.parallel.pipelined(model) else None)
 
     def after(kind: str, outputs: Any) -> None:
         came = partial(backward_came, clock.step, clock.micro_step if kind == "training" else None)

@@ -123,7 +123,7 @@ class Monitor:
     def _new_run(self, given: signatures.Attachment) -> Run:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
-        optimizers = [self.framework.hooks.acting(optimizer) for optimizer in optimizers]
+        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
         for _, model in chunks:
             self.framework.hooks.check_model(model, self.settings)
         for optimizer in optimizers:

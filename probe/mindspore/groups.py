@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from mindspore import communication
-
-from probe.core.framework import Exchange
 
 
 def _ready() -> bool:
@@ -31,17 +28,3 @@ def ranks_of(group: Any) -> list[int]:
         return [rank()]
     members = range(communication.get_group_size(group))
     return [int(communication.get_world_rank_from_group_rank(group, member)) for member in members]
-
-
-def named() -> dict[str, list[int]]:
-    """None: nothing here trains in parallel in other ways than by data."""
-    return {}
-
-
-def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Exchange:
-    """Not needed: in what is supported here, each process holds every tensor whole.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise NotImplementedError("global_stats: on MindSpore no tensor is shared out among ranks")

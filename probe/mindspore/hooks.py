@@ -18,10 +18,8 @@ from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
 from probe.mindspore.optimizers import known, on_step, owned, state, state_names
 
 __all__ = [
-    "acting",
     "at_next_forward",
     "backward_id",
-    "check_again",
     "check_model",
     "check_optimizer",
     "differentiates",
@@ -38,7 +36,6 @@ __all__ = [
     "on_tensor_gradient",
     "owned",
     "parameters",
-    "pipelined",
     "recomputed_by",
     "state",
     "state_names",
@@ -76,15 +73,6 @@ def check_model(model: Any, settings: Any) -> None:
             "not run. Weight gradients, parameters and optimizer state can be monitored (xy_distribution: false); "
             "for activations take the decorator away"
         )
-
-
-def check_again(parameter: Any) -> None:
-    """Nothing here wraps a parameter in a way that hides it."""
-
-
-def acting(optimizer: Any) -> Any:
-    """The optimizer itself: nothing here wraps one."""
-    return optimizer
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -160,11 +148,6 @@ def forward_kind(root: Any) -> str | None:
     ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
     """
     return None if adapted(root) and not root.training else engine.forward_kind()
-
-
-def pipelined(model: Any) -> bool:  # noqa: ARG001
-    """Never: MindSpore runs pipelines in compiled graphs only."""
-    return False
 
 
 def on_forward(module: Any, before: Callable[..., None], after: Callable[..., None]) -> Remove:

@@ -6,9 +6,9 @@ import torch
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.pytorch import collectives, groups, hooks, tensors
+from probe.pytorch import collectives, groups, hooks, parallel, tensors
 
-ADAPTER = FrameworkAdapter("pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives)
+ADAPTER = FrameworkAdapter("pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives, parallel)
 
 
 class TrainerMon(Monitor):

@@ -7,11 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from probe.pytorch.exchange import meet
-from probe.pytorch.megatron import named
-
-__all__ = ["meet", "named", "rank", "ranks_of", "world_size"]
-
 
 def _ready() -> bool:
     return dist.is_available() and dist.is_initialized()

@@ -18,17 +18,14 @@ from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch import wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
 from probe.pytorch.optimizers import check, gradient, native, on_step, owned, state, state_names, value
-from probe.pytorch.optimizers.acting import acting
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
-from probe.pytorch.wrappers import check_again, names, pipelined, pipelining
+from probe.pytorch.wrappers import names, pipelining
 from probe.pytorch.wrappers.names import modules
 from probe.pytorch.wrappers.placing import removing
 
 __all__ = [
-    "acting",
     "at_next_forward",
     "backward_id",
-    "check_again",
     "check_model",
     "check_optimizer",
     "differentiates",
@@ -45,7 +42,6 @@ __all__ = [
     "on_tensor_gradient",
     "owned",
     "parameters",
-    "pipelined",
     "recomputed_by",
     "state",
     "state_names",
@@ -135,8 +131,8 @@ def on_gradient(
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
-    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph. A parameter, which
-    a module may hand out as well, outlives the graph, and its gradient is no activation's."""
+    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph. A parameter,
+    which a module may hand out as well, outlives the graph, and its gradient is no activation's."""
     if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
         tensor.register_hook(listen)
 

@@ -45,3 +45,27 @@ def deepspeed_ranks() -> Iterator[Callable[[str], Ranks]]:
     yield ranks
     for each in started.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def megatron_ranks() -> Iterator[Callable[..., Ranks]]:
+    """Processes with Megatron-Core of a version, started when they are asked for: two, or as many as wanted. Those of
+    another version end then."""
+    require("torch")
+    started: dict[int, tuple[str, Ranks]] = {}
+
+    def end() -> None:
+        for _, each in started.values():
+            each.close()
+        started.clear()
+
+    def ranks(version: str, size: int = 2) -> Ranks:
+        if started and version not in {running for running, _ in started.values()}:
+            end()
+        if size not in started:
+            packages = [f"megatron-core-{version}"]
+            started[size] = version, Ranks(size, packages=packages, prepare="tests.distributed.megatron_cpu")
+        return started[size][1]
+
+    yield ranks
+    end()

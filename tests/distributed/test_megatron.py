@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,8 +69,8 @@ SETUPS = {
     "pipeline, virtual stages": Setup(pipeline=2, virtual=2, layers=4, micro_batches=4, own=True),
     "data and tensor": Setup(size=4, tensor=2, own=True),
     "data and tensor, distributed optimizer": Setup(size=4, tensor=2, distributed=True),
-    "data and pipeline, distributed optimizer, bf16": Setup(
-        size=4, pipeline=2, micro_batches=4, bf16=True, distributed=True
+    "data and pipeline, distributed optimizer, bf16, overlap": Setup(
+        size=4, pipeline=2, micro_batches=4, bf16=True, distributed=True, overlap=True
     ),
 }
 OLDER = (
@@ -257,6 +257,8 @@ def built(setup: Setup) -> tuple[list[Any], Any, Any]:
     )
     no_sync = [model.no_sync for model in models]
     config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
+    if setup.overlap and setup.pipeline > 1:  # the first time, the reduction is begun twice
+        config.grad_sync_func = models[0].start_grad_sync
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     return models, optimizer, config
@@ -510,46 +512,20 @@ class Outcome:
         return bound * (5 if signal == "exp_avg_sq" and self.setup.tensor > 1 else 1)
 
 
-class Processes:
-    """Those of one version at a time."""
-
-    def __init__(self) -> None:
-        self._running: dict[int, tuple[str, Ranks]] = {}
-
-    def of(self, version: str, size: int) -> Ranks:
-        """``size`` processes with that Megatron-Core."""
-        if size not in self._running or self._running[size][0] != version:
-            self.close()
-            ranks = Ranks(size, packages=[f"megatron-core-{version}"], prepare="tests.distributed.megatron_cpu")
-            self._running[size] = version, ranks
-        return self._running[size][1]
-
-    def close(self) -> None:
-        """Ends them all."""
-        for _, ranks in self._running.values():
-            ranks.close()
-        self._running.clear()
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.close()
-
-
 @pytest.fixture(scope="module", params=VERSIONS)
-def two(request: pytest.FixtureRequest, processes: Processes) -> Ranks:
+def two(request: pytest.FixtureRequest, megatron_ranks: Callable[..., Ranks]) -> Ranks:
     """Two processes with Megatron-Core."""
-    return processes.of(request.param, 2)
+    return megatron_ranks(request.param)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=", ".join)
-def outcome(request: pytest.FixtureRequest, processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def outcome(
+    request: pytest.FixtureRequest, megatron_ranks: Callable[..., Ranks], tmp_path_factory: pytest.TempPathFactory
+) -> Outcome:
     """Every setup."""
     version, name = request.param
     setup = SETUPS[name]
-    ranks = processes.of(version, setup.size)
+    ranks = megatron_ranks(version, setup.size)
     plain = ranks.run(train, setup, None)
     watched = ranks.run(train, setup, str(tmp_path_factory.mktemp("out")))
     found = [rows(each["directory"], each["layers"]) for each in watched]

@@ -41,12 +41,12 @@ class Heard:
 @contextmanager
 def listened(*optimizers: Any) -> Iterator[list[str]]:
     """What is told of every step of these."""
-    from probe.pytorch import hooks
+    from probe.pytorch import hooks, parallel
 
     heard = Heard()
     with ExitStack() as stack:
         for optimizer in optimizers:
-            stack.callback(hooks.on_step(hooks.acting(optimizer), heard))
+            stack.callback(hooks.on_step(parallel.acting(optimizer), heard))
         yield heard.told
 
 
@@ -118,6 +118,19 @@ def deepspeed(case: zero.Case, given: str) -> Outcome:
     return told, told_for(said)
 
 
+def megatron(half: bool, distributed: bool, chunks: int) -> Outcome:
+    """Chained optimizers, one a chunk; in half precision the second of three steps overflows, in the first chunk."""
+    from tests.distributed import megatron_tiny
+
+    models, optimizer = megatron_tiny.build(half, distributed, chunks)
+    with listened(optimizer) as told:
+        overflows = [half and number == 1 for number in range(3)]
+        applied = [megatron_tiny.step(models, optimizer, number, now)[1] for number, now in enumerate(overflows)]
+    assert applied == [not now for now in overflows]
+    megatron_tiny.step(models, optimizer, 3)
+    return told, told_for(["applied" if each else "skipped" for each in applied])
+
+
 class Line(NamedTuple):
     """One line of the table."""
 
@@ -145,12 +158,23 @@ def zero_lines() -> Iterator[Any]:
             yield pytest.param(line, id=f"DeepSpeed {version} ZeRO-{case.stage} {case.precision}, {given}")
 
 
+def megatron_lines() -> Iterator[Any]:
+    """Megatron-Core: in half precision or not, with the distributed optimizer or not, of one chunk or two."""
+    cases = [(False, False, 2), (False, True, 2), (True, False, 1), (True, True, 1), (True, True, 2)]
+    for version in ("0.16.1", "0.12.3"):
+        for case in cases:
+            half, distributed, chunks = case
+            what = f"{'fp16' if half else 'fp32'}{', distributed' * distributed}, {chunks} in a chain"
+            yield pytest.param(Line(megatron, case, ("megatron_ranks", version)), id=f"Megatron-Core {version} {what}")
+
+
 TABLE = [
     pytest.param(Line(scaled, (False,)), id="GradScaler"),
     pytest.param(Line(scaled, (True,)), id="GradScaler, fused"),
     pytest.param(Line(searched), id="LBFGS"),
     pytest.param(Line(two_optimizers), id="two optimizers"),
     *zero_lines(),
+    *megatron_lines(),
 ]
 
 

@@ -103,8 +103,6 @@ TENSORS = SimpleNamespace(
 )
 HOOKS = SimpleNamespace(
     check_model=lambda model, settings: None,
-    check_again=lambda parameter: None,
-    acting=lambda optimizer: optimizer,
     check_optimizer=lambda optimizer: None,
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
@@ -122,7 +120,6 @@ HOOKS = SimpleNamespace(
     recomputed_by=lambda: None,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
     on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
-    pipelined=lambda model: False,
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=_on_forward,
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
@@ -130,7 +127,7 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
-GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0], named=lambda: {"all": [0]})
+GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 
 
 class TrainerMon(Monitor):
