@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,68 @@ def test_replicas_of_shards_are_not_added_twice(four_ranks: Ranks) -> None:
         assert_whole(tables, wanted)
         ranks = ["0-1", "2-3"][rank // 2]
         assert all(row["coverage"].endswith(f"over ranks {ranks}") for row in tables["grad_reduced"])
+
+
+def zero(stage: int) -> tuple[dict[str, Table], dict[str, dict[str, dict[str, float]]]]:
+    """The same under DeepSpeed."""
+    from tests.distributed import test_deepspeed as deepspeed
+
+    case = deepspeed.Case(stage)
+    engine = deepspeed.engine_of(case)
+    monitor = deepspeed.attach(engine, case, **settings())
+    deepspeed.train(engine, case, steps=1)
+    monitor.stop()
+    assert monitor.faults == {}
+    wanted: dict[str, dict[str, dict[str, float]]] = {}
+    for row, tensor in deepspeed.by_hand(case, engine.optimizer).items():
+        if row.step == 0 and row.signal in SHARED:
+            wanted.setdefault(row.signal, {})[row.name] = numbers(tensor)
+    return {signal: table(monitor.output_directory, signal) for signal in SHARED}, wanted
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_whole_tensors_of_zero(deepspeed_ranks: Callable[[str], Ranks], stage: int) -> None:
+    """Parts that begin anywhere in a tensor; whole parameters in stage 1 have no such columns."""
+    found: dict[str, set[str]] = {}
+    for tables, wanted in deepspeed_ranks("0.19.8").run(zero, stage):
+        shared = {signal: [row for row in rows if row.get("merged")] for signal, rows in tables.items()}
+        for signal, rows in shared.items():
+            names = {row["name"] for row in rows}
+            found.setdefault(signal, set()).update(names)
+            assert_whole({signal: rows}, {signal: {name: wanted[signal][name] for name in names}})
+    names = {name for name, _ in Net().named_parameters()}
+    sharded = {"grad_reduced"} if stage == 1 else {"grad_reduced", "param_origin", "param_updated"}
+    assert {signal for signal, those in found.items() if those == names} == sharded
+
+
+def split() -> tuple[dict[str, Table], dict[str, dict[str, dict[str, float]]]]:
+    """Tensor parallelism: columns of one layer, rows of another."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    wanted = {name: numbers(parameter) for name, parameter in model.named_parameters()}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    monitor = watch(model, optimizer, **settings(wg_distribution=False, mv_distribution=False))
+    loss_of(model(batch(0, 0, 0))).backward()
+    optimizer.step()
+    monitor.stop()
+    assert monitor.faults == {}
+    return {"param_origin": table(monitor.output_directory, "param_origin")}, {"param_origin": wanted}
+
+
+def seeded() -> tuple[dict[str, Table], dict[str, dict[str, dict[str, float]]]]:
+    torch.manual_seed(0)
+    return split()
+
+
+def test_whole_tensors_of_tensor_parallelism(two_ranks: Ranks) -> None:
+    """The second layer's bias is on both ranks, and counts once."""
+    for tables, wanted in two_ranks.run(seeded):
+        assert_whole(tables, wanted)
+        covered = {row["name"]: bool(row["coverage"]) for row in tables["param_origin"]}
+        assert covered == {"0.weight": True, "0.bias": True, "2.weight": True, "2.bias": False}
 
 
 def counted(every: int, on: bool) -> tuple[int, list[float], list[Any], dict[str, int]]:
