@@ -588,8 +588,8 @@ def test_unreduced_gradients_are_what_each_rank_fed(outcome: Outcome) -> None:
 
 
 def test_activations_belong_to_their_micro_batch(outcome: Outcome) -> None:
-    """Also where a pipeline runs several micro batches forward before the first backward. With sequence parallelism each
-    rank has its part of the sequence."""
+    """Also where a pipeline runs several micro batches forward before the first backward. With sequence parallelism
+    each rank has its part of the sequence."""
     for (signal, step, micro, name, replica), value in outcome.alone.items():
         if signal in ("actv", "actv_grad"):
             key = signal, step, micro, f"{name}_0"
