@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.core.array_moments import moments
 from probe.core.merging import merge_directory
 from probe.core.moments import MOMENTS, columns_for, derive, merge_columns
@@ -198,3 +200,22 @@ def test_a_file_that_cannot_be_read_is_told_and_the_rest_merged(tmp_path: Path) 
 def test_a_directory_without_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected directories with a manifest\.json"):
         merge_directory(tmp_path, tmp_path / "merged")
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["merge", *arguments])
+
+
+def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
+    """Exit codes: 0 all merged, 1 something is missing, 2 wrong use."""
+    write(tmp_path, 0, "grad_reduced", {"w": shard(WHOLE, 0, 10, (0, 1))})
+    missing = run(str(tmp_path))
+    assert missing.exit_code == 1
+    assert "1 rows are incomplete" in missing.output
+    write(tmp_path, 1, "grad_reduced", {"w": shard(WHOLE, 10, 24, (0, 1))})
+    complete = run(str(tmp_path), "-o", str(tmp_path / "elsewhere"))
+    assert (complete.exit_code, "incomplete" in complete.output) == (0, False)
+    assert (tmp_path / "elsewhere" / "grad_reduced_0-0.csv").exists()
+    nothing = run(str(tmp_path / "elsewhere"))
+    assert nothing.exit_code == 2
+    assert "expected directories with a manifest.json" in nothing.output
