@@ -18,7 +18,8 @@ def merge(
     """Merge the ranks' files: norm, mean, min, max and counts of the whole of each tensor that FSDP, ZeRO or tensor
     parallelism have shared out.
 
-    Exit code 0 if all tensors could be merged, 1 if parts are missing or a file cannot be read, 2 for wrong use.
+    Exit code 0 if all tensors could be merged; 1 if parts are missing, a file cannot be read, ranks differ in what they
+    should hold alike, or there is more than one run; 2 for wrong use.
     """
     console = Console()
     target = out or directory / "merged"
@@ -30,9 +31,9 @@ def merge(
         raise typer.Exit(2) from None
     console.print(f"{report.rows} rows in {len(report.files)} files in {target}")
     for problem in report.problems:
-        console.print(f"not read: {problem}", markup=False)
+        console.print(problem, markup=False)
     if report.incomplete:
         console.print(f"{report.incomplete} rows are incomplete (column complete is 0): parts are missing")
     for tensor in report.differing[:10]:
         console.print(f"ranks hold this alike, but their numbers differ: {tensor}", markup=False)
-    raise typer.Exit(1 if report.problems or report.incomplete else 0)
+    raise typer.Exit(1 if report.problems or report.incomplete or report.differing else 0)

@@ -66,7 +66,7 @@ class Listening:
         self._calls_log: CallLog | None = CallLog()
         self._step = Step()
         self._run: Run | None = None
-        self._first = 0
+        self._first = self._early = 0
         self._lock = threading.RLock()
         self._remove: Remove | None = None
 
@@ -201,7 +201,10 @@ class Listening:
         return call
 
     def _too_early(self) -> bool:
-        if self._run is not None or len(self._step.orders) < EARLY:
+        if self._run is not None:
+            return False
+        self._early += 1
+        if self._early <= EARLY:
             return False
         self._faults.lost(LOST_EARLY, 1)
         return True
@@ -225,7 +228,8 @@ class Listening:
         return len(self._step.orders) + (len(self._run.recorder) if self._run is not None else 0)
 
     def _write_log(self) -> None:
-        log, self._calls_log = self._calls_log, None
+        with self._lock:
+            log, self._calls_log = self._calls_log, None
         if log is not None:
             rank = self._framework.groups.rank()
             log.write(rank, logging.WARNING if rank == self._lowest else logging.INFO)

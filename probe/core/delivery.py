@@ -38,7 +38,7 @@ class Delivery:
         Returns:
             Whether it was queued.
         """
-        if not self.here:
+        if not self.here or not self._thread.is_alive():
             return False
         try:
             self._room.get(block=self._when_full == "wait")

@@ -22,8 +22,9 @@ from probe.core.framework import Exchange, Parallel
 from probe.core.moments import MOMENTS, OPS, derive, merge_columns, numels
 from probe.core.records import Array, Batch, Coverage, Key
 
-ROWS = 256
-"""How many rows there is room for at first; all ranks of a group make room for more in the step after too many came."""
+ROWS = 64
+"""How many rows there is room for at least. There is room for twice as many as any rank has when they meet; all ranks
+make room for more in the step after too many came."""
 
 _log = logging.getLogger("probe")
 
@@ -46,11 +47,13 @@ class Group:
         ranks: in ascending order.
         exchange: between them.
         columns: the moments, in the same order on all of them.
+        rows: as many as the one that has most had when they met.
     """
 
-    def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str]) -> None:
+    def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str], rows: int) -> None:
         self.ranks, self.exchange, self._columns = ranks, exchange, tuple(columns)
         self._room = ROWS
+        self._make_room(2 * rows)
         fields = [("identity", "u8"), ("part", "u8"), ("count", "f8"), *((name, "f8") for name in self._columns)]
         self._row = np.dtype(fields)
 
@@ -66,8 +69,7 @@ class Group:
         if set(steps) != {step}:
             told = ", ".join(f"rank {rank} step {other}" for rank, other in zip(self.ranks, steps, strict=True))
             raise RuntimeError(f"ranks collect different steps: {told}")
-        while self._room < max(wanted):
-            self._room *= 2
+        self._make_room(max(wanted))
         theirs = np.concatenate(tables)
         _, first = np.unique(theirs[["identity", "part"]], return_index=True)
         theirs = theirs[first]  # a part that two ranks hold counts once
@@ -80,6 +82,11 @@ class Group:
             np.where(known, np.bincount(wholes, counts, len(names))[at], -1) if len(names) else -np.ones(len(mine))
         )
         return {name: values[at] for name, values in merged.items()}, heard_of
+
+    def _make_room(self, rows: int) -> None:
+        """The same on all ranks, since all have heard the same."""
+        while self._room < rows:
+            self._room *= 2
 
     def _table(self, batches: Sequence[Batch], parts: Sequence[Part]) -> npt.NDArray[Any]:
         table = np.zeros(len(parts), self._row)
@@ -145,7 +152,7 @@ class GlobalStats:
 
     def close(self) -> None:
         """Ends the exchanges."""
-        for group in self._met.values():
+        for group in list(self._met.values()):  # the delivery thread may be late, and meet another
             group.exchange.close()
         self._met.clear()
 
@@ -174,7 +181,7 @@ class GlobalStats:
         parts: Sequence[Part],
         whole: dict[int, tuple[dict[str, Array], Array]],
     ) -> None:
-        merged, counts = self._group(ranks, batches).merge(step, batches, parts)
+        merged, counts = self._group(ranks, batches, len(parts)).merge(step, batches, parts)
         for i, part in enumerate(parts):
             coverage = batches[part.batch].coverage[part.row]
             columns, complete = whole[part.batch]
@@ -183,16 +190,18 @@ class GlobalStats:
                 for name in columns:
                     columns[name][part.row] = merged[name][i]
 
-    def _group(self, ranks: tuple[int, ...], batches: Sequence[Batch]) -> Group:
+    def _group(self, ranks: tuple[int, ...], batches: Sequence[Batch], rows: int) -> Group:
         if ranks not in self._met:
             columns = [name for name in MOMENTS if name in next(b for b in batches if b.coverage).columns]
             said = json.dumps([self._said, columns])
-            exchange = self._parallel.meet(ranks, f"run {self._run}, ranks {ranks}", said.encode(), self._seconds)
-            for rank, other in zip(ranks, exchange.heard, strict=True):
-                if other.decode() != said:
+            told = json.dumps({"alike": said, "rows": rows})
+            exchange = self._parallel.meet(ranks, f"run {self._run}, ranks {ranks}", told.encode(), self._seconds)
+            heard = [json.loads(other) for other in exchange.heard]
+            for rank, other in zip(ranks, heard, strict=True):
+                if other["alike"] != said:
                     exchange.close()
-                    raise ValueError(f"rank {rank} runs with another configuration: {other.decode()}, here {said}")
-            self._met[ranks] = Group(ranks, exchange, columns)
+                    raise ValueError(f"rank {rank} runs with another configuration: {other['alike']}, here {said}")
+            self._met[ranks] = Group(ranks, exchange, columns, max(other["rows"] for other in heard))
         return self._met[ranks]
 
     def _with_columns(self, batch: Batch, columns: dict[str, Array], complete: Array) -> Batch:

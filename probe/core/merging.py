@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from probe.core.sinks.files import replacing
 OWN = ("actv", "actv_grad", "grad_unreduced", "other")
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
+TOGETHER = 3600.0
+"""Seconds within which the ranks of a run begin."""
 LAST = ("shape", "dtype", "ranks", "complete")
 """Columns at the end of a merged file."""
 
@@ -75,12 +78,11 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
         ValueError: if there is nothing to merge.
     """
     report = Report()
-    runs = sorted(path.parent for path in root.glob("*/manifest.json"))
+    runs = _latest(root, report)
     if not runs:
         raise ValueError(f"{root}: expected directories with a manifest.json, as a monitored run writes; found none")
     found: dict[tuple[str, int], list[tuple[Path, dict[str, Any]]]] = {}
-    for directory in runs:
-        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    for directory, manifest in runs:
         for path in sorted(directory.glob("*.csv")):
             if name := _FILE.fullmatch(path.name):
                 found.setdefault((name[1], int(name[3])), []).append((path, manifest))
@@ -95,8 +97,30 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
     return report
 
 
+def _latest(root: Path, report: Report) -> list[tuple[Path, dict[str, Any]]]:
+    """Every rank's directory of the run that began last, with its manifest; others are told of, and left out.
+
+    The ranks of a run are attached by the same call, the n-th of each process, within an hour of each other.
+    """
+    runs: dict[tuple[int, int], list[tuple[float, Path, dict[str, Any]]]] = {}
+    for path in sorted(root.glob("*/manifest.json")):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = manifest.get("start_time")
+        began = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp() if text else 0.0
+        runs.setdefault((int(manifest.get("run", 0)), int(manifest["rank"])), []).append((began, path.parent, manifest))
+    last = {of: max(entries, key=lambda entry: entry[0]) for of, entries in runs.items()}
+    newest = max((began for began, _, _ in last.values()), default=0.0)
+    number = max((run for (run, _), (began, *_) in last.items() if newest - began < TOGETHER), default=0)
+    kept = {path for (run, _), (began, path, _) in last.items() if run == number and newest - began < TOGETHER}
+    for _, path, _ in (entry for entries in runs.values() for entry in entries):
+        if path not in kept:
+            report.problems.append(f"{path}: of another run, left out")
+    return sorted((path, manifest) for (*_, path, manifest) in last.values() if path in kept)
+
+
 def merge_rows(signal: str, rows: Iterable[Row], report: Report) -> list[Merged]:
-    """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first."""
+    """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first. Those
+    that differ stand behind them."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row.part or signal not in OWN:
@@ -107,14 +131,16 @@ def merge_rows(signal: str, rows: Iterable[Row], report: Report) -> list[Merged]
         report.rows += len(merged)
         return merged
     alike: dict[tuple[object, ...], Merged] = {}
+    apart: list[Merged] = []
     for whole in merged:
         kept = alike.setdefault((whole.first.key, whole.first.pp_stage), whole)
         if kept.complete and whole.complete and not _equal(kept.ops, whole.ops):
             report.differing.append(f"{signal} {' '.join(whole.first.key)}: ranks {kept.ranks} and {whole.ranks}")
+            apart.append(whole)
         if whole.complete and not kept.complete:
             alike[whole.first.key, whole.first.pp_stage] = whole
-    report.rows += len(alike)
-    return list(alike.values())
+    report.rows += len(alike) + len(apart)
+    return [*alike.values(), *apart]
 
 
 def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
@@ -181,7 +207,10 @@ def _row(line: Mapping[str, str], manifest: Mapping[str, Any]) -> Row:
 
 
 def _pp_stage(manifest: Mapping[str, Any]) -> int:
-    return int(manifest.get("pp_stage", 0))
+    """The pipeline stage: as the monitor was told, else as Megatron knows it."""
+    pipeline = (manifest.get("groups") or {}).get("pipeline_parallel") or []
+    known = pipeline.index(manifest["rank"]) if manifest["rank"] in pipeline else 0
+    return int(manifest.get("pp_stage", 0)) or known
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -110,8 +110,9 @@ class Run:
         default_factory=list
     )
     """Record the gradients that are held now, for who asks before the update."""
-    repeats: list[frozenset[int]] = field(default_factory=list)
-    """The ranks of each group in which another rank than this one writes the gradients that all of them have."""
+    repeats: list[tuple[int, ...]] = field(default_factory=list)
+    """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
+    have."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
     collectives: Listening | None = None
@@ -120,12 +121,12 @@ class Run:
 
     def elsewhere(self, gradient: Tensor | Shard) -> bool:
         """Whether another rank of a group writes this reduced gradient: all ranks of a group have the same, unless they
-        share it out among them."""
+        share it out among them. Where several sets of them do, one set holds what another does."""
         if not self.repeats:
             return False
         coverage = gradient.coverage if type(gradient) is Shard else self.framework.tensors.describe(gradient)[2]
         sharing = {*coverage.ranks} if coverage else set[int]()
-        return any(len(sharing & ranks) <= 1 for ranks in self.repeats)
+        return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in self.repeats)
 
     def in_training_backward(self) -> bool:
         """Whether the running backward leads to parameters; notes that it runs."""

@@ -36,11 +36,12 @@ class Output:
 
     Args:
         process_group: the pipeline-parallel group, for what findings say of their rank.
+        first: number of the first step.
     """
 
-    def __init__(self, run: Run, process_group: Any) -> None:
+    def __init__(self, run: Run, process_group: Any, first: int = 0) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
-        self._number = next(_runs)
+        self._number, self._first = next(_runs), first
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
         self.directory = output.create(root, self._rank, time.time()) if writes else None
@@ -77,8 +78,8 @@ class Output:
         settings, groups = run.settings, run.framework.groups
         if not settings.global_stats or groups.world_size() == 1:
             return None
-        same = ("ops", "start_step", "step_interval", "collect_times")
-        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": run.clock.step}, sort_keys=True)
+        same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
+        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
         return GlobalStats(
             run.framework.parallel, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults
         )
@@ -125,6 +126,7 @@ class Output:
             "rank": self._rank,
             "world_size": run.framework.groups.world_size(),
             "groups": {name: list(ranks) for name, ranks in run.framework.parallel.named().items()},
+            "run": self._number,
             "pp_stage": self._pp_stage,
             "model": [type(model).__name__ for _, model in run.chunks],
             "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],

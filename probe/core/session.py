@@ -52,6 +52,7 @@ class Session:
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
+        self._detached = False
         self.last: tuple[int, Pending] | None = None
         """The step that ended last, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
@@ -73,6 +74,7 @@ class Session:
 
     def detach(self) -> None:
         """Takes every hook away; afterwards model, optimizer and framework are as they were found."""
+        self._detached = True
         self._run.clock.sampled = False
         self._stack.close()
 
@@ -90,6 +92,8 @@ class Session:
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Gradients are as they will be applied."""
+        if self._detached:  # somebody has wrapped what called us, so that it could not be taken away
+            return
         if self._turns.ends_by(optimizer):
             self._guarded("end of step", self._end)
         if (collectives := self._run.collectives) is not None:
@@ -106,6 +110,8 @@ class Session:
 
     def after(self, optimizer: Optimizer, outcome: str) -> None:
         """The update was applied or skipped; the step ends when every optimizer has had its turn."""
+        if self._detached:
+            return
         if self._run.clock.sampled:
             begin = time.perf_counter()
             for listen in self._run.after_update:
@@ -117,7 +123,7 @@ class Session:
 
     def searching(self, on: bool) -> None:
         """Between these two, a closure is evaluated again within an update."""
-        self._run.clock.searching = on
+        self._run.clock.searching = on and not self._detached
 
     def failed(self, where: str, error: Exception) -> None:
         """Counts what an adapter could not do."""

@@ -95,7 +95,12 @@ def optimizer_state(run: Run) -> Iterator[None]:
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
         for parameter in owned:
-            for kind, tensor in run.framework.hooks.state(optimizer, parameter.thing).items():
+            try:
+                kept = run.framework.hooks.state(optimizer, parameter.thing)
+            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
+                run.faults.note("optimizer state", error)
+                continue
+            for kind, tensor in kept.items():
                 kinds.setdefault(kind, []).append((parameter.key, tensor))
         for kind, rows in kinds.items():
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -60,6 +61,8 @@ class Monitor:
         self._process_group, self._main_grad = process_group, params_have_main_grad
         self._faults = Faults()
         self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
+        if self._collectives is not None:
+            weakref.finalize(self, self._collectives.stop)  # a monitor that is dropped without stop() listens no more
         self._run: Run | None = None
         self._session: Session | None = None
         self._output: Output | None = None
@@ -93,7 +96,7 @@ class Monitor:
         schedule = self._schedule()
         with ExitStack() as undo:
             if self._takes_part():
-                self._output = Output(run, self._process_group)
+                self._output = Output(run, self._process_group, given.start_iteration)
                 undo.callback(self._discard_output)
             session = Session(run, schedule, given.start_iteration, self._output)
             undo.callback(session.detach)
@@ -142,12 +145,12 @@ class Monitor:
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
         )
 
-    def _repeats(self, *groups: Any) -> Iterator[frozenset[int]]:
+    def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
         """The groups in which another rank is first."""
         rank = self.framework.groups.rank()
         for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
             if rank in ranks and rank != ranks[0]:
-                yield frozenset(ranks)
+                yield tuple(ranks)
 
     def _takes_part(self) -> bool:
         ranks = self.settings.module_ranks
@@ -183,14 +186,15 @@ class Monitor:
             self.flush()  # a signal may come while the first call still waits for the files
             return
         self._ended_at = self._run.clock.step
-        if partial:
-            session.flush_partial()
-        session.detach()
-        self._stop_listening()
-        if self._endings is not None:
-            self._endings.forget()
-        if self._output is not None:
-            self._output.close()
+        with ExitStack() as ending:  # each, whatever becomes of the others
+            if self._output is not None:
+                ending.callback(self._output.close)
+            if self._endings is not None:
+                ending.callback(self._endings.forget)
+            ending.callback(self._stop_listening)
+            ending.callback(session.detach)
+            if partial:
+                session.flush_partial()
 
     def _stop_listening(self) -> None:
         listening, self._collectives = self._collectives, None

@@ -115,6 +115,7 @@ def _place() -> ExitStack:
     placed = ExitStack()
     listening: dict[FunctionType, FunctionType] = {}
     handles: set[Any] = {mindspore._c_expression.CommHandle}
+    operations: set[Any] = set()
     for home in _homes():
         for name, direction in FUNCTIONS.items():
             function = vars(home).get(name)
@@ -122,17 +123,30 @@ def _place() -> ExitStack:
                 listening[function] = _listening(function, direction)
         if isinstance(handle := vars(home).get("CommHandle"), type):
             handles.add(handle)
+        if isinstance(operation := vars(home).get("P2POp"), type):
+            operations.add(operation)
     originals = {replacement: function for function, replacement in listening.items()}
     placed.callback(lambda: _exchange(originals))  # last: those handed on while we listened, too
     try:
         placed.callback(_waited.clear)
         for handle in handles:
             placed.callback(replace(handle, "wait", _waiting(handle.wait)))
+        for operation in operations:
+            placed.callback(replace(operation, "__new__", _by_name(operation.__new__)))
         _exchange(listening)
     except BaseException:
         placed.close()
         raise
     return placed
+
+
+def _by_name(original: Callable[..., Any]) -> Any:
+    """``P2POp`` compares a function with those of its module, which are ours now; a name it takes as it is."""
+
+    def new(cls: type, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(cls, getattr(op, "__name__", op), *args, **kwargs)
+
+    return staticmethod(new)
 
 
 def _homes() -> Iterator[ModuleType]:
@@ -170,7 +184,7 @@ def _listening(function: Any, direction: Direction) -> Any:
         finally:
             _inside.depth = 0
         if told:
-            _guarded(lambda: _issued(results, direction, told, outputs))
+            _guarded(lambda: _issued(function.__name__, results, direction, told, outputs))
         return results
 
     return transfer
@@ -250,11 +264,12 @@ _waited: dict[int, _Waited] = {}
 """By the identity of the handle. Goes with it."""
 
 
-def _issued(results: Any, direction: Direction, told: Told, outputs: list[Any]) -> None:
+def _issued(operation: str, results: Any, direction: Direction, told: Told, outputs: list[Any]) -> None:
     """A function has returned: what it gives, or has changed in place, is complete, unless there is a handle."""
     everything = list(leaves(results))
     handle = next((value for value in everything if _is_handle(value)), None)
-    outputs = (_tensors(everything) or outputs) if outputs or direction.outputs == "all" else []
+    given = () if operation == "batch_isend_irecv" else _tensors(everything)  # there, something for each that is sent
+    outputs = (given or outputs) if outputs or direction.outputs == "all" else []
     if handle is None:
         _end(told, outputs)
         return

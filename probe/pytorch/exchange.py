@@ -51,10 +51,13 @@ def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> GlooE
     Raises:
         TimeoutError: if one of them did not come, naming it.
     """
-    store = PrefixStore(f"probe/{where}", dist.distributed_c10d._get_default_store())
+    default: Any = dist.distributed_c10d._get_default_store()
+    # A client of its own where torch can make one: what waits in a client keeps training from using it.
+    store = PrefixStore(f"probe/{where}", default.clone() if hasattr(default, "clone") else default)
     store.set(f"rank {dist.get_rank()}", said.decode())
     end = time.monotonic() + seconds
-    while missing := [rank for rank in ranks if not store.check([f"rank {rank}"])]:
+    missing = list(ranks)
+    while missing := [rank for rank in missing if not store.check([f"rank {rank}"])]:
         if time.monotonic() > end:
             raise TimeoutError(f"of ranks {list(ranks)}, {missing} did not come within {seconds:g} s")
         time.sleep(POLL_SECONDS)

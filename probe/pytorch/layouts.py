@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -26,11 +26,19 @@ def coverage(tensor: torch.Tensor) -> Coverage | None:
     """What of a distributed tensor this process holds; None if that is all of it."""
     if type(tensor) in _PLAIN:
         return None
-    spec = getattr(tensor, "_spec", None)
-    return None if spec is None else _coverage(spec.mesh, tuple(spec.placements), tuple(tensor.shape))
+    spec: Any = getattr(tensor, "_spec", None)
+    if spec is None:
+        return None
+    known, about = _known.setdefault(spec.mesh, {}), (tuple(spec.placements), tuple(tensor.shape))
+    if about not in known:
+        known[about] = _coverage(spec.mesh, *about)
+    return known[about]
 
 
-@functools.lru_cache(maxsize=1024)
+_known: WeakKeyDictionary[Any, dict[object, Coverage | None]] = WeakKeyDictionary()
+"""By mesh, which is not kept alive."""
+
+
 def _coverage(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> Coverage | None:
     """By the mesh dimensions over which the tensor is not replicated."""
     at = mesh.get_coordinate()

@@ -46,17 +46,18 @@ def groups_of(optimizer: Any) -> Sequence[Sequence[Parameter]]:
 _places: WeakKeyDictionary[Any, dict[int, tuple[int, int, int]]] = WeakKeyDictionary()
 
 
-def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int]:
-    """Group, index and first element of ``parameter`` in the optimizer's order."""
+def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int] | None:
+    """Group, index and first element of ``parameter`` in the optimizer's order; None if it is not among them, such as
+    one that is frozen."""
     known = _places.get(optimizer)
-    if known is None or id(parameter) not in known:
+    if known is None or len(known) != sum(map(len, groups_of(optimizer))):
         known = _places[optimizer] = {}
         for group, members in enumerate(groups_of(optimizer)):
             start = 0
             for index, member in enumerate(members):
                 known[id(member)] = group, index, start
                 start += member.numel()
-    return known[id(parameter)]
+    return known.get(id(parameter))
 
 
 class Replicated:
@@ -69,15 +70,18 @@ class Replicated:
         return parameter.grad
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
-        group, index, _ = place(optimizer, parameter)
-        return _like(optimizer.optimizer, optimizer.fp32_groups[group][index])
+        at = place(optimizer, parameter)
+        return {} if at is None else _like(optimizer.optimizer, optimizer.fp32_groups[at[0]][at[1]])
 
 
 class Flattened(Replicated):
     """FP16_Optimizer: likewise, but the copies of a group are one flat tensor."""
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
-        group, _, start = place(optimizer, parameter)
+        at = place(optimizer, parameter)
+        if at is None:
+            return {}
+        group, _, start = at
         kept = _like(optimizer.optimizer, optimizer.fp32_groups_flat[group])
         return {kind: flat.narrow(0, start, parameter.numel()).view_as(parameter) for kind, flat in kept.items()}
 
@@ -92,7 +96,7 @@ class Partitioned:
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
         part = _fragment(parameter)
         if part is None:
-            return None
+            return None if place(optimizer, parameter) is None else _nothing(parameter)
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if optimizer.cpu_offload:
             held = optimizer.single_partition_of_fp32_groups[mapping.param_group_index].grad
@@ -109,7 +113,9 @@ class Partitioned:
     def _state(self, optimizer: Any, partitions: Sequence[torch.Tensor], parameter: Parameter) -> State:
         part = _fragment(parameter)
         if part is None:
-            return {}
+            at = place(optimizer, parameter)
+            kept = {} if at is None else _like(optimizer.optimizer, partitions[at[0]])
+            return {kind: _nothing(parameter) for kind in kept}
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         kept = _like(optimizer.optimizer, partitions[mapping.param_group_index])
         return {kind: Shard(_narrow(flat, mapping.hp_fragment_address), part) for kind, flat in kept.items()}
@@ -137,12 +143,15 @@ class Sharded:
             group, start, count = optimizer.grad_position[optimizer.get_param_id(parameter)]
             held = optimizer.fp32_partitioned_groups_flat[group].grad
             return None if held is None else _shard(parameter, held.narrow(0, start, count))
-        group, index, _ = place(optimizer, parameter)
-        held = optimizer.averaged_gradients.get(group)
-        return None if held is None else _shard(parameter, held[index])
+        at = place(optimizer, parameter)
+        held = None if at is None else optimizer.averaged_gradients.get(at[0])
+        return None if at is None or held is None else _shard(parameter, held[at[1]])
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
-        group, start, count = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        at = optimizer.grad_position.get(optimizer.get_param_id(parameter))
+        if at is None:  # frozen
+            return {}
+        group, start, count = at
         kept = _like(optimizer.optimizer, optimizer.fp32_partitioned_groups_flat[group])
         return {kind: _shard(parameter, flat.narrow(0, start, count)) for kind, flat in kept.items()}
 
@@ -211,6 +220,12 @@ def _fragment(parameter: Parameter) -> Coverage | None:
         return None
     start, count = int(mapping.lp_fragment_address.start), int(mapping.lp_fragment_address.numel)
     return Coverage(tuple(parameter.shape), f"{start}:{start + count}", _ranks(parameter._dp_group))  # type: ignore[attr-defined]
+
+
+def _nothing(parameter: Any) -> Shard:
+    """The part of a rank that has none: told nevertheless, so that all ranks know of each other."""
+    coverage = Coverage(tuple(parameter.shape), "0:0", _ranks(parameter._dp_group))
+    return Shard(parameter.detach().reshape(-1)[:0], coverage)
 
 
 def _shard(parameter: Any, part: torch.Tensor) -> Shard:

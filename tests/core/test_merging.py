@@ -99,11 +99,15 @@ WHOLE = np.random.default_rng(3).normal(1, 2, (6, 4))
 LARGE = np.random.default_rng(4).normal(1, 2, (3, 5))
 
 
-def write(root: Path, rank: int, signal: str, rows: dict[str, tuple[Any, Coverage | None]], step: int = 0) -> None:
+def write(
+    root: Path, rank: int, signal: str, rows: dict[str, tuple[Any, Coverage | None]], step: int = 0, **about: Any
+) -> None:
     """As a rank that is monitored does."""
-    directory = root / f"Dec03_21-34-40-rank{rank}-0000000{rank}"
+    run, hour = about.get("run", 0), about.pop("hour", 21)
+    directory = root / f"Dec03_{hour}-34-40-rank{rank}-{run}000000{rank}"
     directory.mkdir(parents=True, exist_ok=True)
-    write_manifest(directory, {"rank": rank, "pp_stage": 0})
+    start = f"2025-12-03T{hour}:34:40+0800"
+    write_manifest(directory, {"rank": rank, "pp_stage": 0, "start_time": start, **about})
     arrays = [array for array, _ in rows.values()]
     batch = Batch(
         signal=signal,
@@ -162,6 +166,8 @@ def test_replicas_that_differ_are_told(tmp_path: Path) -> None:
         write(tmp_path, rank, "param_origin", {"w": (value, None)})
     report = merge_directory(tmp_path, tmp_path / "merged")
     assert report.differing == ["param_origin 0 w 0  : ranks 0 and 1"]
+    assert [row["ranks"] for row in merged(tmp_path, "param_origin_0-0.csv")] == ["0", "1"]
+    assert run(str(tmp_path)).exit_code == 1
 
 
 def test_each_ranks_own_rows_are_left_out_unless_ranks_share_them(tmp_path: Path) -> None:
@@ -195,6 +201,37 @@ def test_a_file_that_cannot_be_read_is_told_and_the_rest_merged(tmp_path: Path) 
     assert_whole(merged(tmp_path, "grad_reduced_0-0.csv")[0], WHOLE)
     assert len(report.problems) == 1
     assert str(broken) in report.problems[0]
+
+
+def test_only_the_latest_run_is_merged(tmp_path: Path) -> None:
+    """An earlier one in the same place, of another length, and another monitor of the same processes."""
+    old, other = WHOLE * 100, WHOLE * 1000
+    for rank, (first, last) in enumerate(((0, 10), (10, 24))):
+        for step in (0, 1):
+            write(tmp_path, rank, "grad_reduced", {"w": shard(old, first, last, (0, 1))}, step, hour=12)
+        write(tmp_path, rank, "grad_reduced", {"w": shard(other, first, last, (0, 1))}, run=0)
+        write(tmp_path, rank, "grad_reduced", {"w": shard(WHOLE, first, last, (0, 1))}, run=1)
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    (row,) = merged(tmp_path, "grad_reduced_0-0.csv")
+    assert_whole(row, WHOLE)
+    assert [path.name for path in report.files] == ["grad_reduced_0-0.csv"]
+    assert len(report.problems) == 4
+    assert all(problem.endswith("of another run, left out") for problem in report.problems)
+
+
+def test_stages_that_count_their_layers_alike_stay_apart(tmp_path: Path) -> None:
+    """Megatron numbers the layers of each stage from 0; the manifest knows its pipelines."""
+    for rank in range(4):
+        value, ranks = (WHOLE, (0, 1)) if rank < 2 else (WHOLE * 3, (2, 3))
+        first, last = ((0, 10), (10, 24))[rank % 2]
+        groups = {"pipeline_parallel": [rank % 2, rank % 2 + 2]}
+        write(tmp_path, rank, "grad_reduced", {"layers.0.w": shard(value, first, last, ranks)}, groups=groups)
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    one, other = merged(tmp_path, "grad_reduced_0-0.csv")
+    assert_whole(one, WHOLE)
+    assert_whole(other, WHOLE * 3)
+    assert [one["pp_stage"], other["pp_stage"]] == ["0", "1"]
+    assert report.differing == []
 
 
 def test_a_directory_without_runs_is_an_error(tmp_path: Path) -> None:

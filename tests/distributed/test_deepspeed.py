@@ -334,6 +334,8 @@ def compared(
     tensor = expected.get(row)
     if tensor is None:
         return ["is one too many"]
+    if part is not None and part[0] == part[1]:
+        return [] if part == (0, 0) and line.values["norm"] == 0 else [f"is empty: {line}"]
     piece = tensor if part is None else tensor.flatten()[slice(*part)]
     return close(line.values, piece, bound_of(row, bound), tensor)
 
@@ -437,6 +439,38 @@ def test_parts_of_gradients_are_not_taken_for_copies(ranks: Ranks, stage: int) -
         assert second == set()
     if stage == 3:
         assert first == second
+
+
+def frozen(case: Case) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """What is written of a model whose normalisation is not trained, and what failed."""
+    import deepspeed
+
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": case.stage, "stage3_param_persistence_threshold": 0},
+    }
+    if case.precision != "fp32":
+        config[case.precision] = {"enabled": True}
+    model = Net()
+    model.norm.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(trained, lr=LR), config=config)
+    monitor = attach(engine, case, xy_distribution=False)
+    train(engine, case, 2)
+    names: dict[str, set[str]] = {}
+    for row in lines_of(monitor):
+        names.setdefault(row.signal, set()).add(row.name)
+    return names, monitor.faults
+
+
+@pytest.mark.parametrize("case", [Case(0, "bf16"), Case(1), Case(3)], ids=str)
+def test_a_frozen_parameter_has_no_state_and_hides_no_others(ranks: Ranks, case: Case) -> None:
+    trained = {name for name, _ in Net().named_parameters() if not name.startswith("norm")}
+    for names, faults in ranks.run(frozen, case):
+        assert faults == {}
+        assert names["exp_avg"] == names["exp_avg_sq"] == names["grad_reduced"] == trained
+        assert names["param_origin"] == trained | {"norm.weight", "norm.bias"}
 
 
 def on_disk() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.models import WIDTH, Net, batch, loss_of
+from tests.distributed.models import WIDTH, Net, batch, gradients, loss_of
 from tests.distributed.ranks import Ranks
 from tests.distributed.sharded import (
     LR,
@@ -25,6 +25,7 @@ from tests.distributed.sharded import (
     traces,
     train,
 )
+from tests.pytorch.watching import rows_of as rows_after
 from tests.pytorch.watching import watch
 from tests.required import require
 
@@ -225,9 +226,34 @@ def tied() -> tuple[dict[Any, Any], dict[str, Any]]:
 
 
 def test_tied_and_frozen_parameters(two_ranks: Ranks) -> None:
-    for rows, gradients in two_ranks.run(tied):
+    for rows, local in two_ranks.run(tied):
         unreduced = {row.name: part for row, part in rows.items() if row.signal == "grad_unreduced"}
-        assert unreduced.keys() == gradients.keys() == {"first.weight", "first.bias"}
-        for name, gradient in gradients.items():
+        assert unreduced.keys() == local.keys() == {"first.weight", "first.bias"}
+        for name, gradient in local.items():
             assert_close(unreduced[name].numbers, gradient, name)
         assert {row.name for row in rows if row.signal == "param_origin"} >= {"frozen.weight", "frozen.bias"}
+
+
+def scaled() -> tuple[dict[str, float], dict[str, float]]:
+    """Norms of gradients under FSDP's own gradient scaler, and what they must be."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = ShardedGradScaler(device="cpu", init_scale=1024.0)
+    original = dict(vars(ShardedGradScaler))
+    monitor = watch(model, optimizer)
+    wanted = gradients(Net(), 0, 0, dist.get_rank())
+    scaler.scale(loss_of(model(batch(0, 0)))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    rows = rows_after(monitor)
+    assert dict(vars(ShardedGradScaler)) == original
+    found = {row.name: values["norm"] for row, values in rows.items() if row.signal == "grad_unreduced"}
+    return found, {name: float(gradient.norm()) for name, gradient in wanted.items()}
+
+
+def test_its_own_gradient_scaler_is_heard(two_ranks: Ranks) -> None:
+    """It has ``scale`` and ``update`` of its own, beside those of torch's scaler."""
+    for found, wanted in two_ranks.run(scaled):
+        assert found == pytest.approx(wanted, rel=1e-4)

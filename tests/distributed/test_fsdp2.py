@@ -27,6 +27,7 @@ from tests.distributed.sharded import (
     traces,
     train,
 )
+from tests.pytorch.watching import rows_of as rows_after
 from tests.pytorch.watching import watch
 from tests.required import require
 from tests.tables import Row
@@ -221,3 +222,24 @@ def unused_steps() -> tuple[set[int], bool]:
 
 def test_steps_that_are_not_sampled_do_nothing(two_ranks: Ranks) -> None:
     assert two_ranks.run(unused_steps) == [({0}, True), ({0}, True)]
+
+
+def with_group() -> set[str]:
+    """Which reduced gradients a rank writes under HSDP, where the data-parallel group is known."""
+    from probe.pytorch import TrainerMon
+
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = TrainerMon({"wg_distribution": True, "ops": ["norm"]})
+    monitor.set_monitor(model, 1, optimizer, dp_group=dist.group.WORLD)
+    loss_of(model(batch(0, 0))).backward()
+    optimizer.step()
+    return {row.name for row in rows_after(monitor) if row.signal == "grad_reduced"}
+
+
+def test_the_second_replica_repeats_what_the_first_has(four_ranks: Ranks) -> None:
+    """With ``dp_group``, its reduced gradients are left out."""
+    first, second, *others = four_ranks.run(with_group)
+    assert first == second != set()
+    assert others == [set(), set()]

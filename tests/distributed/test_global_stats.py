@@ -54,7 +54,7 @@ def train(model: Any, optimizer: Any, steps: int = STEPS, poison: int | None = N
 
 def table(directory: str, signal: str) -> Table:
     found: Table = []
-    for path in sorted(Path(directory).glob(f"{signal}_*.csv")):
+    for path in sorted(Path(directory).glob(f"{signal}_[0-9]*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
             found += csv.DictReader(file, strict=True)
     return found
@@ -151,6 +151,103 @@ def test_whole_tensors_of_zero(deepspeed_ranks: Callable[[str], Ranks], stage: i
     assert {signal for signal, those in found.items() if those == names} == sharded
 
 
+def targeted() -> tuple[Table, dict[str, int]]:
+    """One small tensor, which lies in the stretch of one rank alone."""
+    from tests.distributed import test_deepspeed as deepspeed
+
+    case = deepspeed.Case(1)
+    engine = deepspeed.engine_of(case)
+    monitor = deepspeed.attach(engine, case, **settings(targets={"norm.bias": {}}, param_distribution=False))
+    deepspeed.train(engine, case, steps=3)
+    monitor.stop()
+    return table(monitor.output_directory, "grad_reduced"), monitor.faults
+
+
+def test_ranks_without_a_part_take_part_nevertheless(deepspeed_ranks: Callable[[str], Ranks]) -> None:
+    (first, _), (second, _) = answers = deepspeed_ranks("0.19.8").run(targeted)
+    assert [faults for _, faults in answers] == [{}, {}]
+    shapes = {tuple(row["shape"] for row in rows) for rows in (first, second)}
+    assert ("[0]",) * 3 in shapes, "one of them has nothing of it"
+    for one, other in zip(first, second, strict=True):
+        assert one["merged"] == other["merged"] == "1"
+        assert one["global_norm"] == other["global_norm"]
+
+
+class Many(torch.nn.Module):
+    """More tensors than there is room for at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ParameterList(torch.full((4,), float(i)) for i in range(100))
+
+    def forward(self, x: Any) -> Any:
+        return sum(part.sum() for part in self.parts) * x.mean()
+
+
+def many() -> tuple[dict[str, Table], dict[str, int]]:
+    model = Many()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.Adam(model.parameters(), LR)
+    monitor = watch(model, optimizer, **settings(ops=["norm"]))
+    for step in range(3):
+        model(batch(step, 0)).backward()
+        optimizer.step()
+    monitor.stop()
+    signals = (*SHARED[:3], "exp_avg", "exp_avg_sq")
+    return {signal: table(monitor.output_directory, signal) for signal in signals}, monitor.faults
+
+
+def test_there_is_room_for_every_row_from_the_first_step_on(two_ranks: Ranks) -> None:
+    for tables, faults in two_ranks.run(many):
+        assert faults == {}
+        assert [len(rows) for rows in tables.values()] == [300, 300, 300, 200, 200]
+        assert {row["merged"] for rows in tables.values() for row in rows} == {"1"}
+        origin = {row["name"]: row for row in tables["param_origin"] if row["step"] == "0"}
+        assert float(origin["parts.7"]["global_norm"]) == pytest.approx(14.0)
+
+
+def several() -> tuple[int, list[Table], dict[str, int]]:
+    """Tensor parallelism and ``fully_shard`` on top: groups of two and of four, which overlap."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    calls = []
+    gather = dist.ProcessGroupGloo.allgather
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        return gather(self, *args, **kwargs)
+
+    monitor = watch(model, optimizer, **settings(wg_distribution=False, mv_distribution=False))
+    dist.ProcessGroupGloo.allgather = counting
+    try:
+        for step in range(2):
+            loss_of(model(batch(step, 0, 0))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.stop()
+    finally:
+        dist.ProcessGroupGloo.allgather = gather
+    return len(calls), table(monitor.output_directory, "param_updated"), monitor.faults
+
+
+def test_each_of_several_groups_has_one_collective_a_step(four_ranks: Ranks) -> None:
+    answers = four_ranks.run(several)
+    for calls, rows, faults in answers:
+        assert faults == {}
+        groups = {row["coverage"].split(" over ")[1] for row in rows}
+        assert len(groups) == 2, "split over all four, and the last bias over two"
+        assert calls == 2 * len(groups)
+        assert {row["merged"] for row in rows} == {"1"}
+    for name in ("0.weight", "2.weight"):
+        assert len({row["global_norm"] for _, rows, _ in answers for row in rows if row["name"] == name}) == 2  # steps
+
+
 def split() -> tuple[dict[str, Table], dict[str, dict[str, dict[str, float]]]]:
     """Tensor parallelism: columns of one layer, rows of another."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -233,7 +330,7 @@ def alone(how: str) -> tuple[Table, dict[str, int], list[float], float]:
     changed: dict[str, Any] = {
         "without": {"global_stats": not other},
         "another configuration": {"ops": OPS[:-1] if other else OPS},
-        "another step": {"start_step": 1 if other else 0},
+        "another start": {"start_step": 1 if other else 0},
         "stops": {"global_stats_seconds": 20.0},
     }[how]
     monitor = watch(model, optimizer, **(settings(global_stats_seconds=1.0) | changed))
@@ -246,7 +343,7 @@ def alone(how: str) -> tuple[Table, dict[str, int], list[float], float]:
     return table(monitor.output_directory, "grad_reduced"), monitor.faults, losses, norm
 
 
-@pytest.mark.parametrize("how", ["without", "another configuration", "another step", "stops"])
+@pytest.mark.parametrize("how", ["without", "another configuration", "another start", "stops"])
 def test_a_rank_without_the_other_goes_on(two_ranks: Ranks, how: str) -> None:
     plain = two_ranks.run(plainly)
     (rows, faults, losses, norm), (_, _, others, _) = two_ranks.run(alone, how)

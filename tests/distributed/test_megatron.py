@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from probe.core.merging import merge_directory
 from probe.core.moments import merge
 from tests.distributed.ranks import Ranks
 from tests.tables import EVERY_SIGNAL
@@ -452,6 +453,8 @@ def rows(directory: str, first_layers: list[int]) -> dict[Key, Part]:
                 if not signal.startswith("actv") or name.endswith("mlp.output_0"):
                     assert key not in found, f"{key} twice"
                     found[key] = part(line)
+                    if not found[key].count:  # a rank that has none of the elements says so
+                        assert found.pop(key).where.endswith("0:0")
     return found
 
 
@@ -601,6 +604,41 @@ def test_activations_belong_to_their_micro_batch(outcome: Outcome) -> None:
                 found = [Part("", sum(each.count for each in found), value.shape, moments)]
             for each in found:
                 assert apart(each, value) <= outcome.bound(signal), key
+
+
+@pytest.mark.parametrize("way", ["data and tensor, distributed optimizer", "data and pipeline, distributed optimizer"])
+def test_whole_tensors_while_training(megatron_ranks: Callable[..., Ranks], tmp_path: Path, way: str) -> None:
+    """``global_stats`` gives what the files of all ranks merge to, also where a rank has no part of a tensor."""
+    setup = SETUPS.get(way) or Setup(size=4, pipeline=2, micro_batches=4, distributed=True)
+    directory = str(tmp_path / "out")
+    watched = megatron_ranks("0.16.1", 4).run(train, setup, directory, {"global_stats": True, "xy_distribution": False})
+    assert [each["faults"] for each in watched] == [{}] * setup.size
+    report = merge_directory(Path(directory), tmp_path / "merged")
+    assert (report.incomplete, report.differing, report.problems) == (0, [], [])
+    whole: dict[tuple[str, ...], dict[str, str]] = {}
+    for signal, line in lines(tmp_path / "merged"):
+        if signal != "grad_unreduced":
+            whole[signal, line["step"], line.get("pp_stage") or "0", line["name"]] = line
+    compared = 0
+    for rank, each in enumerate(watched):
+        stage = str(rank // (setup.size // setup.pipeline)) if setup.pipeline > 1 else "0"
+        for signal, line in lines(Path(each["directory"])):
+            if line.get("merged") and signal != "grad_unreduced":
+                assert line["merged"] == "1", line
+                offline = whole[signal, line["step"], stage, line["name"]]
+                size = float(offline["norm"]) + 1e-12
+                for op in OPS:
+                    assert abs(float(line[f"global_{op}"]) - float(offline[op])) <= 2e-5 * size, (signal, line, op)
+                compared += 1
+    assert compared > 100
+
+
+def lines(directory: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every row of every file, with its signal."""
+    for path in sorted(directory.glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                yield path.stem.rpartition("_")[0], line
 
 
 def test_redundant_gradients_are_on_one_rank(outcome: Outcome) -> None:

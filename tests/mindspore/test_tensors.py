@@ -255,7 +255,7 @@ def test_what_is_a_tensor() -> None:
     assert not any(map(tensors.is_tensor, (None, 1.0, np.ones(3), [tensor], ms.float32)))
     assert not tensors.is_tensor(ms.COOTensor(ms.Tensor([[0, 1]]), ms.Tensor([1.0]), (3, 4)))
     assert not tensors.is_tensor(ms.common.initializer.initializer("normal", [3, 4], ms.float32))
-    assert tensors.describe(Adapted(tensor)) == ((2, 3), ms.float32)
+    assert tensors.describe(Adapted(tensor)) == ((2, 3), ms.float32, None)
     assert str(tensors.describe(tensor)[1]) == "Float32"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -706,3 +707,36 @@ def test_writes_that_autograd_does_not_see_are_seen() -> None:
         assert found["grad_unreduced"] == pytest.approx(2 * gradient, rel=1e-5)
         assert found["grad_reduced"] == pytest.approx(gradient, rel=1e-5)
         assert found["param_origin"] == found["param_updated"] == pytest.approx(weight, rel=1e-5)
+
+
+class Bare:
+    """An optimizer of somebody's own, without torch's hooks."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def test_a_monitor_that_cannot_be_taken_away_hears_nothing_after_its_end() -> None:
+    """Two monitors wrap one optimizer's step; the first to come is the first to go, and stays wrapped in. Training goes
+    on for longer than any queue."""
+    model = TinyNet()
+    optimizer = Bare(torch.optim.SGD(model.parameters(), lr=0.01))
+    first, second = watch(model, optimizer), watch(model, optimizer)
+
+    def step() -> None:
+        model(X).sum().backward()
+        optimizer.step()
+
+    step()
+    first.stop()
+    step()
+    second.stop()
+    training = threading.Thread(target=lambda: [step() for _ in range(20)], daemon=True)
+    training.start()
+    training.join(60)
+    assert not training.is_alive(), "training hangs"
+    assert (first.step, second.step) == (1, 2)
+    assert (first.faults, second.faults) == ({}, {})

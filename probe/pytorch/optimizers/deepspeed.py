@@ -15,7 +15,7 @@ import torch
 from probe.core.framework import Remove, Shard, StepListener
 from probe.core.patching import replace
 from probe.pytorch import zero
-from probe.pytorch.optimizers.scaling import on_loss_scale
+from probe.pytorch.optimizers.scaling import asked, on_loss_scale
 from probe.pytorch.zero import in_use, layout, layout_of, owned
 
 __all__ = ["around", "check", "gradient", "knows", "on_step", "owned", "state", "value"]
@@ -79,7 +79,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        listener.before(optimizer, scale() if listener.sampled else None)
+        listener.before(optimizer, asked(lambda _: scale(), optimizer, listener))
         result = original(*args, **kwargs)
         listener.after(optimizer, "skipped" if getattr(optimizer, "overflow", False) else "applied")
         return result

@@ -21,7 +21,7 @@ from probe.core.patching import replace
 from probe.core.records import Coverage
 from probe.pytorch.megatron import is_a, together
 from probe.pytorch.optimizers import native
-from probe.pytorch.optimizers.scaling import on_loss_scale
+from probe.pytorch.optimizers.scaling import asked, on_loss_scale
 from probe.pytorch.wrappers import home, piece
 
 OPTIMIZER = "megatron.core.optimizer.optimizer.MegatronOptimizer"
@@ -62,10 +62,17 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
     main = getattr(parameter, "main_param", None)
     updated = sharing.updated.get(parameter) if sharing is not None else parameter if main is None else main
     kept = (inner.optimizer.state for inner in _chained(optimizer))
+    if sharing is not None and updated is None:  # this rank has no part
+        kinds: Mapping[str, Any] = next((each for one in kept for each in one.values()), {})
+        return {kind: sharing.part(parameter, parameter.detach()) for kind, v in kinds.items() if _is_state(kind, v)}
     found: Mapping[str, Any] = next((each[updated] for each in kept if updated in each), {})
-    tensors = {kind: value for kind, value in found.items() if isinstance(value, torch.Tensor)}
     covered = piece if sharing is None else sharing.covered
-    return {kind: covered(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
+    return {kind: covered(parameter, value) for kind, value in found.items() if _is_state(kind, value)}
+
+
+def _is_state(kind: str, value: object) -> bool:
+    """Whether this is no counter of steps."""
+    return isinstance(value, torch.Tensor) and (kind != "step" or bool(value.dim()))
 
 
 def held_scale(optimizer: Any) -> torch.Tensor | None:
@@ -80,7 +87,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        listener.before(optimizer, held_scale(optimizer) if listener.sampled else None)
+        listener.before(optimizer, asked(held_scale, optimizer, listener))
         result = original(*args, **kwargs)
         succeeded = result[0] if isinstance(result, tuple) else result
         listener.after(optimizer, "skipped" if succeeded is False else "applied")
@@ -111,10 +118,15 @@ class Sharing:
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._groups
 
-    def part(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard | None:
-        """This rank's part of ``tensor``, which has the shape of ``parameter``; None if it has none."""
+    def part(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
+        """This rank's part of ``tensor``, which has the shape of ``parameter``; an empty one if it has none, so that
+        all ranks know of each other."""
+        start, end = self._range(parameter)
+        return self.covered(parameter, tensor.reshape(-1)[start:end])
+
+    def _range(self, parameter: torch.nn.Parameter) -> tuple[int, int]:
         place = self._places.get(parameter)
-        return None if place is None else self.covered(parameter, tensor.reshape(-1)[place.start : place.end])
+        return (0, 0) if place is None else (place.start, place.end)
 
     def covered(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor | Shard:
         """``part`` with what it covers; whole, it has the shape of the parameter again."""
@@ -126,9 +138,9 @@ class Sharing:
 
     def _covers(self, parameter: torch.nn.Parameter) -> Coverage:
         """The parameter may be a part itself, of one that is split over tensor-parallel ranks."""
-        found, ranks, place = home(parameter), self._groups[parameter], self._places[parameter]
+        found, ranks = home(parameter), self._groups[parameter]
         split: Coverage | None = getattr(found, "coverage", None)
-        where = f"{place.start}:{place.end}"
+        where = "{}:{}".format(*self._range(parameter))
         if split is None:
             return Coverage(tuple(parameter.shape), where, tuple(sorted(ranks)))
         return Coverage(split.shape, f"{split.part}, {where}", together(split.ranks, ranks, dist.get_rank()))

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
+from probe.core.framework import Remove, StepListener
+from probe.core.patching import replace
+
 Method = Callable[..., Any]
+Scale = torch.Tensor | None
 
 
 class ScaledStepListener(Protocol):
@@ -24,8 +28,10 @@ class ScaledStepListener(Protocol):
 
 
 _watched: list[tuple[Any, ScaledStepListener]] = []
-_replaced: dict[str, tuple[Method, Method]] = {}
-"""What stands in for each method, and the method."""
+_restores: list[Remove] = []
+"""What puts back each method that something stands in for."""
+_stepping: list[tuple[Any, ScaledStepListener]] = []
+"""Those whose scaler's step is running: a subclass's may call that of its parent."""
 _current: weakref.ref[Any] | None = None
 _others: list[Callable[[], torch.Tensor | None]] = []
 """How to ask the optimizers that scale by themselves."""
@@ -41,6 +47,15 @@ def loss_scale() -> torch.Tensor | None:
     if scaler is None:
         return next((scale for ask in _others if (scale := ask()) is not None), None)
     return getattr(scaler, "_scale", None)
+
+
+def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -> Scale:
+    """What ``ask`` says of the gradients of ``optimizer`` on a sampled step; a failure is counted, not raised."""
+    try:
+        return ask(optimizer) if listener.sampled else None
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        listener.failed("loss scale", error)
+        return None
 
 
 def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
@@ -78,19 +93,26 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
 
 
 def _install() -> None:
-    scaler = _scaler()
-    for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
-        original = scaler.__dict__[name]
-        _replaced[name] = (functools.wraps(original)(wrap(original)), original)
-        setattr(scaler, name, _replaced[name][0])
+    """Subclasses may have methods of their own: FSDP's ``ShardedGradScaler`` has."""
+    for kind in _kinds(_scaler()):
+        for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
+            original = vars(kind).get(name)
+            if original is not None:
+                _restores.append(replace(kind, name, functools.wraps(original)(wrap(original))))
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    yield kind
+    derived: type
+    for derived in kind.__subclasses__():
+        yield from _kinds(derived)
 
 
 def _restore() -> None:
     global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
     _current = None
-    for name, (ours, original) in _replaced.items():
-        if _scaler().__dict__[name] is ours:  # else somebody has wrapped it since, and it goes on calling the original
-            setattr(_scaler(), name, original)
+    while _restores:
+        _restores.pop()()
 
 
 def _scale(original: Method) -> Method:
@@ -105,11 +127,16 @@ def _scale(original: Method) -> Method:
 
 def _step(original: Method) -> Method:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = [listener for watched, listener in _watched if watched is optimizer]
-        for listener in listeners:
-            listener.scaled_began()
-        result = original(self, optimizer, *args, **kwargs)
-        for listener in listeners:
+        listeners = [entry for entry in _watched if entry[0] is optimizer and entry not in _stepping]
+        for entry in listeners:
+            _stepping.append(entry)
+            entry[1].scaled_began()
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+        finally:
+            for entry in listeners:
+                _stepping.remove(entry)
+        for _, listener in listeners:
             listener.scaled_ended()
         return result
 

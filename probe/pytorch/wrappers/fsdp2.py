@@ -59,6 +59,10 @@ def _groups(model: torch.nn.Module) -> Iterator[Any]:
                 yield group
 
 
+def _fail(error: Exception) -> None:
+    raise error
+
+
 class Stored:
     """The home of one parameter.
 
@@ -103,7 +107,7 @@ class Stored:
             return True
 
         if not place():
-            self._once_there(place, placed)
+            self._once_there(place, placed, guard)
         return placed.close
 
     def _own(self, listen: Callable[..., None], gradient: torch.Tensor) -> None:
@@ -117,14 +121,19 @@ class Stored:
             total = gradient if earlier is None else add(earlier, gradient)
             listen(total, reduced=self._reduces())
 
-    def _once_there(self, place: Callable[[], bool], placed: ExitStack) -> None:
+    def _once_there(self, place: Callable[[], bool], placed: ExitStack, guard: Guard) -> None:
         """Places when the stand-in is made, for which there is no hook; nothing stays replaced after that."""
         original = self._stored.to_unsharded
 
         @functools.wraps(original)
         def to_unsharded() -> None:
             original()
-            if waiting and place():
+            try:
+                there = bool(waiting) and place()
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+                there = True
+                guard(_fail)(error)
+            if there:
                 waiting.clear()
             if not waiting:
                 restore()

@@ -28,6 +28,8 @@ OWN_FSDP = (
 )
 WRAPPER = "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel"
 BUFFERS = "megatron.core.distributed.param_and_grad_buffer"
+NORMS_OF_HEADS = ("q_layernorm", "k_layernorm")
+"""Each tensor-parallel rank has the gradient of its own heads alone; Megatron finds them by these names and adds up."""
 FUSED = (
     "gradient_accumulation_fusion adds a weight's gradient to main_grad in the kernel that computes it, so that no "
     "micro batch's own gradient exists; with monitor_mbs_grad: false the step's sum is recorded"
@@ -73,10 +75,13 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Home]]:
     """Parameters that are split, or whose gradients are added up in Megatron's buffers."""
     if not here():
         return
-    for module in model.modules():
+    heads = getattr(getattr(model, "config", None), "qk_layernorm", False)
+    for name, module in model.named_modules():
+        by_head = heads and any(norm in name for norm in NORMS_OF_HEADS)
         for parameter in module.parameters(recurse=False):
             ranks = tensor_ranks(parameter, module) if hasattr(parameter, "tensor_model_parallel") else []
-            sequence = tensor_ranks(parameter, module) if getattr(parameter, "sequence_parallel", False) else []
+            added = by_head or getattr(parameter, "sequence_parallel", False)
+            sequence = tensor_ranks(parameter, module) if added else []
             if buffered(parameter) or len(ranks) > 1:
                 yield parameter, Home(parameter, ranks, sequence)
 
@@ -93,7 +98,8 @@ class Home:
 
     Args:
         ranks: among which the parameter may be split.
-        sequence: among which its gradient is a sum of terms until Megatron has added them up (sequence parallelism).
+        sequence: among which its gradient is a sum of terms until Megatron has added them up (sequence parallelism,
+            norms of queries and keys).
     """
 
     def __init__(self, parameter: torch.nn.Parameter, ranks: list[int], sequence: list[int]) -> None:
