@@ -237,7 +237,7 @@ def test_trainer_with_deepspeed(with_deepspeed: Ranks, tmp_path: Any, stage: int
     answers = with_deepspeed.run(watched, str(tmp_path), givens, zero(stage))
     for (rows, *others), _, same in answers:
         assert same, "losses or weights differ from those without a monitor"
-        assert others == [rows, rows]
+        assert [*map(repr, others)] == [repr(rows)] * 2  # a rank without a part of a tensor has NaN for its extremes
         assert {row.step for row in rows} == set(range(STEPS))
         each = set(range(MICRO_BATCHES)) if stage >= 2 else {0}
         assert {row.micro_step for row in rows if row.signal == "grad_unreduced"} == each
