@@ -144,7 +144,7 @@ def _four(x: Floats) -> fused.Four | None:
     """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
     if x.dtype != np.float32 or not x.flags.c_contiguous:
         return None
-    return fused.float32(x.__array_interface__["data"][0], x.size)
+    return fused.one(x.__array_interface__["data"][0], x.size)
 
 
 def _sum(x: Floats) -> float:

@@ -1,7 +1,7 @@
-"""One pass over float32 numbers in host memory for minimum, maximum, sum and sum of squares, where a C compiler was at
-hand when this package was installed. It takes a third of the time of one reduction after another.
+"""One pass over float32 or bfloat16 numbers in host memory for minimum, maximum, sum and sum of squares.
 
-Everything works without it, more slowly.
+There where a C compiler was at hand when this package was installed; it takes a third of the time of one reduction
+after another. Everything works without it, more slowly.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ BRIEF = 1 << 21
 """Elements up to which other threads wait meanwhile (a tenth of a millisecond): to let them go on, and to wait until
 one of them gives way again, takes longer."""
 
+KINDS = ("float32", "bfloat16")
+"""What it reads."""
 Four = tuple[float, float, float, float]
 """Minimum, maximum, sum, sum of squares."""
 
@@ -32,11 +34,13 @@ class _Library:
 
     def __init__(self, path: Path) -> None:
         brief, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
-        self.brief, self.long = brief.probe_fused_float32, long.probe_fused_float32
-        self.each_brief, self.each_long = brief.probe_fused_float32_each, long.probe_fused_float32_each
-        for function in (self.brief, self.long):
+        self.brief, self.long = ({kind: dll[f"probe_fused_{kind}"] for kind in KINDS} for dll in (brief, long))
+        self.each_brief, self.each_long = (
+            {kind: dll[f"probe_fused_{kind}_each"] for kind in KINDS} for dll in (brief, long)
+        )
+        for function in (*self.brief.values(), *self.long.values()):
             function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p), None
-        for function in (self.each_brief, self.each_long):
+        for function in (*self.each_brief.values(), *self.each_long.values()):
             function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
             function.restype = None
 
@@ -61,8 +65,8 @@ available = _library is not None
 """Whether it was compiled, and is to be used."""
 
 
-def float32(address: int, size: int) -> Four | None:
-    """The moments of ``size`` float32 numbers that lie side by side at ``address``.
+def one(address: int, size: int, kind: str = "float32") -> Four | None:
+    """The moments of ``size`` numbers of a ``kind`` that lie side by side at ``address``.
 
     None where float32 does not hold the answer: with NaN or Inf among the numbers, with squares or sums beyond its
     range, and where it is not compiled.
@@ -70,18 +74,20 @@ def float32(address: int, size: int) -> Four | None:
     if not available or _library is None:
         return None
     four = _room.four
-    (_library.brief if size <= BRIEF else _library.long)(address, size, four)
+    (_library.brief if size <= BRIEF else _library.long)[kind](address, size, four)
     low, high, total, squares = four
     fits = SQUARES_TOO_SMALL * size < squares < math.inf and math.isfinite(total)
     return (low, high, total, squares) if fits or low == high == squares == 0.0 else None
 
 
-def each(addresses: Sequence[int], sizes: Sequence[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """The moments of many, a row each, and which of the rows hold the answer: see :func:`float32`."""
+def each(
+    addresses: Sequence[int], sizes: Sequence[int], kind: str = "float32"
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """The moments of many of one kind, a row each, and which of the rows hold the answer: see :func:`one`."""
     assert _library is not None, "not compiled: see `available`"
     rows = np.empty((len(sizes), 4))
     where, lengths = np.array(addresses, np.uintp), np.array(sizes, np.uintp)
-    function = _library.each_brief if sum(sizes) <= BRIEF else _library.each_long
+    function = (_library.each_brief if sum(sizes) <= BRIEF else _library.each_long)[kind]
     function(where.ctypes.data, lengths.ctypes.data, len(sizes), rows.ctypes.data)
     squares = rows[:, 3]
     with np.errstate(invalid="ignore"):

@@ -28,6 +28,8 @@ PIECE = 1 << 20
 """Elements reduced at a time: bounds the copy of a converted or strided tensor."""
 SHORT = 1 << 15
 """Elements up to which one float32 dot product is exact enough (4e-6 of the norm) and cheaper."""
+KINDS = {getattr(torch, kind): kind for kind in fused.KINDS}
+"""Dtypes that one compiled pass reads."""
 ONE_PASS = {"min": 0, "max": 1, "sum": 2, "sumsq": 3, "nans": 4, "infs": 5}
 """The moments that one compiled pass gives, where there is neither NaN nor Inf, and their places."""
 RUN = 1024
@@ -38,13 +40,14 @@ equal elements, 1e-6 here). The norms of longer tensors' runs are put together i
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Array | None:
     """As :func:`moments`, in a tenth of the time for short tensors; they need not be detached, and no operator of torch
     runs. None where that cannot be: another dtype, a layout with gaps, columns that need more, NaN or Inf."""
-    places = _places(columns) if fused.available else None
-    if places is None or not all(map(_ready, tensors)):
+    places, dtype = _places(columns) if fused.available else None, tensors[0].dtype
+    kind = KINDS.get(dtype)
+    if places is None or kind is None or not all(_ready(tensor, dtype) for tensor in tensors):
         return None
     if len(tensors) == 1:
-        four = fused.float32(tensors[0].data_ptr(), tensors[0].numel())
+        four = fused.one(tensors[0].data_ptr(), tensors[0].numel(), kind)
         return None if four is None else np.array([[(*four, 0.0, 0.0)[place] for place in places]])
-    rows, sound = fused.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors])
+    rows, sound = fused.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors], kind)
     return np.concatenate([rows, np.zeros((len(rows), 2))], axis=1)[:, places] if sound.all() else None
 
 
@@ -54,9 +57,9 @@ def _places(columns: tuple[str, ...]) -> list[int] | None:
     return [ONE_PASS[name] for name in columns] if ONE_PASS.keys() >= set(columns) else None
 
 
-def _ready(tensor: torch.Tensor) -> bool:
-    """Whether the elements are float32, in host memory, and lie side by side as they are meant."""
-    if tensor.dtype is not torch.float32 or not tensor.is_cpu or tensor.layout is not torch.strided:
+def _ready(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the elements are of ``dtype``, in host memory, and lie side by side as they are meant."""
+    if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
         return False
     return tensor.is_contiguous() and not tensor.is_neg()
 
@@ -164,7 +167,7 @@ def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
 
 def _four(x: torch.Tensor) -> fused.Four | None:
     """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
-    return fused.float32(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
+    return fused.one(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
 
 
 def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:
