@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,17 +34,6 @@ LOST_EARLY = "collectives: calls before set_monitor that were too many to keep"
 LOST_OUTPUTS = "collectives: calls whose outputs nobody waited for, so that they were not read"
 
 _log = logging.getLogger("probe.collectives")
-_muted = threading.local()
-
-
-@contextmanager
-def muted() -> Iterator[None]:
-    """Inside, on this thread, collectives are not listened to: those of the monitor itself."""
-    _muted.depth = getattr(_muted, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _muted.depth -= 1
 
 
 class Listening:
@@ -113,8 +101,6 @@ class Listening:
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> Call | None:
         """A call is about to be made; None if nothing more is to be told of it."""
-        if getattr(_muted, "depth", 0):
-            return None
         begin = time.perf_counter()
         try:
             with self._lock:

@@ -15,7 +15,7 @@ import pytest
 from probe.core import collectives
 from probe.core.call_log import DISTINCT, CallLog
 from probe.core.call_sites import Lines, Sites, stack
-from probe.core.collectives import EARLY, LOST_EARLY, Listening, muted
+from probe.core.collectives import EARLY, LOST_EARLY, Listening
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import derive
@@ -179,11 +179,8 @@ def test_after_the_log_a_step_that_is_not_sampled_costs_one_test(wire: Wire) -> 
     listening.stop()
 
 
-def test_muted_calls_and_ranks_that_take_no_part_give_nothing(wire: Wire) -> None:
+def test_ranks_that_take_no_part_do_not_listen(wire: Wire) -> None:
     listening = listen(wire)
-    with muted(), muted():
-        wire.send("all_reduce", [], [Array(1.0)])
-    assert rows(listening) == {}
     listening.attach(Run(), takes_part=False)  # type: ignore[arg-type]
     assert wire.listeners == []
     listening.stop()

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from probe.core.moments import merge
 from tests.distributed.models import Net, Reference, batch, copy_of, loss_of
 from tests.pytorch.watching import numbers, watch
@@ -229,6 +231,17 @@ def running_sums(seen: Seen) -> dict[Row, Any]:
         for i in range(len(local))
         for name in local[0]
     }
+
+
+MICRO_BATCHES = [
+    pytest.param(False, False, sum_of_step, id="not reduced, the step's sum"),
+    pytest.param(False, True, each_micro_batch, id="not reduced, each micro batch"),
+    pytest.param(False, "accumulated", running_sums, id="not reduced, running sums"),
+    pytest.param(True, False, each_micro_batch, id="reduced one by one: there is no sum"),
+    pytest.param(True, True, each_micro_batch, id="reduced one by one, each micro batch"),
+    pytest.param(True, "accumulated", each_micro_batch, id="reduced one by one, so that nothing accumulates"),
+]
+"""Whether each micro batch is reduced, ``monitor_mbs_grad``, and the unreduced rows that there must be."""
 
 
 class Traces(NamedTuple):

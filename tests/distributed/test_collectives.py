@@ -25,7 +25,7 @@ dist = torch.distributed
 from torch import nn  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
-from probe.core.collectives import LOST_OUTPUTS, muted  # noqa: E402
+from probe.core.collectives import LOST_OUTPUTS  # noqa: E402
 from probe.core.records import Finding  # noqa: E402
 from probe.pytorch import TrainerMon, TrainingStopped  # noqa: E402
 
@@ -341,7 +341,7 @@ def other_call() -> None:
 
 
 def choose() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Rows with ``cc_codeline``; and those of calls of which one is muted, without inputs."""
+    """Rows with ``cc_codeline``; and those of every second step, without inputs."""
     loop = Loop({"cc_distribution": {"enable": True, "cc_codeline": [r"test_collectives\.py\[\d+\] chosen_call$"]}})
     for _ in range(3):
         chosen_call()
@@ -350,14 +350,12 @@ def choose() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     first = loop.rows()
     loop = Loop({"cc_distribution": {"enable": True}, "step_interval": 2})
     for _ in range(3):
-        with muted():
-            other_call()
         chosen_call()
         loop.step()
     return first, loop.rows()
 
 
-def test_lines_are_chosen_and_unsampled_steps_and_muted_calls_are_left_out(two_ranks: Ranks) -> None:
+def test_lines_are_chosen_and_unsampled_steps_are_left_out(two_ranks: Ranks) -> None:
     line = inspect.getsourcelines(chosen_call)[1] + 1
     row = f"all_reduce.ranks0-1.{HERE}[{line}].post"
     for chosen, sampled in two_ranks.run(choose):

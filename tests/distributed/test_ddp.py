@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.models import Net, batch, by_hand, copy_of, loss_of
+from tests.distributed import sharded
+from tests.distributed.models import Net, by_hand, copy_of
 from tests.distributed.ranks import Ranks
 from tests.pytorch.watching import assert_rows, rows_of, watch
 from tests.required import require
@@ -19,7 +20,7 @@ torch = require("torch")
 import torch.distributed as dist  # noqa: E402 - only where torch is
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402, N817
 
-STEPS, LR = 2, 0.1
+STEPS, LR = sharded.STEPS, sharded.LR
 WEIGHTS = {"xy_distribution": False}
 
 
@@ -44,17 +45,7 @@ def wrapped(options: dict[str, Any], own_hook: bool) -> Any:
 
 def train(model: Any, optimizer: Any, micro_batches: int) -> list[float]:
     """The losses; all micro batches but the last leave out the reduction."""
-    losses = []
-    for step in range(STEPS):
-        for i in range(micro_batches):
-            last = i == micro_batches - 1
-            with nullcontext() if last or not isinstance(model, DDP) else model.no_sync():
-                loss = loss_of(model(batch(step, i)))
-                loss.backward()
-            losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
+    return sharded.train(model, optimizer, micro_batches, lambda ddp, last: nullcontext() if last else ddp.no_sync())
 
 
 def watched(

@@ -11,6 +11,7 @@ from tests.distributed.models import WIDTH, Net, batch, gradients, loss_of
 from tests.distributed.ranks import Ranks
 from tests.distributed.sharded import (
     LR,
+    MICRO_BATCHES,
     Seen,
     Traces,
     assert_close,
@@ -20,7 +21,6 @@ from tests.distributed.sharded import (
     observed,
     parts,
     rows_of,
-    running_sums,
     sum_of_step,
     traces,
     train,
@@ -80,17 +80,7 @@ def test_gradients_parameters_and_state(two_ranks: Ranks) -> None:
     assert any(part.startswith("0 of [3, 5] at 0:0") for part in parts), "a rank without an element of down.weight"
 
 
-@pytest.mark.parametrize(
-    ("synchronized", "each", "wanted"),
-    [
-        pytest.param(False, False, sum_of_step, id="no_sync, the step's sum"),
-        pytest.param(False, True, each_micro_batch, id="no_sync, each micro batch"),
-        pytest.param(False, "accumulated", running_sums, id="no_sync, running sums"),
-        pytest.param(True, False, each_micro_batch, id="reduced one by one: there is no sum"),
-        pytest.param(True, True, each_micro_batch, id="reduced one by one, each micro batch"),
-        pytest.param(True, "accumulated", each_micro_batch, id="reduced one by one, so that nothing accumulates"),
-    ],
-)
+@pytest.mark.parametrize(("synchronized", "each", "wanted"), MICRO_BATCHES)
 def test_several_micro_batches(two_ranks: Ranks, synchronized: bool, each: Any, wanted: Any) -> None:
     assert_seen(two_ranks.run(seen, 3, synchronized, monitor_mbs_grad=each), wanted)
 

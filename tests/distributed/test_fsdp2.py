@@ -11,6 +11,7 @@ from tests.distributed.models import Net, batch, loss_of
 from tests.distributed.ranks import Ranks
 from tests.distributed.sharded import (
     LR,
+    MICRO_BATCHES,
     Seen,
     Traces,
     assert_close,
@@ -22,7 +23,6 @@ from tests.distributed.sharded import (
     parts,
     reference,
     rows_of,
-    running_sums,
     sum_of_step,
     traces,
     train,
@@ -83,16 +83,7 @@ def test_gradients_parameters_and_state(two_ranks: Ranks, reshard: bool) -> None
     assert {"18 of [5, 6] at dim 0: 0/2 over ranks 0-1", "12 of [5, 6] at dim 0: 1/2 over ranks 0-1"} <= parts
 
 
-@pytest.mark.parametrize(
-    ("synchronized", "each", "wanted"),
-    [
-        pytest.param(False, False, sum_of_step, id="without sync, the step's sum"),
-        pytest.param(False, True, each_micro_batch, id="without sync, each micro batch"),
-        pytest.param(False, "accumulated", running_sums, id="without sync, running sums"),
-        pytest.param(True, False, each_micro_batch, id="reduced one by one: there is no sum"),
-        pytest.param(True, True, each_micro_batch, id="reduced one by one, each micro batch"),
-    ],
-)
+@pytest.mark.parametrize(("synchronized", "each", "wanted"), MICRO_BATCHES)
 def test_several_micro_batches(two_ranks: Ranks, synchronized: bool, each: Any, wanted: Any) -> None:
     assert_seen(two_ranks.run(seen, 3, synchronized, settings={"monitor_mbs_grad": each}), wanted)
 
