@@ -68,24 +68,24 @@ $(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,test,parallel,check]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,analysis,test,parallel,check]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
 $(VENV)/.demo-pytorch: $(PACKAGING) | $(VENV)/.created
-	$(VENV)/bin/python -m pip install $(TORCH) $(NUMPY) -e ".[tensorboard]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(NUMPY) -e ".[tensorboard,analysis]"
 	touch $@
 
 $(VENV)/.demo-mindspore: $(PACKAGING) | $(VENV)/.created
-	$(VENV)/bin/python -m pip install $(MINDSPORE) $(NUMPY) -e ".[tensorboard]"
+	$(VENV)/bin/python -m pip install $(MINDSPORE) $(NUMPY) -e ".[tensorboard,analysis]"
 	touch $@
 
 $(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
-	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,test]"
+	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,analysis,test]"
 	touch $@
 
 $(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created
-	$(BENCH)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard,deepspeed]"
+	$(BENCH)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(EXISTING_TOOL) $(NUMPY) -e ".[tensorboard,analysis,deepspeed]"
 	$(foreach version,$(NEWEST),$(call apart,$(BENCH),$(version))$(newline))
 	touch $@
 

@@ -22,7 +22,10 @@ FRAMEWORKS = {
 
 FEATURES = {
     "tensorboard": ["tensorboardX"],  # writes event files without TensorFlow or TensorBoard
-    "report": ["plotly"],  # the HTML report
+    "analysis": [
+        "duckdb>=1.1",  # reads the files of any number of ranks within bounded memory; writes Parquet
+        "plotly>=5.20",  # the HTML report: its JavaScript is put into the page
+    ],
     "services": [
         "prometheus-client",  # metrics to be scraped
         "httpx",  # heartbeats and web hooks
@@ -44,6 +47,8 @@ DEVELOPMENT = {
     "test": [
         "pytest>=8",
         "tensorboard",  # reads event files back, independently of what wrote them
+        "pyarrow",  # does so with Parquet files
+        "selenium>=4.20",  # opens the report in a browser
     ],
     "parallel": [  # ways of training that the tests run; deepspeed and megatron-core: see the Makefile
         "transformers==5.23.0",
