@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,22 @@ class Output:
         same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
         said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
         return GlobalStats(
-            run.framework.parallel, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults
+            run.framework.parallel,
+            self._number,
+            said,
+            settings.statistics,
+            settings.global_stats_seconds,
+            run.faults,
+            self._replicas(run),
         )
+
+    def _replicas(self, run: Run) -> Sequence[int]:
+        """Ranks that should hold the same parameters; none unless a rule asks for it."""
+        if all(rule.rule_name != "AnomalyReplica" for rule in run.settings.alert.rules):
+            return ()
+        named = run.framework.parallel.named()
+        experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
+        return run.replicas or named.get(experts) or range(run.framework.groups.world_size())
 
     def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
         """``batches`` with what is known of whole tensors; on the delivery thread."""

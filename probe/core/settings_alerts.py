@@ -92,7 +92,7 @@ class VanishArgs(Section):
     """Number of latest samples of each gradient's norm that its median is taken from."""
     warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a gradient before it is judged. Not more than window."""
-    min_ratio: Number = Field(1e4, gt=1)
+    min_ratio: Number = Field(1e3, gt=1)
     """Factor by which a norm must be below its median, and by which it must have fallen more than that gradient of the
     same kind that has kept most of its size. A norm of exactly 0 has fallen by any factor."""
     steps: Integer = Field(5, ge=1, le=10_000)
@@ -117,7 +117,7 @@ class DeadArgs(Section):
 class FrozenArgs(Section):
     """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution."""
 
-    steps: Integer = Field(10, ge=1, le=10_000)
+    steps: Integer = Field(5, ge=1, le=10_000)
     """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
     reported."""
 

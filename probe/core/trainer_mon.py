@@ -143,6 +143,7 @@ class Monitor:
             faults=self._faults,
             main_grad=self._main_grad,
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
 
     def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:

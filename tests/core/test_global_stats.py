@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from probe.core.faults import Faults
-from probe.core.global_stats import ROWS, GlobalStats
+from probe.core.global_stats import GlobalStats
 from probe.core.records import Batch, Coverage, Key
+from probe.core.tables import ROWS
 
 SECONDS = 5.0
 
