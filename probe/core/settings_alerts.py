@@ -115,7 +115,8 @@ class DeadArgs(Section):
 
 
 class FrozenArgs(Section):
-    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution."""
+    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution; of ops, min or max,
+    and one of norm, mean and std."""
 
     steps: Integer = Field(5, ge=1, le=10_000)
     """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
@@ -163,6 +164,10 @@ RULE_ARGS: dict[str, type[Section]] = {
 """The rules that come with probe, and the model of what each takes."""
 
 
+DEFAULT_RULES = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
+"""What judges where a configuration names no rules: each had no false alarm in healthy runs of many kinds."""
+
+
 def _known_rule(name: str) -> str:
     if name not in RULE_ARGS:
         Names((*RULE_ARGS, *(point.name for point in entry_points(group=RULES_GROUP)))).check(name)
@@ -203,12 +208,9 @@ class Rule(Section):
 class Alert(Section):
     """Automatic alerts."""
 
-    rules: tuple[Rule, ...] = (
-        Rule(rule_name="AnomalyNan", args={}),
-        Rule(rule_name="AnomalySpike", args={}),
-    )
+    rules: tuple[Rule, ...] = tuple(Rule(rule_name=name, args={}) for name in DEFAULT_RULES)
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
-    judges only the ops that are collected. Missing: AnomalyNan and AnomalySpike with their defaults. An empty list:
-    none."""
+    judges only the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead
+    and AnomalyFrozen with their defaults. An empty list: none."""
     dump: Flag = False
     """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""

@@ -55,7 +55,7 @@ def trained(
 
 
 def test_the_odd_one_out_names_itself(four_ranks: Ranks) -> None:
-    """The lowest bit of one element on rank 2: that rank names the parameter at that step, once, and the others are silent."""
+    """The lowest bit of one element on rank 2: that rank names the parameter at that step, once; others are silent."""
     answers = four_ranks.run(trained, 2)
     assert [faults for _, faults, _, _ in answers] == [{}] * 4
     assert [found for found, _, _, _ in answers] == [
