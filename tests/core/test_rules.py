@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from probe.core.moments import EMPTY, columns_for
 from probe.core.records import Batch, Key
 from probe.core.rules import RULES, factory
 from probe.core.rules.history import FORGET_AFTER, Field, History
@@ -17,48 +16,9 @@ from probe.core.rules.nan import AnomalyNan
 from probe.core.rules.spike import AnomalySpike
 from probe.core.rules.turbulence import AnomalyTurbulence
 from probe.core.settings import RULE_ARGS
+from tests.core.rule_batches import OPS, W, batch_of, norms
 
-W = Key("fc.weight")
-OPS = ("min", "max", "norm", "mean", "nans", "infs", "std", "id")
 nan, inf = math.nan, math.inf
-
-
-def batch_of(tensors, step=0, ops=OPS, signal="exp_avg"):
-    """The batch that ``{key: array}`` gives, its moments by plain NumPy."""
-    with np.errstate(invalid="ignore"):
-        moments = {
-            "min": [t.min() if t.size else EMPTY["min"] for t in tensors.values()],
-            "max": [t.max() if t.size else EMPTY["max"] for t in tensors.values()],
-            "sum": [t.sum() for t in tensors.values()],
-            "sumsq": [(t**2).sum() for t in tensors.values()],
-            "m2": [t.var() * t.size if t.size else 0.0 for t in tensors.values()],
-            "nans": [np.isnan(t).sum() for t in tensors.values()],
-            "infs": [np.isinf(t).sum() for t in tensors.values()],
-        }
-    count = len(tensors)
-    return Batch(
-        signal=signal,
-        step=step,
-        keys=tuple(tensors),
-        shapes=tuple(t.shape for t in tensors.values()),
-        dtypes=("torch.float32",) * count,
-        order=np.arange(count, dtype=np.int64),
-        columns={name: np.array(moments[name], dtype=np.float64) for name in columns_for(ops)},
-    )
-
-
-def norms(values, step=0, shape=(4, 4), extra=None, **options):
-    """A batch that holds nothing but norms (and ``extra`` columns)."""
-    return Batch(
-        signal=options.get("signal", "exp_avg"),
-        step=step,
-        keys=tuple(values),
-        shapes=(shape,) * len(values),
-        dtypes=(options.get("dtype", "torch.float32"),) * len(values),
-        order=np.arange(len(values), dtype=np.int64),
-        columns={"sumsq": np.array(list(values.values()), dtype=np.float64) ** 2, **(extra or {})},
-        micro_stepped=options.get("micro_stepped", False),
-    )
 
 
 def nan_rule(threshold=None, ops=OPS):

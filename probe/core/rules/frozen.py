@@ -36,8 +36,8 @@ class AnomalyFrozen:
     parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite.
 
     It needs ``param_distribution`` and ``wg_distribution``; an extreme (``min`` or ``max``), as the norm of very many
-    elements may not show a small update; and a sum (``norm``, ``mean`` or ``std``), as the extremes of an embedding stay
-    while other rows of it move. ``param_updated`` must come last of a step's parameters and gradients.
+    elements may not show a small update; and a sum (``norm``, ``mean`` or ``std``), as the extremes of an embedding may
+    stay while other rows of it move. ``param_updated`` must come last of a step's parameters and gradients.
     """
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
