@@ -34,7 +34,8 @@ class Replicas:
         self._known: dict[str, tuple[tuple[Key, ...], tuple[Coverage | None, ...], npt.NDArray[np.uint64]]] = {}
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
-        """``batches`` with the columns of :mod:`probe.core.rules.replica` where tensors have copies.
+        """``batches`` with the columns of :mod:`probe.core.rules.replica` where any row differs from its copies: the
+        files of healthy runs have none of them.
 
         Raises:
             Exception: if a rank did not come, or came with another step.
@@ -45,12 +46,14 @@ class Replicas:
         if self._tables is None:
             exchange, rows = meet(self._parallel, self.ranks, self._where, self._said, len(mine), self._seconds)
             self._tables = Tables(self.ranks, exchange, ROW, rows)
-        columns = self._counted(mine, self._tables.swap(step, mine))
-        added, begin = list(batches), 0
+        theirs = self._tables.swap(step, mine)
+        if all(np.array_equal(table, mine) for table in theirs):
+            return list(batches)
+        columns, added, begin = self._counted(mine, theirs), list(batches), 0
         for n in judged:
-            rows_of_batch = slice(begin, begin + len(batches[n]))
-            more = {name: values[rows_of_batch] for name, values in columns.items()}
-            added[n] = replace(batches[n], columns={**batches[n].columns, **more})
+            more = {name: values[begin : begin + len(batches[n])] for name, values in columns.items()}
+            if (more[AGREEING] < more[COPIES]).any():
+                added[n] = replace(batches[n], columns={**batches[n].columns, **more})
             begin += len(batches[n])
         return added
 
@@ -73,10 +76,6 @@ class Replicas:
 
     def _counted(self, mine: Table, theirs: Sequence[Table]) -> dict[str, Array]:
         """For each of my rows: its copies, those that agree, and the lowest rank that does not."""
-        size = float(len(self.ranks))
-        if all(np.array_equal(table, mine) for table in theirs):
-            counts = np.full(len(mine), size)
-            return {COPIES: counts, AGREEING: counts.copy(), OTHER: np.full(len(mine), np.nan)}
         copies, agreeing, other = np.zeros(len(mine)), np.zeros(len(mine)), np.full(len(mine), np.nan)
         for rank, table in zip(self.ranks, theirs, strict=True):
             held = dict(zip(table["identity"].tolist(), table["digest"].tolist(), strict=True))

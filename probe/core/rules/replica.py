@@ -17,8 +17,9 @@ from probe.core.records import Batch, Finding, ranks_text
 from probe.core.rules.findings import Reporter
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
-"""Columns that ``global_stats`` adds: how many ranks hold a copy of this row's tensor, how many of them, this one
-included, have this one's numbers, and the lowest rank that has others (NaN if none has)."""
+"""Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: how many ranks hold a copy of
+the row's tensor, how many of them, this one included, have this one's numbers, and the lowest rank that has others (NaN
+if none has)."""
 
 
 class Split(NamedTuple):
@@ -114,6 +115,7 @@ class AnomalyReplica:
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         if AGREEING not in batch.columns:
+            self._known.pop(batch.signal, None)
             return
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
         at = np.flatnonzero(2 * agreeing <= copies)
