@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from probe.core.moments import OPS
-from probe.core.settings_alerts import RULE_ARGS, Alert, Rule
+from probe.core.settings_alerts import RULE_ARGS, Alert, Rule, doubts
 from probe.core.settings_files import read
 from probe.core.settings_problems import ConfigError, problems
 from probe.core.settings_types import (
@@ -286,11 +286,9 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
     if not set(settings.ops) - set(ALWAYS_WRITTEN):
         yield "ops names nothing to compute: norm is collected"
-    if not settings.cc_distribution.enable:
-        if settings.cc_distribution.cc_log_only:
-            yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
-        if any(rule.rule_name == "AnomalyCommNan" for rule in settings.alert.rules):
-            yield "the rule AnomalyCommNan judges collectives only, which cc_distribution.enable switches on"
+    if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
+        yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    yield from doubts(settings)
 
 
 def _dynamic(environ: Mapping[str, str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -214,3 +214,40 @@ class Alert(Section):
     and AnomalyFrozen with their defaults. An empty list: none."""
     dump: Flag = False
     """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""
+
+
+def _has(settings: Any, *ops: str) -> bool:
+    return not {*ops}.isdisjoint(settings.statistics)
+
+
+NEEDS: dict[str, tuple[tuple[Callable[[Any], bool], str], ...]] = {
+    "AnomalyCommNan": ((lambda s: s.cc_distribution.enable, "cc_distribution.enable"),),
+    "AnomalyVanish": (
+        (lambda s: s.wg_distribution or s.xy_distribution, "wg_distribution or xy_distribution"),
+        (lambda s: _has(s, "norm"), "the op norm"),
+    ),
+    "AnomalyDead": (
+        (lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
+        (lambda s: _has(s, "zeros"), "the op zeros"),
+    ),
+    "AnomalyFrozen": (
+        (lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
+        (lambda s: _has(s, "min", "max"), "the op min or max"),
+        (lambda s: _has(s, "norm", "mean", "std"), "one of the ops norm, mean and std"),
+    ),
+    "AnomalyReplica": (
+        (lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
+        (lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
+    ),
+}
+"""What the rules that judge one kind of data only cannot do without: whether settings have it, and how users switch it
+on."""
+
+
+def doubts(settings: Any) -> Iterator[str]:
+    """The rules that a configuration names but gives nothing to judge, each with what it lacks."""
+    if "rules" not in settings.alert.model_fields_set:
+        return  # those that judge by default take what there is
+    for rule in settings.alert.rules:
+        if missing := [how for has, how in NEEDS.get(rule.rule_name, ()) if not has(settings)]:
+            yield f"the rule {rule.rule_name} judges nothing: it needs {', and '.join(missing)}"

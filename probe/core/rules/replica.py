@@ -17,9 +17,9 @@ from probe.core.records import Batch, Finding, ranks_text
 from probe.core.rules.findings import Reporter
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
-"""Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: how many ranks hold a copy of
-the row's tensor, how many of them, this one included, have this one's numbers, and the lowest rank that has others (NaN
-if none has)."""
+"""Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: how many ranks hold a copy
+of the row's tensor, how many of them, this one included, have this one's numbers, and the lowest rank that has others
+(NaN if none has)."""
 
 
 class Split(NamedTuple):
