@@ -233,6 +233,28 @@ def test_an_extreme_must_differ_by_the_square():
     assert [f.op for f in rule.judge(batch_of({W: 500 * np.ones(16)}, 13))] == ["max"]  # the norm is silent by now
 
 
+@pytest.mark.parametrize("signal", ["actv_grad", "grad_unreduced", "grad_reduced", "other"])
+def test_gradients_must_differ_by_the_square(signal):
+    """Those of a model that leaves its first plateau leap a hundredfold; of twentyfold, four hundredfold is the limit."""
+    for ratio, expected in [(390.0, []), (1 / 390, []), (410.0, [12]), (1 / 410, [12])]:
+        rule, series = spike(), [2.0] * 12 + [2 * ratio]
+        assert [f.step for n, v in enumerate(series) for f in rule.judge(norms({W: v}, n, signal=signal))] == expected
+
+
+def test_an_extreme_is_compared_with_the_larger_side():
+    """One side is near 0 by nature; what would be a leap there is usual on the other side."""
+    rule = spike(ops=("norm", "min", "max"))
+    for step in range(12):
+        assert not list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [1e-3])}, step)))
+    assert not list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [0.9])}, 12)))
+    found = list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [500.0])}, 13)))
+    assert [(f.op, f.expected) for f in found] == [("norm", pytest.approx(8**0.5)), ("max", pytest.approx(1.0))]
+    mirrored = spike(ops=("norm", "min", "max"))
+    for step in range(12):
+        assert not list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-1e-3])}, step)))
+    assert not list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-0.9])}, 12)))
+
+
 def test_a_norm_of_few_elements_may_be_small():
     """By shape, or because one element makes up the norm (the output of a ReLU that is mostly off)."""
     for shape, peak, expected in [((2,), None, []), ((64,), 1e-6, []), ((64,), 2e-7, [12])]:

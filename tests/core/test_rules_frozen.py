@@ -112,6 +112,30 @@ def test_training_that_stands_still_is_silent(rates):
     assert Training(frozen()).run(60, rates) == []
 
 
+def test_a_rate_that_only_small_weights_feel_is_silent():
+    """At the end of a decay, weights near 1 stand still in float32 while those near 0.1 move by a ten-millionth."""
+    training = Training(frozen())
+    training.weights["b.weight"] = np.ones(40, np.float32)
+    before = training.weights["a.weight"].copy()
+    assert training.run(30, lambda step, _: 5e-9) == []
+    assert (training.weights["b.weight"] == 1).all()
+    assert (training.weights["a.weight"] != before).any()
+
+
+def test_numbers_of_other_steps_do_not_count():
+    """A gradient, or a parameter before its update, that came with an earlier step and not with this one."""
+    still, moved = {Key("a.weight"): np.linspace(1, 2, 9)}, {Key("b.weight"): np.linspace(1, 2, 9)}
+    slope = {Key(name): np.ones(9) for name in NAMES[:2]}
+    for missing in ("grad_reduced", "param_origin", None):
+        rule, found = frozen(steps=1), []
+        for step in (0, 1):
+            after = still | {Key("b.weight"): np.linspace(1, 2.1 + step, 9)}
+            for signal, tensors in [("grad_reduced", slope), ("param_origin", still | moved), ("param_updated", after)]:
+                skipped = signal == ("param_updated" if step == 0 else missing)
+                found += [] if skipped else rule.judge(batch_of(tensors, step, OPS, signal))
+        assert [f.step for f in found] == ([1] if missing is None else [])
+
+
 def test_without_a_gradient_a_parameter_may_stand_still():
     """Frozen on purpose: no gradient row; or a gradient of exactly 0; or no gradients collected at all."""
     assert Training(frozen()).run(20, all_but("b.weight"), gradients=NAMES[:1] + NAMES[2:]) == []

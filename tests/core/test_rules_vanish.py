@@ -75,7 +75,13 @@ def test_a_gradient_that_was_never_there_is_not_missed():
     assert found(vanish(), [0.0] * 60, ones) == []
     assert found(vanish(), ([0.0] * 6 + [1.0] * 4) * 6, ones) == []
     assert found(vanish(), [0.0] * 30 + [1.0] * 30, ones) == []
-    assert found(vanish(), [0.0] * 30 + [1.0] * 20 + [0.0] * 10, ones) == [(54, W)]
+    assert found(vanish(), [0.0] * 30 + [1.0] * 11 + [0.0] * 10, [1.0] * 51) == [(45, W)]
+
+
+def test_half_zeros_have_no_size():
+    """Between 0 and 1 there is no median to compare with."""
+    assert found(vanish(window=4, warm_up=4, steps=1), [1.0, 0.0, 1.0, 0.0, 0.0], [1.0] * 5) == []
+    assert found(vanish(window=4, warm_up=4, steps=1), [1.0, 0.0, 1.0, 1.0, 0.0], [1.0] * 5) == [(4, W)]
 
 
 def test_other_signals_nan_and_inf_are_not_judged():
