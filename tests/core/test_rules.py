@@ -235,7 +235,7 @@ def test_an_extreme_must_differ_by_the_square():
 
 @pytest.mark.parametrize("signal", ["actv_grad", "grad_unreduced", "grad_reduced", "other"])
 def test_gradients_must_differ_by_the_square(signal):
-    """Those of a model that leaves its first plateau leap a hundredfold; of twentyfold, four hundredfold is the limit."""
+    """Those of a model that leaves its first plateau leap a hundredfold; twentyfold means four hundredfold."""
     for ratio, expected in [(390.0, []), (1 / 390, []), (410.0, [12]), (1 / 410, [12])]:
         rule, series = spike(), [2.0] * 12 + [2 * ratio]
         assert [f.step for n, v in enumerate(series) for f in rule.judge(norms({W: v}, n, signal=signal))] == expected
@@ -253,6 +253,8 @@ def test_an_extreme_is_compared_with_the_larger_side():
     for step in range(12):
         assert not list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-1e-3])}, step)))
     assert not list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-0.9])}, 12)))
+    found = list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-500.0])}, 13)))
+    assert [(f.op, f.expected) for f in found] == [("norm", pytest.approx(8**0.5)), ("min", pytest.approx(1.0))]
 
 
 def test_a_norm_of_few_elements_may_be_small():
