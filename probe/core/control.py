@@ -19,6 +19,7 @@ from probe.core.framework import Groups
 from probe.core.settings import Settings, dynamic, load
 from probe.core.settings_edit import change
 from probe.core.settings_problems import ConfigError
+from probe.core.toggling import Toggle
 
 FEWEST_STEPS = 2
 """How many steps ahead several ranks switch at least."""
@@ -66,6 +67,7 @@ class Control:
         self._began, self._first = now(), first
         self._pending: Settings | None = None
         self._since = first
+        self._toggle = Toggle() if settings.toggle_on_signal and leads else None
         if settings.dynamic_on:
             at = settings.apply_at_step
             self._pending = settings if at is not None and at > first else _at(settings, first + 1)
@@ -79,6 +81,8 @@ class Control:
             idle: whether nothing is collected now: then a file that was only touched counts as changed.
         """
         try:
+            if self._toggle is not None and self._toggle.taken():
+                change(self._path, {"dynamic_on": idle})
             self._follow(step, idle)
             return self._due(step)
         except (OSError, ConfigError) as error:
@@ -89,6 +93,11 @@ class Control:
         """Collecting has come to its end: the first rank writes ``dynamic_on: false`` into the file."""
         if self._leads:
             self._write({"dynamic_on": False})
+
+    def close(self) -> None:
+        """Follows no longer."""
+        if self._toggle is not None:
+            self._toggle.forget()
 
     def _follow(self, step: int, idle: bool) -> None:
         seen = self._look()

@@ -8,6 +8,8 @@ import os
 import shutil
 import time
 from itertools import chain, count
+from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from probe import __version__
@@ -39,16 +41,19 @@ class Output:
     Args:
         process_group: the pipeline-parallel group, for what findings say of their rank.
         first: number of the first step.
+        follows: the configuration file that is followed while training runs, if one is.
     """
 
-    def __init__(self, run: Run, process_group: Any, first: int = 0) -> None:
+    def __init__(self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
         self._number, self._first = next(_runs), first
+        self._exchange = self._number
         self._mates = run.framework.groups.ranks_of(process_group)
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
         self._sinks: list[tuple[object, Sink]] = []
         self._changes: list[dict[str, object]] = []
+        self._control: dict[str, object] = {} if follows is None else _followed(follows, first)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
         self.directory = output.create(root, self._rank, time.time()) if writes else None
@@ -76,7 +81,7 @@ class Output:
         if self.directory is None and set(run.settings.formats) - {"api"}:
             self.directory = output.create(self._root, self._rank, time.time())
         self._choose()
-        self._number = next(_runs)
+        self._exchange = next(_runs)
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
         def act() -> None:
@@ -88,16 +93,22 @@ class Output:
         self.delivery.submit(act, must=True)
         self._note_change(run)
 
+    def rest(self, step: int) -> None:
+        """Nothing is collected from ``step`` on."""
+        self._note({"step": step, "collecting": False})
+
     def _note_change(self, run: Run) -> None:
         """In the manifest: the configuration as it is now, and which keys changed at which step."""
-        before = self._manifest["config"]
-        described = self._describe()
-        now = described["config"]
+        before, now = self._manifest["config"], run.settings.model_dump(mode="json")
         assert isinstance(before, dict)
-        assert isinstance(now, dict)
         changed = {key: value for key, value in now.items() if before.get(key) != value}
-        self._changes = [*self._changes[-MOST_CHANGES:], {"step": run.clock.step, "changed": changed}]
-        self._manifest = described | {"start_time": self._manifest["start_time"], "changes": self._changes}
+        self._manifest |= {**self._describe(), "start_time": self._manifest["start_time"]}
+        self._note({"step": run.clock.step, "collecting": True, "changed": changed})
+
+    def _note(self, change: dict[str, object]) -> None:
+        self._changes = [*self._changes[-MOST_CHANGES:], change]
+        self._control |= {name: change[name] for name in ("step", "collecting")}
+        self._manifest |= {"changes": self._changes, "control": self._control}
         self._write_manifest()
 
     def _choose(self) -> None:
@@ -155,7 +166,7 @@ class Output:
         same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
         said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
         return GlobalStats(
-            run.framework.parallel, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults
+            run.framework.parallel, self._exchange, said, settings.statistics, settings.global_stats_seconds, run.faults
         )
 
     def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
@@ -211,6 +222,7 @@ class Output:
             "time_zone": time.strftime("%Z", now),
             "directory_time_zone": str(output.ZONE),
             "config": run.settings.model_dump(mode="json"),
+            **({"control": self._control} if self._control else {}),
         }
 
     def _raw_names(self) -> dict[str, str]:
@@ -227,3 +239,8 @@ class Output:
             output.write_manifest(self.directory, self._manifest | more)
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
             self._run.faults.note("manifest", error)
+
+
+def _followed(file: Path, first: int) -> dict[str, object]:
+    """What the manifest says of a run that may be switched on and off."""
+    return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}

@@ -156,6 +156,9 @@ class Settings(Section):
     dynamic_seconds: Annotated[Number, ranges.Ge(0)] = 5.0
     """In dynamic mode with several ranks: how many seconds it takes at most until all of them see a change of the
     file."""
+    toggle_on_signal: Flag = False
+    """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
+    ranks."""
     start_step: Integer = Field(0, ge=0)
     """First step that is collected."""
     collect_times: Integer = Field(100_000_000, ge=0)

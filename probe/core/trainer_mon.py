@@ -103,9 +103,10 @@ class Monitor:
         run = self._new_run(given, given.start_iteration)
         self._switch = follow(self._path, self.settings, given.start_iteration, self.framework.groups, self._faults)
         collects = self._takes_part() and self._switch is None
+        follows = self._path if self._switch else None
         with ExitStack() as undo:
-            if collects:
-                self._output = Output(run, self._process_group, given.start_iteration)
+            if self._takes_part():
+                self._output = Output(run, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -141,6 +142,8 @@ class Monitor:
         self._stop_listening()
         self._run = self._new_run(self._given, step)
         session.change(self._run, Schedule(NEVER), self._output, [])
+        if self._output is not None:
+            self._output.rest(step)
 
     def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
         """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
@@ -148,14 +151,13 @@ class Monitor:
         try:
             run = self._new_run(self._given, step)
             self._check_targets(run)
-            if self._takes_part() and self._output is None:
-                self._output = Output(run, self._process_group, step)
+            if self._takes_part() and self._output is None:  # module_ranks has changed
+                self._output = Output(run, self._process_group, step, self._path)
         except BaseException:
             self.settings = before
             raise
-        if not self._takes_part():
+        if not self._takes_part() or self._output is None:
             return self._turn_off(session, step)
-        assert self._output is not None
         self._stop_listening()
         self._output.change(run)
         self._run = run
@@ -250,6 +252,8 @@ class Monitor:
                 ending.callback(self._output.close)
             if self._endings is not None:
                 ending.callback(self._endings.forget)
+            if self._switch is not None:
+                ending.callback(self._switch.close)
             ending.callback(self._stop_listening)
             ending.callback(session.detach)
             if partial:

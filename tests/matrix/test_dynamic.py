@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -98,9 +100,11 @@ def test_static_mode_takes_no_notice(
 
 
 def test_nothing_is_collected_before_it_is_switched_on(framework: Harness, path: Path, dynamic: None) -> None:
-    """Scenario 2: no monitoring, no files."""
-    assert collected(framework, config(path, on=False), 3, {}) == []
-    assert not [*Path("monitor_output").glob("*")] if Path("monitor_output").exists() else True
+    """Scenario 2: no monitoring, and no file but the manifest, which says so."""
+    with training(framework, config(path, on=False), 3, {}) as monitor:
+        pass
+    (manifest,) = Path(monitor.output_directory or "").iterdir()
+    assert json.loads(manifest.read_text())["control"]["collecting"] is False
 
 
 def test_switched_on_from_the_start_it_begins_at_step_1(framework: Harness, path: Path, dynamic: None) -> None:
@@ -170,6 +174,29 @@ def test_a_wrong_edit_changes_nothing_until_it_is_mended(
 def test_a_wrong_edit_at_rest_has_no_effect(framework: Harness, path: Path, dynamic: None) -> None:
     """Nothing begins."""
     assert collected(framework, config(path), 4, {1: rewriting(dynamic_on="maybe")}) == []
+
+
+def toggling(_: Path) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_switches_where_asked_for(framework: Harness, path: Path, dynamic: None) -> None:
+    """SIGUSR1 during step 1 and step 4; afterwards the handler is the one that was there before."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        there = signal.getsignal(signal.SIGUSR1)
+        rewriting(toggle_on_signal=True)(config(path))
+        assert collected(framework, path, 8, {1: toggling, 4: toggling}) == [2, 3, 4]
+        assert signal.getsignal(signal.SIGUSR1) is there
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1] * 2
+
+
+def test_without_asking_the_signal_is_left_alone(framework: Harness, path: Path, dynamic: None) -> None:
+    with training(framework, config(path), 1, {}):
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 def test_weights_are_the_same_as_without(framework: Harness, path: Path, dynamic: None, tmp_path: Path) -> None:
