@@ -53,6 +53,7 @@ class Output:
         """Each with what it was made of."""
         self._sinks: list[tuple[object, Sink]] = []
         self._changes: list[dict[str, object]] = []
+        self._noted = 0
         self._control: dict[str, object] = {} if follows is None else _followed(follows, first)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
@@ -107,7 +108,8 @@ class Output:
 
     def _note(self, change: dict[str, object]) -> None:
         self._changes = [*self._changes[-MOST_CHANGES:], change]
-        self._control |= {name: change[name] for name in ("step", "collecting")}
+        self._noted += 1
+        self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
         self._manifest |= {"changes": self._changes, "control": self._control}
         self._write_manifest()
 
