@@ -1,0 +1,173 @@
+"""What a rank has written, step by step, as rules take it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from probe.core.moments import OPS, moments_of, numels
+from probe.core.naming import signal_of
+from probe.core.reading.cells import coverage_of, key_of, shape_of
+from probe.core.reading.directories import RankDirectory
+from probe.core.reading.files import TableFile, is_number
+from probe.core.reading.problems import Problems
+from probe.core.records import Array, Batch, Coverage, Key
+
+DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
+"""Columns that say what a row's numbers are about."""
+
+
+class Readable(Protocol):
+    """What :func:`steps` reads from: :class:`probe.core.reading.rows.Rows`, or what does without DuckDB,
+    :class:`probe.core.reading.plain.PlainRows`."""
+
+    @property
+    def directories(self) -> Sequence[RankDirectory]:
+        """Those of the ranks."""
+
+    @property
+    def files(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
+        """Every signal's files, each with the index of its directory; by directory and step."""
+
+    @property
+    def problems(self) -> Problems:
+        """Gets what cannot be read."""
+
+    def read(
+        self, files: Sequence[TableFile], first: int | None, last: int | None
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+
+
+class Step(NamedTuple):
+    """All that one rank has written of one step."""
+
+    step: int
+    rank: int
+    batches: list[Batch]
+    """In the order in which a step takes its course."""
+    ops: tuple[str, ...]
+    """Those that any of them was written with."""
+
+
+def steps(
+    rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
+) -> Iterator[Step]:
+    """The steps of one rank, in order; of ``signals`` or of all.
+
+    What files do not say: ``order`` is the position among the rows of the signal and step, not among all signals'.
+    Moments are as good as the digits that were written. A key that comes twice in a step is given once, as it was
+    written last.
+    """
+    wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
+    readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
+    known: dict[str, _About] = {}
+    merged = heapq.merge(*readers, key=lambda table: table.step)
+    for step, tables in groupby(merged, key=lambda table: table.step):
+        held = [_batch(table, known, rows.problems) for table in tables]
+        held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
+        ops = dict.fromkeys(op for _, names in held for op in names)
+        yield Step(step, rank, [batch for batch, _ in held], tuple(ops))
+
+
+class _Table(NamedTuple):
+    """The rows of one signal at one step, as they were read."""
+
+    signal: str
+    step: int
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    micro_stepped: bool
+    directory: Path
+
+
+def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
+    for n, directory in enumerate(rows.directories):
+        if directory.rank != rank:
+            continue
+        ends = [end for end in (last, None if directory.until is None else directory.until - 1) if end is not None]
+        yield from _of_directory(rows, signal, n, first, min(ends, default=None))
+
+
+def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
+    files = [file for of, file in rows.files[signal] if of == directory]
+    for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
+        group = [file for file in alike if last is None or file.first <= last]
+        if not group:
+            continue
+        columns, read = rows.read(group, first, last)
+        at = columns.index("step")
+        for step, same in groupby(read, key=lambda row: row[at]):
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, rows.directories[directory].path)
+
+
+class _About(NamedTuple):
+    """All of a batch but its numbers: mostly the same from step to step."""
+
+    cells: tuple[tuple[Any, ...] | None, ...]
+    """What the rest follows from."""
+    keys: tuple[Key, ...]
+    kept: list[int]
+    """The rows that are given: of a key that comes twice, the last one."""
+    shapes: tuple[tuple[int, ...], ...]
+    counts: Array
+    """Of elements."""
+    dtypes: tuple[str, ...]
+    coverage: tuple[Coverage | None, ...]
+
+
+def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple[Batch, tuple[str, ...]]:
+    """The batch of a table, and the ops that it was written with."""
+    cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    about = known.get(table.signal)
+    described = tuple(cells.get(column) for column in DESCRIBING)
+    if about is None or about.cells != described:
+        about = known[table.signal] = _about(table.signal, described)
+    if twice := len(table.rows) - len(about.kept):
+        what = f"step {table.step} has {twice} rows twice: the later ones are taken"
+        problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
+    values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
+    derived = {op: value for op, value in values.items() if op in OPS}
+    columns = moments_of(derived, about.counts) | {name: v for name, v in values.items() if name not in OPS}
+    batch = Batch(
+        signal=table.signal,
+        step=table.step,
+        keys=about.keys,
+        shapes=about.shapes,
+        dtypes=about.dtypes,
+        order=np.asarray(about.kept, dtype=np.int64),
+        columns=columns,
+        micro_stepped=table.micro_stepped,
+        coverage=about.coverage,
+    )
+    return batch, tuple(derived)
+
+
+def _about(signal: str, cells: tuple[tuple[Any, ...] | None, ...]) -> _About:
+    names, stages, micro_steps, calls, shapes, dtypes, covers = cells
+    assert names is not None
+    number = len(names)
+    zeros = (0,) * number
+    keys = [
+        key_of(signal, name or "", micro_step or 0, call or 0, stage or 0)
+        for name, stage, micro_step, call in zip(
+            names, stages or zeros, micro_steps or zeros, calls or zeros, strict=True
+        )
+    ]
+    kept = sorted({key: row for row, key in enumerate(keys)}.values())
+    sizes = tuple(shape_of(shapes[row]) if shapes else () for row in kept)
+    coverage = tuple(coverage_of(covers[row]) for row in kept) if covers else ()
+    return _About(
+        cells=cells,
+        keys=tuple(keys[row] for row in kept),
+        kept=kept,
+        shapes=sizes,
+        counts=numels(sizes),
+        dtypes=tuple(dtypes[row] or "" if dtypes else "" for row in kept),
+        coverage=coverage if any(coverage) else (),
+    )
