@@ -30,7 +30,7 @@ from _report import arguments, publish, table
 from probe.core.anomaly import explain
 from probe.core.rules import factory
 from probe.core.rules.spike import EXTREMES, LEAPING
-from probe.core.settings import load
+from probe.core.settings import RULE_ARGS
 
 JUDGED = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
 """Rules with limits of their own that can fire in one process. ``AnomalyReplica`` and ``AnomalyCommNan`` need several;
@@ -54,7 +54,7 @@ class Result(NamedTuple):
 
 def arguments_of(rule: str) -> Any:
     """What ``rule`` takes by default."""
-    return load({"alert": {"rules": [{"rule_name": rule}]}}).alert.rules[0].args
+    return RULE_ARGS[rule]()
 
 
 def judge(case: Case, text: bytes, folder: Path | None) -> Result:
