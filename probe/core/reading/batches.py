@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from probe.core.moments import OPS, moments_of
 from probe.core.naming import signal_of
 from probe.core.reading.cells import coverage_of, key_of, shape_of
-from probe.core.reading.files import KEY
+from probe.core.reading.directories import RankDirectory
+from probe.core.reading.files import TableFile, is_number
 from probe.core.reading.problems import Problems
-from probe.core.reading.rows import ABOUT, Rows, is_number, quoted
 from probe.core.records import Batch, Key
 
-AT_ONCE = 20_000
-"""Rows of a signal that are held at a time, besides those of one step."""
+
+class Readable(Protocol):
+    """What :func:`steps` reads from: :class:`probe.core.reading.rows.Rows`, or what does without DuckDB,
+    :class:`probe.core.reading.plain.PlainRows`."""
+
+    @property
+    def directories(self) -> Sequence[RankDirectory]:
+        """Those of the ranks."""
+
+    @property
+    def files(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
+        """Every signal's files, each with the index of its directory; by directory and step."""
+
+    @property
+    def problems(self) -> Problems:
+        """Gets what cannot be read."""
+
+    def read(
+        self, files: Sequence[TableFile], first: int | None, last: int | None
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
 
 
 class Step(NamedTuple):
@@ -35,7 +54,7 @@ class Step(NamedTuple):
 
 
 def steps(
-    rows: Rows, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
+    rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
 ) -> Iterator[Step]:
     """The steps of one rank, in order; of ``signals`` or of all.
 
@@ -43,7 +62,7 @@ def steps(
     Moments are as good as the digits that were written. A key that comes twice in a step is given once, as it was
     written last.
     """
-    wanted = [signal for signal in rows.signals if signals is None or signal in set(signals)]
+    wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
@@ -64,7 +83,7 @@ class _Table(NamedTuple):
     directory: Path
 
 
-def _tables(rows: Rows, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
+def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
     for n, directory in enumerate(rows.directories):
         if directory.rank != rank:
             continue
@@ -72,29 +91,16 @@ def _tables(rows: Rows, signal: str, rank: int, first: int | None, last: int | N
         yield from _of_directory(rows, signal, n, first, min(ends, default=None))
 
 
-def _of_directory(rows: Rows, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
+def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
     files = [file for of, file in rows.files[signal] if of == directory]
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = [file for file in alike if last is None or file.first <= last]
         if not group:
             continue
-        source = rows.source(group)
-        columns = group[0].columns or rows.columns(source)
-        chosen = tuple(column for column in columns if column in KEY or column in ABOUT or is_number(column))
-        conditions = [f"step >= {first}"] * (first is not None) + [f"step <= {last}"] * (last is not None)
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        query = f"SELECT {', '.join(map(quoted, chosen))} FROM {source}{where}"  # noqa: S608 - no word is a user's
-        at = chosen.index("step")
-        for step, same in groupby(_fetched(rows, query), key=lambda row: row[at]):
-            yield _Table(signal, step, chosen, list(same), "micro_step" in chosen, rows.directories[directory].path)
-
-
-def _fetched(rows: Rows, query: str) -> Iterator[tuple[Any, ...]]:
-    cursor = rows.connection.cursor()
-    cursor.execute(query)
-    while found := cursor.fetchmany(AT_ONCE):
-        yield from found
-    cursor.close()
+        columns, read = rows.read(group, first, last)
+        at = columns.index("step")
+        for step, same in groupby(read, key=lambda row: row[at]):
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, rows.directories[directory].path)
 
 
 def _batch(table: _Table, problems: Problems) -> tuple[Batch, tuple[str, ...]]:
