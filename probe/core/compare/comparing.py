@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from probe.core.compare.first import Row, executed, first_rows
 from probe.core.compare.mapping import nearest
-from probe.core.compare.sides import OnlyIn, Options, opened
+from probe.core.compare.opening import opened
+from probe.core.compare.sides import OnlyIn, Options, Sides
 from probe.core.compare.tables import Tables
 from probe.core.compare.tolerance import RELATIVE, coarsest
 

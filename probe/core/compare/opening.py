@@ -66,5 +66,3 @@ def _run(root: Path, problems: Problems) -> Run:
     if merged and not any(root.glob("*-rank*")):
         return Run((RankDirectory(root, 0, "", 0.0, {}, first_step(root)),), ())
     return last_run(root, problems)
-
-
