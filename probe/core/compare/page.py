@@ -47,7 +47,10 @@ def _sections(found: Comparison) -> Iterator[Section]:
         "signals", "Signals", _table(("signal", "what it is", "rows", "differ", "largest difference"), counts)
     )
     yield Section("growth", "Differences over steps", '<div id="growth-plot" class="plot"></div>')
-    options = "".join(f"<option>{escape(layers.signal)}</option>" for layers in found.layers)
+    shown = found.first[0].signal if found.first else ""
+    options = "".join(
+        f"<option{' selected' * (layers.signal == shown)}>{escape(layers.signal)}</option>" for layers in found.layers
+    )
     chooser = f'<div class="controls"><label>signal <select id="layers-signal">{options}</select></label></div>'
     what = "<p>The largest relative difference of each name in each range of steps; names as they were executed.</p>"
     yield Section("layers", "Differences by layer", f'{what}{chooser}<div id="layers-plot" class="plot"></div>')
