@@ -75,14 +75,20 @@ def write_run(
     ranks = list(ranks)
     for rank in ranks:
         directory = root / f"Dec03_21-34-40-rank{rank}-0000000{rank}"
-        about = {"rank": rank, "world_size": len(ranks), "framework": "pytorch", "start_time": "2025-12-03T21:34:40+0800"}
+        about = {
+            "rank": rank,
+            "world_size": len(ranks),
+            "framework": "pytorch",
+            "start_time": "2025-12-03T21:34:40+0800",
+        }
         directory.mkdir(parents=True)
         write_manifest(directory, {**about, "run": 0, "first_step": 0, **manifest})
         sink = CsvSink(SinkContext(directory, root, rank, steps_per_file=steps_per_file))
         sink.open()
         for step in steps:
-            found = [_batch(signal, step, rank, change, rename or {}, dtype, ops) for signal in tensors(step, rank)]
-            named = [_called(batch, signals or {}, number(step)) for batch in found]
+            found = {s: _changed(s, step, rank, change, made) for s, made in tensors(step, rank).items()}
+            batches = [_batch(s, step, made, rename or {}, dtype, ops) for s, made in found.items()]
+            named = [_called(batch, signals or {}, number(step)) for batch in batches]
             sink.write(Snapshot(number(step), rank, 0.0, named, ops))
         sink.close()
     return root
@@ -94,27 +100,28 @@ def tensors(step: int, rank: int) -> dict[str, dict[Key, Array]]:
     def draw(signal: str, name: str, shape: tuple[int, ...], *more: int) -> Array:
         return np.random.default_rng([*signal.encode(), *name.encode(), step, *more]).normal(0.1, 1, shape)
 
-    parameters = {f"{module}.{kind}": shape for module in MODULES for kind, shape in (("weight", WEIGHT), ("bias", BIAS))}
+    parameters = {
+        f"{module}.{kind}": shape for module in MODULES for kind, shape in (("weight", WEIGHT), ("bias", BIAS))
+    }
     forward = [(module, micro) for micro in range(MICRO_STEPS) for module in MODULES]
     backward = [(module, micro) for micro in range(MICRO_STEPS) for module in reversed(MODULES)]
-    found = {
+    return {
         "param_origin": {Key(name): draw("param", name, shape) for name, shape in parameters.items()},
         "actv": {Key(m, "output", micro): draw("actv", m, (3, 6), micro, rank) for m, micro in forward},
         "actv_grad": {Key(m, "output", micro): draw("grad", m, (3, 6), micro, rank) for m, micro in backward},
         "grad_reduced": {Key(name): draw("reduced", name, shape) for name, shape in parameters.items()},
         "exp_avg": {Key(name): draw("exp_avg", name, shape) for name, shape in parameters.items()},
     }
-    return found
+
+
+def _changed(signal: str, step: int, rank: int, change: Change, tensors: Mapping[Key, Array]) -> dict[Key, Array]:
+    changed = {key: change(Where(signal, key.name, step, key.micro_step, rank), x) for key, x in tensors.items()}
+    return {key: tensor for key, tensor in changed.items() if tensor is not None}
 
 
 def _batch(
-    signal: str, step: int, rank: int, change: Change, rename: Mapping[str, str], dtype: str, ops: tuple[str, ...]
+    signal: str, step: int, changed: Mapping[Key, Array], rename: Mapping[str, str], dtype: str, ops: tuple[str, ...]
 ) -> Batch:
-    changed = {
-        key: tensor
-        for key, before in tensors(step, rank)[signal].items()
-        if (tensor := change(Where(signal, key.name, step, key.micro_step, rank), before)) is not None
-    }
     columns = columns_for(ops)
     block = np.array([moments([tensor], columns, 1e-8)[0] for tensor in changed.values()]).reshape(-1, len(columns))
     return Batch(

@@ -180,7 +180,7 @@ class Sides:
         return (1 << 62) if last is None else last
 
     def _names(self, letter: str) -> list[str]:
-        query = "SELECT DISTINCT name FROM seen WHERE name IS NOT NULL AND side = ?"
+        query = "SELECT DISTINCT name FROM seen WHERE name IS NOT NULL AND side = ? ORDER BY name"
         return [row[0] for row in self.connection.execute(query, [letter]).fetchall()]
 
     def _pair_names(self) -> Pairs:
