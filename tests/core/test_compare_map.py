@@ -41,7 +41,7 @@ def written(tmp_path: Path, content: object) -> Path:
     ],
 )
 def test_a_line_of_a_mapping(of_a: str, of_b: str, name: str, expected: str | None) -> None:
-    """A name stands for all beneath it, ``*`` for one component; ``re:`` begins a regular expression for a whole name."""
+    """A name stands for all beneath it, ``*`` for one component; ``re:`` begins an expression for a whole name."""
     assert entry(of_a, of_b).map(name) == expected
 
 
