@@ -324,3 +324,16 @@ def test_manifests_may_be_missing(tmp_path: Path) -> None:
         assert json.loads(path.read_text(encoding="utf-8"))["schema"] == 1
         path.unlink()
     assert compare(a, b).same
+
+
+def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File by file, where the two runs' files end at other steps, or all at once: the same comes of it."""
+    place = Where("grad_reduced", "layers.0.fc2.bias", 4, 0, 1)
+    a = write_run(tmp_path / "a", ranks=(0, 1), steps=range(9), steps_per_file=2)
+    b = write_run(tmp_path / "b", scaled(place, 3, rounding(6)), ranks=(0, 1), steps=range(1, 9), steps_per_file=5)
+    at_once = compare(a, b)
+    monkeypatch.setattr("probe.core.compare.sides.WINDOW", 1)
+    in_portions = compare(a, b)
+    assert in_portions == at_once
+    assert at_once.rows == 2 * 8 * ROWS_A_STEP
+    assert [where(row) for row in at_once.first] == [(place.signal, place.name, *place[2:])]

@@ -12,7 +12,7 @@ from probe.core.reading.rows import quoted
 
 KEY = ("rank", "stage", "name", "step", "micro_step", "call")
 """What pairs rows of the two runs."""
-WINDOW = 1 << 27
+WINDOW = 1 << 25
 """Bytes of files of one signal of one run that are read at a time."""
 
 
