@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,13 +10,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from probe.core.moments import OPS, moments_of
+from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import signal_of
 from probe.core.reading.cells import coverage_of, key_of, shape_of
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import TableFile, is_number
 from probe.core.reading.problems import Problems
-from probe.core.records import Batch, Key
+from probe.core.records import Array, Batch, Coverage, Key
+
+DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
+"""Columns that say what a row's numbers are about."""
 
 
 class Readable(Protocol):
@@ -64,9 +66,10 @@ def steps(
     """
     wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
+    known: dict[str, _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
-        held = [_batch(table, rows.problems) for table in tables]
+        held = [_batch(table, known, rows.problems) for table in tables]
         held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
         ops = dict.fromkeys(op for _, names in held for op in names)
         yield Step(step, rank, [batch for batch, _ in held], tuple(ops))
@@ -103,44 +106,68 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
             yield _Table(signal, step, columns, list(same), "micro_step" in columns, rows.directories[directory].path)
 
 
-def _batch(table: _Table, problems: Problems) -> tuple[Batch, tuple[str, ...]]:
+class _About(NamedTuple):
+    """All of a batch but its numbers: mostly the same from step to step."""
+
+    cells: tuple[tuple[Any, ...] | None, ...]
+    """What the rest follows from."""
+    keys: tuple[Key, ...]
+    kept: list[int]
+    """The rows that are given: of a key that comes twice, the last one."""
+    shapes: tuple[tuple[int, ...], ...]
+    counts: Array
+    """Of elements."""
+    dtypes: tuple[str, ...]
+    coverage: tuple[Coverage | None, ...]
+
+
+def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple[Batch, tuple[str, ...]]:
     """The batch of a table, and the ops that it was written with."""
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-    number = len(table.rows)
-    zeros = (0,) * number
-    keys = tuple(
-        key_of(table.signal, name or "", micro_step or 0, call or 0, stage or 0)
-        for name, micro_step, call, stage in zip(
-            cells["name"], cells.get("micro_step", zeros), cells.get("call", zeros), cells["vpp_stage"], strict=True
-        )
-    )
-    kept = _last_of_each(keys, table, problems)
-    shapes = [shape_of(text) for text in cells.get("shape", ("",) * number)]
-    covers = [coverage_of(text) for text in cells.get("coverage", ())]
-    ops = tuple(column for column in table.columns if is_number(column))
-    values = {op: np.array([math.nan if v is None else v for v in cells[op]], dtype=np.float64)[kept] for op in ops}
-    shapes = [shapes[row] for row in kept]
-    counts = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+    about = known.get(table.signal)
+    described = tuple(cells.get(column) for column in DESCRIBING)
+    if about is None or about.cells != described:
+        about = known[table.signal] = _about(table.signal, described)
+    if twice := len(table.rows) - len(about.kept):
+        what = f"step {table.step} has {twice} rows twice: the later ones are taken"
+        problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
+    values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
-    columns = moments_of(derived, counts) | {name: v for name, v in values.items() if name not in OPS}
+    columns = moments_of(derived, about.counts) | {name: v for name, v in values.items() if name not in OPS}
     batch = Batch(
         signal=table.signal,
         step=table.step,
-        keys=tuple(keys[row] for row in kept),
-        shapes=tuple(shapes),
-        dtypes=tuple(cells["dtype"][row] or "" for row in kept) if "dtype" in cells else ("",) * len(kept),
-        order=np.asarray(kept, dtype=np.int64),
+        keys=about.keys,
+        shapes=about.shapes,
+        dtypes=about.dtypes,
+        order=np.asarray(about.kept, dtype=np.int64),
         columns=columns,
         micro_stepped=table.micro_stepped,
-        coverage=tuple(covers[row] for row in kept) if any(covers) else (),
+        coverage=about.coverage,
     )
     return batch, tuple(derived)
 
 
-def _last_of_each(keys: Sequence[Key], table: _Table, problems: Problems) -> list[int]:
-    last = {key: row for row, key in enumerate(keys)}
-    if len(last) == len(keys):
-        return list(range(len(keys)))
-    what = f"step {table.step} has {len(keys) - len(last)} rows twice: the later ones are taken"
-    problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
-    return sorted(last.values())
+def _about(signal: str, cells: tuple[tuple[Any, ...] | None, ...]) -> _About:
+    names, stages, micro_steps, calls, shapes, dtypes, covers = cells
+    assert names is not None
+    number = len(names)
+    zeros = (0,) * number
+    keys = [
+        key_of(signal, name or "", micro_step or 0, call or 0, stage or 0)
+        for name, stage, micro_step, call in zip(
+            names, stages or zeros, micro_steps or zeros, calls or zeros, strict=True
+        )
+    ]
+    kept = sorted({key: row for row, key in enumerate(keys)}.values())
+    sizes = tuple(shape_of(shapes[row]) if shapes else () for row in kept)
+    coverage = tuple(coverage_of(covers[row]) for row in kept) if covers else ()
+    return _About(
+        cells=cells,
+        keys=tuple(keys[row] for row in kept),
+        kept=kept,
+        shapes=sizes,
+        counts=numels(sizes),
+        dtypes=tuple(dtypes[row] or "" if dtypes else "" for row in kept),
+        coverage=coverage if any(coverage) else (),
+    )
