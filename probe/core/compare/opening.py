@@ -30,7 +30,8 @@ class Side(NamedTuple):
     @property
     def decimals(self) -> float:
         """The unit of the last decimal place that was written, where their number is fixed; else 0."""
-        given = (self.run.directories[0].manifest.get("config") or {}).get("ndigits")
+        config = self.run.directories[0].manifest.get("config")
+        given = config.get("ndigits") if isinstance(config, dict) else None
         return 10.0**-given if isinstance(given, int) else 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
         raise ImportError('reading many files needs duckdb: pip install "probe-monitor[analysis]"') from missing
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory}'")
+    connection.execute("SET enable_progress_bar = false")  # it would be drawn into what a command prints
     if threads:
         connection.execute(f"SET threads = {threads}")
     return connection
@@ -139,21 +141,25 @@ class Rows:
         return columns, self._fetched(f"SELECT {', '.join(map(quoted, columns))} FROM {source}{where}")  # noqa: S608
 
     def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
-        cursor = self.connection.cursor()
-        cursor.execute(query)
-        while found := cursor.fetchmany(AT_ONCE):
-            yield from found
-        cursor.close()
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(query)
+            try:
+                while found := cursor.fetchmany(AT_ONCE):
+                    yield from found
+            finally:
+                self._tell_rejected(cursor)  # a cursor has temporary tables of its own
 
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
         paths = f"[{', '.join(_literal(str(file.path)) for file in files)}]"
         if files[0].format == "parquet":
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
+        keys = ", ".join(_literal(column) for column in files[0].columns if column in KEY)
         types = ", ".join(f"{_literal(column)}: {_literal(type_of(column))}" for column in files[0].columns)
         return (
             f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
-            "delim = ',', quote = '\"', escape = '\"', filename = true, store_rejects = true)"
+            f"delim = ',', quote = '\"', escape = '\"', force_not_null = [{keys}], filename = true, "
+            "store_rejects = true)"
         )
 
     def close(self) -> None:
@@ -165,11 +171,14 @@ class Rows:
 
     def tell_rejected(self) -> None:
         """Lines that could not be read by the queries so far."""
-        known = {row[0] for row in self.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        self._tell_rejected(self.connection)
+
+    def _tell_rejected(self, connection: Connection) -> None:
+        known = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
         if not {"reject_errors", "reject_scans"} <= known:
             return
         own = {path for path, _ in self._places}
-        told = self.connection.execute(_REJECTED).fetchall()
+        told = connection.execute(_REJECTED).fetchall()
         for path, line, what, place, lines in told:
             if str(Path(path).parent) not in own:  # another's, that shares the connection
                 continue
