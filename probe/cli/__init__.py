@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "config": "probe.cli.config:app",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
+    "report": "probe.cli.report:report",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 
