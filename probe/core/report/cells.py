@@ -20,8 +20,8 @@ Whole = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 KIND = 1 << 61
-"""Added to a place: nothing for NaN, once for Inf, twice for -Inf, so that the lowest is the first of the worst."""
-WORST = (np.nan, np.inf, -np.inf)
+"""Added to twice a place where there is Inf, and one more for -Inf, so that the lowest is the first NaN, else the first
+Inf of either sign."""
 
 
 class Places(NamedTuple):
@@ -128,12 +128,12 @@ def _aggregates(op: str, place: str) -> list[str]:
     number of those that are not finite."""
     x = quoted(op)
     size = f"CASE WHEN isfinite({x}) THEN abs({x}) END"
-    kind = f"CASE WHEN isnan({x}) THEN 0 WHEN {x} = 'inf'::DOUBLE THEN {KIND} WHEN isinf({x}) THEN {2 * KIND} END"
+    kind = f"CASE WHEN isnan({x}) THEN 0 WHEN {x} = 'inf'::DOUBLE THEN {KIND} WHEN isinf({x}) THEN {KIND + 1} END"
     return [
         f"arg_max({x}, {size})",
         f"arg_max({place}, {size})",
         f"min({size})",
-        f"min({place} + {kind})",
+        f"min(2 * ({place}) + {kind})",
         f"count(*) FILTER (NOT isfinite({x}))",
     ]
 
@@ -161,8 +161,10 @@ def _cells(n: int, found: Mapping[str, Any], where: Any, shape: tuple[int, int],
     place = _spread_whole(found[f"a{n}_1"], where, shape, 0)
     worst = _spread_whole(found[f"a{n}_3"], where, shape, -1)
     kind, first = np.divmod(worst, KIND)
-    for code, what in enumerate(WORST):
-        value[(worst >= 0) & (kind == code)] = what
+    first, negative = np.divmod(first, 2)
+    value[worst >= 0] = np.nan
+    infinite = (worst >= 0) & (kind == 1)
+    value[infinite] = np.where(negative[infinite], -np.inf, np.inf)
     return Cells(
         value,
         missing & (worst < 0),

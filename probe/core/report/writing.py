@@ -67,7 +67,9 @@ def write_report(
     problems = Problems()
     run = last_run(root, problems)
     observe(f"reading {len(run.directories)} directories")
-    with Rows(run.directories, problems, connect(MEMORY)) as rows:
+    connection = connect(MEMORY)
+    connection.execute("SET enable_progress_bar = false")  # it would go to the standard output
+    with Rows(run.directories, problems, connection) as rows:
         stages = {n: _stage(directory.manifest) for n, directory in enumerate(run.directories)}
         known = survey(rows, stages)
         chosen = plan(known, len(run.ranks))
