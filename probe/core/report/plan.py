@@ -12,6 +12,8 @@ import numpy.typing as npt
 from probe.core.report.survey import Row, SignalSurvey, Survey, principal
 
 MOST_ROWS = 600
+TOO_COARSE = 8
+"""If layers are so many times fewer than there is room for, several of their parts are taken together instead."""
 MOST_COLUMNS = 400
 FEWEST_COLUMNS = 24
 ENOUGH_COLUMNS = 100
@@ -123,13 +125,16 @@ def _labeller(survey: Survey) -> Callable[[Row], str]:
 
 
 def _rows(signal: SignalSurvey, most: int, label: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Labels and what they stand for: names; if those are too many the layers they lie in; else parts of the model."""
+    """Labels and what they stand for: names; if those are too many the layers they lie in, or several layers each."""
     deepest = max((row.name.count(".") for row in signal.rows), default=0)
-    for depth in range(deepest + 1, 0, -1):
-        rows = _grouped(signal.rows, depth, label)
+    finer = rows = _grouped(signal.rows, deepest + 1, label)
+    for depth in range(deepest, 0, -1):
         if len(rows) <= most:
-            return rows
-    return _in_blocks(list(rows.items()), most)
+            break
+        finer, rows = rows, _grouped(signal.rows, depth, label)
+    if len(rows) <= most and (rows is finer or len(rows) > most // TOO_COARSE):
+        return rows
+    return _in_blocks(list((finer if len(rows) <= most else rows).items()), most)
 
 
 def _grouped(rows: Sequence[Row], depth: int, label: Callable[[Row], str]) -> dict[str, list[Row]]:
@@ -145,4 +150,7 @@ def _grouped(rows: Sequence[Row], depth: int, label: Callable[[Row], str]) -> di
 def _in_blocks(groups: Sequence[tuple[str, list[Row]]], most: int) -> dict[str, list[Row]]:
     size = ceil(len(groups) / most)
     blocks = [groups[at : at + size] for at in range(0, len(groups), size)]
-    return {f"{b[0][0]} to {b[-1][0]}": [row for _, rows in b for row in rows] for b in blocks}
+    return {
+        f"{block[0][0]} to {block[-1][0]}" if len(block) > 1 else block[0][0]: [row for _, own in block for row in own]
+        for block in blocks
+    }

@@ -21,7 +21,7 @@ from probe.core.report.diagnosis import Diagnosis, Mark, dumped, preliminary
 from probe.core.report.packing import packed_array, packed_numbers
 from probe.core.report.page import asset, packed_text, page
 from probe.core.report.plan import Columns, Plan, SignalPlan, plan
-from probe.core.report.survey import Survey, survey
+from probe.core.report.survey import Survey, principal, survey
 
 MEMORY = "400MB"
 """What DuckDB may take: together with the page itself less than 1 GiB."""
@@ -133,10 +133,12 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
 
 
 def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: Run, rows: Rows) -> Iterator[Mark]:
-    """For each row with numbers that are not finite the first one, of the first op that has any."""
+    """For each row with numbers that are not finite the first one, of the op that says most, else of another."""
     micro_stepped = _micro_stepped(rows, signal.signal)
     told: set[int] = set()
-    for op, cells in maps.items():
+    first = principal(signal.ops)
+    for op in sorted(maps, key=lambda op: op != first):
+        cells = maps[op]
         there = cells.bad > 0
         for row in np.flatnonzero(there.any(axis=1)).tolist():
             if row in told or len(told) >= BAD_OF_A_SIGNAL:
