@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.report.survey import Row, SignalSurvey, Survey, principal
+from probe.core.report.survey import Row, Survey, principal
 
 MOST_ROWS = 600
 TOO_COARSE = 8
@@ -77,8 +77,9 @@ def plan(survey: Survey, ranks: int) -> Plan:
     """As many rows and columns as there is room for; all of them if that is enough."""
     steps = len(survey.steps) or survey.last - survey.first + 1
     label = _labeller(survey)
+    groupings = [_Depths(signal.rows, label) for signal in survey.signals]
     for most in (MOST_ROWS, MOST_ROWS // 2, MOST_ROWS // 4, MOST_ROWS // 8):
-        rows = [_rows(signal, most, label) for signal in survey.signals]
+        rows = [_rows(depths, most) for depths in groupings]
         series = sum(len(own) * len(signal.ops) for own, signal in zip(rows, survey.signals, strict=True))
         columns = min(MOST_COLUMNS, CELLS // max(series, 1))
         if columns >= min(steps, ENOUGH_COLUMNS):
@@ -124,27 +125,34 @@ def _labeller(survey: Survey) -> Callable[[Row], str]:
     return label
 
 
-def _rows(signal: SignalSurvey, most: int, label: Callable[[Row], str]) -> dict[str, list[Row]]:
+class _Depths:
+    """The names of a signal, grouped by their first components; each grouping is made once."""
+
+    def __init__(self, rows: Sequence[Row], label: Callable[[Row], str]) -> None:
+        self._rows, self._label = rows, label
+        self._known: dict[int, dict[str, list[Row]]] = {}
+        self.deepest = 1 + max((row.name.count(".") for row in rows), default=0)
+
+    def __getitem__(self, depth: int) -> dict[str, list[Row]]:
+        """Rows whose names agree in the first ``depth`` components."""
+        if depth not in self._known:
+            groups = self._known[depth] = {}
+            for row in self._rows:
+                kept = ".".join(row.name.split(".")[:depth])
+                name = self._label(row._replace(name=kept)) + (".*" if kept != row.name else "")
+                groups.setdefault(name, []).append(row)
+        return self._known[depth]
+
+
+def _rows(depths: _Depths, most: int) -> dict[str, list[Row]]:
     """Labels and what they stand for: names; if those are too many the layers they lie in, or several layers each."""
-    deepest = max((row.name.count(".") for row in signal.rows), default=0)
-    finer = rows = _grouped(signal.rows, deepest + 1, label)
-    for depth in range(deepest, 0, -1):
-        if len(rows) <= most:
-            break
-        finer, rows = rows, _grouped(signal.rows, depth, label)
-    if len(rows) <= most and (rows is finer or len(rows) > most // TOO_COARSE):
-        return rows
-    return _in_blocks(list((finer if len(rows) <= most else rows).items()), most)
-
-
-def _grouped(rows: Sequence[Row], depth: int, label: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Rows whose names agree in the first ``depth`` components."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        kept = ".".join(row.name.split(".")[:depth])
-        name = label(row._replace(name=kept)) + (".*" if kept != row.name else "")
-        groups.setdefault(name, []).append(row)
-    return groups
+    depth = depths.deepest
+    while depth > 1 and len(depths[depth]) > most:
+        depth -= 1
+    fits = len(depths[depth]) <= most
+    if fits and (depth == depths.deepest or len(depths[depth]) > most // TOO_COARSE):
+        return depths[depth]
+    return _in_blocks(list(depths[depth + fits].items()), most)
 
 
 def _in_blocks(groups: Sequence[tuple[str, list[Row]]], most: int) -> dict[str, list[Row]]:
