@@ -18,7 +18,7 @@ def _heatmap(plan: Plan) -> Section:
     html = (
         f'<p class="quiet">{_columns(plan.columns)} {_rows(plan)} Over all ranks and micro batches; what is not finite '
         "comes before every number. Click a cell to see where its number was written. "
-        "Drag to zoom, double-click to go back.</p>"
+        "Empty: nothing was written. Drag to zoom, double-click to go back.</p>"
         '<div class="controls">'
         '<label>signal <select id="signal"></select></label><label>op <select id="op"></select></label>'
         '<label>colour <select id="shown"><option value="value">the largest magnitude</option>'

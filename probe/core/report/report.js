@@ -186,7 +186,7 @@ async function drawDepth() {
     marker: { symbol: "triangle-down", size: 10, color: Drawing.colours().nan } });
   byId("depth-label").textContent = columnText(about.columns, column);
   await Page.plot("depth", traces, Page.layout({
-    height: 400, hovermode: "closest", legend: { orientation: "h", y: 1.12 },
+    height: 460, hovermode: "closest", legend: { orientation: "h", y: 1.12 },
     yaxis: { type: "log", exponentformat: "e", title: { text: signal.ops[op] } },
     xaxis: { ...Drawing.labels(signal.labels, 0, x.length, 40), tickangle: 50 },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
