@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "control": "probe.cli.control:app",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
+    "report": "probe.cli.report:report",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 

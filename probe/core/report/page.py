@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -42,9 +44,10 @@ def page(
 
     Args:
         title: text; escaped here, as is ``subtitle``.
-        plotly: whether to put in the bundle of plotly.js (5 MB), so that ``Plotly`` is there for ``scripts``.
+        plotly: whether to put in the bundle of plotly.js (2 MB), so that ``Plotly`` is there for ``scripts``.
         data: what ``Page.data(name)`` gives to scripts: anything JSON has; NaN and Inf it does not have.
-        scripts: JavaScript that is run after the page is there, each on its own; see ``page.js`` for what it may use.
+        scripts: JavaScript that is run when all of that is there, one after the other; ``page.js`` says what
+            it may use.
 
     Raises:
         ImportError: if plotly is wanted and missing.
@@ -90,9 +93,11 @@ def _parts(
     yield f'</main>\n<footer class="quiet">probe {escape(__version__)}</footer>\n'
     for name, value in data.items():
         yield f'<script type="application/json" id="data-{escape(name)}">{as_json(value)}</script>\n'
-    for script in [*([plotly_bundle()] if plotly else []), asset("page.js"), *scripts]:
-        yield f"<script>\n{_inside_script(script)}\n</script>\n"
-    yield "</body>\n</html>\n"
+    if plotly:
+        yield f'<script type="text/plain" id="compressed-plotly">{packed_text(plotly_bundle())}</script>\n'
+    for script in scripts:
+        yield f'<script type="text/plain" class="after">\n{_inside_script(script)}\n</script>\n'
+    yield f"<script>\n{asset('page.js')}\n</script>\n</body>\n</html>\n"
 
 
 def plotly_bundle() -> str:
@@ -106,6 +111,11 @@ def plotly_bundle() -> str:
     except ImportError as missing:
         raise ImportError('the page draws with plotly: pip install "probe-monitor[analysis]"') from missing
     return str(get_plotlyjs())
+
+
+def packed_text(text: str) -> str:
+    """``text`` compressed, in base 64; ``Page.inflated`` reads it."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
 
 
 def _inside_script(text: str) -> str:
