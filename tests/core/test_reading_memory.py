@@ -48,7 +48,7 @@ def write(root: Path, steps: int) -> Path:
     (directory / "manifest.json").write_text(json.dumps({"rank": 0, "world_size": 1}), encoding="utf-8")
     for first in range(0, steps, A_FILE):
         lines = [
-            f'0,layers.{row}.attention.projection.weight,{step},{step + row / 7:.6g},0.123456,-7.65432,9.87654,"[64, 64]",'
+            f'0,layers.{row}.projection.weight,{step},{step + row / 7:.6g},0.123456,-7.65432,9.87654,"[64, 64]",'
             "torch.float32\n"
             for step in range(first, first + A_FILE)
             for row in range(ROWS)
