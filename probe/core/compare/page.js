@@ -47,4 +47,5 @@
   chooser.addEventListener("change", drawLayers);
   Page.whenColoured(drawGrowth);
   Page.whenColoured(drawLayers);
+  document.body.dataset.ready = "yes";
 })();
