@@ -20,6 +20,7 @@ NAN = Where("grad_reduced", "layers.0.fc2.weight", 3, 0, 0)
 LARGER = Where("grad_reduced", "head.bias", 5, 0, 0)
 EVIL = "<img src=x onerror=window.evil=1></script><b>"
 
+CELLS = "const { x, y, z } = document.getElementById('layers-plot').data[0]; return { x, y, z };"
 CHOOSE = """
 const chooser = document.getElementById("layers-signal");
 chooser.value = arguments[0];
