@@ -165,6 +165,15 @@ class Settings(Section):
     """Number of steps that are collected; then monitoring ends."""
     step_interval: Integer = Field(1, ge=1)
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
+    max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
+    """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
+    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
+    rank by itself, so that ranks may collect different steps. Missing: no limit. The manifest says how many steps were
+    left out."""
+    history: Integer = Field(0, ge=0, le=10_000)
+    """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
+    exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
+    manifest. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written after the first step and training is then stopped.
     Not built yet: accepted and checked, without effect."""

@@ -19,6 +19,7 @@ from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
 from probe.core.metrics import gradients_of, values_of
 from probe.core.moments import columns_for
+from probe.core.pace import Pace
 from probe.core.recorder import Recorder
 from probe.core.records import Finding
 from probe.core.run import Clock, Run
@@ -161,9 +162,7 @@ class Monitor:
         self._stop_listening()
         self._output.change(run)
         self._run = run
-        session.change(
-            run, Schedule(step, settings.step_interval, settings.collect_times), self._output, chosen(settings)
-        )
+        session.change(run, self._paced(step, settings, settings.collect_times), self._output, chosen(settings))
         self._listen(run)
         self._on = True
         return None
@@ -173,7 +172,13 @@ class Monitor:
         if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
             return Schedule(NEVER)  # counts steps on every rank, to stop on all in the same one
         times = settings.collect_times if self._takes_part() else 0
-        return Schedule(settings.start_step, settings.step_interval, times)
+        return self._paced(settings.start_step, settings, times)
+
+    def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
+        pace = Pace(settings.max_overhead, settings.step_interval) if settings.max_overhead else None
+        if self._output is not None:
+            self._output.pace = pace
+        return Schedule(start, settings.step_interval, times, pace)
 
     def _listen(self, run: Run) -> None:
         """Gives ``run`` the collectives heard so far and those to come."""
@@ -249,7 +254,7 @@ class Monitor:
         self._ended_at = self._run.clock.step
         with ExitStack() as ending:  # each, whatever becomes of the others
             if self._output is not None:
-                ending.callback(self._output.close)
+                ending.callback(self._output.close, incident=partial)
             if self._endings is not None:
                 ending.callback(self._endings.forget)
             if self._switch is not None:

@@ -170,3 +170,34 @@ def test_rules_remember_no_step_that_is_done_again(framework: Harness) -> None:
 def test_without_earlier_files_rules_begin_anew(framework: Harness) -> None:
     """A late first step alone is no memory."""
     assert spikes(framework, 6, 1e4) == []
+
+
+def written_with_history(framework: Harness, *scales: float) -> list[int]:
+    """The steps in the files of a run that holds two back; inputs of these scales, one a step."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    with watching(framework, JUDGED | {"history": 2}, model, optimizer) as monitor:
+        for scale in scales:
+            train_step(loop, framework.tensor(X * scale))
+    return sorted({row.step for row in rows_of(monitor)})
+
+
+def test_history_is_written_around_what_is_found(framework: Harness) -> None:
+    """Two steps before the spike and two after it; nothing of a healthy run."""
+    assert written_with_history(framework, *[1.0] * 9) == []
+    assert written_with_history(framework, *[1.0] * 6, 1e4, *[1.0] * 5) == [4, 5, 6, 7, 8]
+
+
+def test_history_is_written_when_training_raises(framework: Harness) -> None:
+    """An exception is an incident."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    monitor = framework.TrainerMon(JUDGED | {"history": 2})
+    with pytest.raises(ZeroDivisionError), monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(5):
+            train_step(loop, *inputs(framework, 1))
+        raise ZeroDivisionError(step)
+    assert sorted({row.step for row in rows_of(monitor)}) == [3, 4]
