@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 from socket import gethostname
@@ -104,6 +105,10 @@ class Output:
         """Nothing is collected from ``step`` on."""
         self._note({"step": step, "collecting": False})
 
+    def deepen(self, run: Run, names: Sequence[str]) -> None:
+        """More is collected, of the modules of these names; or no more, if there are none."""
+        self._note({"step": run.clock.step, "collecting": True, "suspects": list(names)})
+
     def _note_change(self, run: Run) -> None:
         """In the manifest: the configuration as it is now, and which keys changed at which step."""
         before, now = self._manifest["config"], run.settings.model_dump(mode="json")
@@ -114,9 +119,11 @@ class Output:
 
     def _note(self, change: dict[str, object]) -> None:
         self._changes = [*self._changes[-MOST_CHANGES:], change]
-        self._noted += 1
-        self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
-        self._manifest |= {"changes": self._changes, "control": self._control}
+        if self._control:
+            self._noted += 1
+            self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
+            self._manifest["control"] = self._control
+        self._manifest["changes"] = self._changes
         self._write_manifest()
 
     def _choose(self) -> None:

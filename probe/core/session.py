@@ -120,6 +120,11 @@ class Session:
         self._retire_with = remove
 
     @property
+    def schedule(self) -> Schedule:
+        """Which steps are sampled."""
+        return self._schedule
+
+    @property
     def finished(self) -> bool:
         """Whether nothing more will be sampled."""
         return self._schedule.finished

@@ -122,6 +122,33 @@ class CcDistribution(Section):
     second training step training is then stopped, on every rank, by the exception TrainingStopped."""
 
 
+class Arm(Section):
+    """What is collected besides when something was found."""
+
+    xy_distribution: Flag = False
+    """Whether inputs, outputs and their gradients are collected."""
+    wg_distribution: Flag = False
+    """Whether weight gradients are collected."""
+    param_distribution: Flag = False
+    """Whether parameters are collected."""
+    mv_distribution: Flag = False
+    """Whether the optimizer's state is collected."""
+    targets: Annotated[Text, Names(("suspects", "all"))] = "suspects"
+    """Of which modules: `suspects` are the blocks (such as `layers.1`) that the first findings were about; `all` is the
+    whole model."""
+
+
+class OnAnomaly(Section):
+    """Deeper monitoring that the run switches on by itself."""
+
+    arm: Arm
+    """What is collected besides what the configuration says anyway."""
+    steps: Integer = Field(10, ge=1)
+    """For how many steps; each of them is collected, whatever step_interval says."""
+    cool_down: Integer = Field(100, ge=0)
+    """Steps after that in which nothing that is found switches it on again."""
+
+
 class L2Targets(Section):
     """Modules of the interpretable features."""
 
@@ -221,6 +248,9 @@ class Settings(Section):
     """Monitoring of collective communication."""
     alert: Alert = Alert()
     """Rules that report suspicious values while training runs."""
+    on_anomaly: OnAnomaly | None = None
+    """What the run collects besides when a rule has found something, on all ranks from the same step on; that step is
+    dynamic_seconds ahead where there are several ranks. Missing: nothing."""
     format: Annotated[
         tuple[Annotated[Text, _FORMATS], ...],
         AfterValidator(not_empty),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -14,6 +15,7 @@ from probe.core.rules import Rule
 from probe.core.sinks import Sink
 
 FINDINGS_KEPT = 1000
+NEWS_KEPT = 100
 
 
 class Writer:
@@ -25,6 +27,8 @@ class Writer:
         """Holds back what nothing was found in; None if everything is written."""
         self.findings: list[Finding] = []
         """The first findings of the run, in causal order within each step."""
+        self.news: deque[Finding] = deque(maxlen=NEWS_KEPT)
+        """The latest findings, for who takes them out."""
         self.found = 0
         self.steps = 0
         self.cost: dict[str, float] = {}
@@ -51,6 +55,7 @@ class Writer:
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
         snapshot = dataclasses.replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
+        self.news.extend(found[:NEWS_KEPT])
         self.found += len(found)
         self.steps += 1
         for name, seconds in snapshot.cost.items():
