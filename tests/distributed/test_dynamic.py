@@ -112,7 +112,7 @@ def dig(steps: int, bad: dict[int, int]) -> tuple[list[int], dict[str, int]]:
         "param_distribution": True,
         "format": "api",
         "dynamic_seconds": 0,
-        "alert": {"rules": [{"rule_name": "AnomalySpike", "args": {"warm_up": 2, "window": 4}}]},
+        "alert": {"rules": [{"rule_name": "AnomalySpike", "args": {"warm_up": 2, "window": 4, "cool_down": 1}}]},
         "on_anomaly": {"arm": {"xy_distribution": True}, "steps": 2, "cool_down": 3},
     }
     model = torch.nn.parallel.DistributedDataParallel(Net())
