@@ -1,0 +1,255 @@
+"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.convert import schema
+from probe.core.convert.rows import Rows
+from probe.core.convert.schema import quoted
+
+FILE_NAME = "monitor_metrics.db"
+STEP_PARTITION = 500
+"""Steps in one table, unless asked for otherwise."""
+CACHE_KIB = 32 << 10
+"""Memory that SQLite may keep pages in."""
+
+
+class _Table(NamedTuple):
+    """A table of rows, ready to take them."""
+
+    insert: str
+    """Statement, but for the values of one row."""
+    stats: tuple[str, ...]
+
+
+class MetricsDatabase:
+    """Takes rows inside of transactions; one process writes at a time, any number read.
+
+    Args:
+        step_partition: steps in one table; a database keeps the one it was made with.
+        wait_seconds: how long a locked database is waited for.
+        indexed: whether tables are indexed as they are made; otherwise :meth:`index` does it, which is quicker for many
+            rows.
+
+    Raises:
+        ValueError: if there is something else at ``path``, or a database made with another ``step_partition``.
+        sqlite3.OperationalError: if the file cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, step_partition: int = STEP_PARTITION, wait_seconds: float = 5.0, indexed: bool = True
+    ) -> None:
+        self.path, self._partition, self._indexed = path, step_partition, indexed
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The thread that delivers is not the one that opens.
+        self.connection = sqlite3.connect(path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare()
+        except BaseException:
+            self.connection.close()
+            raise
+        self._forget()
+
+    def close(self) -> None:
+        """Leaves one file, without a journal beside it, if nobody else has it open."""
+        try:
+            self.connection.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.OperationalError:
+            pass  # a reader has it open: the journal stays until the last one closes it
+        finally:
+            self.connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is added inside is in the database at the end, or, on an exception, nothing of it."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            self._forget()
+            raise
+
+    def add(self, rows: Rows) -> None:
+        """Adds ``rows``; one about the same rank, step and target replaces what is there."""
+        if not len(rows.steps):
+            return
+        metric = self._metric(rows.signal)
+        partitions = rows.steps // self._partition
+        for partition in np.unique(partitions).tolist():
+            chosen = partitions == partition
+            self._insert(metric, partition, rows if chosen.all() else rows.taken(chosen))
+        self._widen_range(rows)
+
+    def remove(self, signal: str, rank: int) -> None:
+        """Takes away all rows of a signal and rank."""
+        for table in self.tables(signal):
+            self.connection.execute(f"DELETE FROM {table} WHERE rank = ?", (rank,))  # noqa: S608 - our own name
+
+    def tables(self, signal: str) -> list[str]:
+        """The tables that hold the rows of ``signal``, in the order of their steps."""
+        found = self.connection.execute("SELECT metric_id FROM monitoring_metrics WHERE metric_name = ?", (signal,))
+        row = found.fetchone()
+        if row is None:
+            return []
+        pattern = re.compile(rf"metric_{row[0]}_step_(\d+)_\d+")
+        names = [name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return sorted(filter(pattern.fullmatch, names), key=lambda name: int(pattern.fullmatch(name)[1]))  # type: ignore[index]
+
+    def index(self) -> None:
+        """Makes the indices that are missing, each in a transaction of its own."""
+        for (metric,) in self.connection.execute("SELECT metric_name FROM monitoring_metrics").fetchall():
+            for table in self.tables(metric):
+                self.connection.execute(schema.create_index(table))
+
+    def _prepare(self) -> None:
+        try:
+            with closing(self.connection.execute("PRAGMA journal_mode=WAL")):
+                pass  # where the file system has no shared memory, SQLite keeps its ordinary journal
+            self.connection.execute("PRAGMA synchronous=NORMAL")
+            self.connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+            names = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            raise ValueError(f"{self.path}: expected a metrics database or no file, got something else") from error
+        if names and "imported_files" not in names:
+            raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
+        with self.transaction():
+            for statement in filter(str.strip, schema.TABLES.split(";")):
+                self.connection.execute(statement)
+            self._agree("schema", schema.SCHEMA)
+            self._agree("step_partition", self._partition)
+
+    def _agree(self, name: str, value: int) -> None:
+        self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, value))
+        query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
+        (found,) = self.connection.execute(query, (name,)).fetchone()
+        if found != value:
+            raise ValueError(f"{self.path}: expected {name} {value}, got one made with {found}: write to another folder")
+
+    def _forget(self) -> None:
+        """What is remembered of the database may have been undone."""
+        self._ids: dict[str, dict[Any, int]] = {"monitoring_targets": {}, "tensor_forms": {}, "monitoring_metrics": {}}
+        self._tables: dict[tuple[int, int], _Table] = {}
+        self._known: dict[int, tuple[str, ...]] = {}
+        self._range: tuple[int, int, int] | None = None
+
+    def _insert(self, metric: int, partition: int, rows: Rows) -> None:
+        table = self._tables.get((metric, partition))
+        if table is None or not set(rows.values) <= set(table.stats):
+            table = self._tables[metric, partition] = self._table(metric, partition, rows)
+        stats = list(rows.values)
+        names = ", ".join((*schema.FIXED, *map(quoted, stats)))
+        statement = f"{table.insert} ({names}) VALUES ({', '.join('?' * (len(schema.FIXED) + len(stats)))})"
+        targets = self._numbers("monitoring_targets", rows.targets, rows.target)
+        forms = self._numbers("tensor_forms", rows.forms, rows.form)
+        columns = (_cells(rows.values[stat]) for stat in stats)
+        self.connection.executemany(
+            statement, zip(repeat(rows.rank), rows.steps.tolist(), targets, forms, *columns, strict=False)
+        )
+
+    def _numbers(self, table: str, items: Sequence[Any], indices: npt.NDArray[np.int64]) -> list[int]:
+        """Of each row the id of its item."""
+        ids = np.fromiter((self._id(table, item) for item in items), np.int64, len(items))
+        found: list[int] = ids[indices].tolist()
+        return found
+
+    def _metric(self, signal: str) -> int:
+        return self._id("monitoring_metrics", (signal,))
+
+    _COLUMNS = {
+        "monitoring_targets": ("target_id", "target_name", "vpp_stage", "micro_step", "call"),
+        "tensor_forms": ("form_id", "shape", "dtype", "coverage"),
+        "monitoring_metrics": ("metric_id", "metric_name"),
+    }
+
+    def _id(self, table: str, item: Any) -> int:
+        known = self._ids[table]
+        if item not in known:
+            number, *columns = self._COLUMNS[table]
+            where = " AND ".join(f"{column} = ?" for column in columns)
+            found = self.connection.execute(f"SELECT {number} FROM {table} WHERE {where}", item).fetchone()  # noqa: S608
+            if found is None:
+                marks = ", ".join("?" * len(columns))
+                cursor = self.connection.execute(
+                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})",  # noqa: S608
+                    item,
+                )
+                found = (cursor.lastrowid,)
+            known[item] = found[0]
+        return known[item]
+
+    def _table(self, metric: int, partition: int, rows: Rows) -> _Table:
+        """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
+        if clash := {stat.lower() for stat in rows.values} & set(schema.FIXED):
+            raise ValueError(f"expected ops, got columns called {', '.join(sorted(clash))}")
+        first = partition * self._partition
+        last = first + self._partition - 1
+        name = schema.table_name(metric, first, last)
+        held = self._held(name)
+        if not held:
+            self.connection.execute(schema.create_table(name, first, last, tuple(rows.values)))
+            if self._indexed:
+                self.connection.execute(schema.create_index(name))
+        lower = {stat.lower() for stat in held}
+        for stat in rows.values:
+            if held and stat.lower() not in lower:
+                self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
+        self._add_stats(metric, rows.values)
+        self._view(metric, rows.signal)
+        return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))  # noqa: S608
+
+    def _held(self, table: str) -> tuple[str, ...]:
+        """The stats that ``table`` has columns for; empty if there is no such table."""
+        columns = [column[1] for column in self.connection.execute(f"PRAGMA table_info({table})")]
+        return tuple(column for column in columns if column not in schema.FIXED)
+
+    def _add_stats(self, metric: int, stats: Iterable[str]) -> None:
+        statement = "INSERT OR IGNORE INTO metric_stats VALUES (?, ?)"
+        self.connection.executemany(statement, ((metric, stat) for stat in stats))
+
+    def _view(self, metric: int, signal: str) -> None:
+        """Makes the view of ``signal`` anew, now that it has another table or column."""
+        tables = [(table, self._held(table)) for table in self.tables(signal)]
+        stats = dict.fromkeys(stat for _, held in tables for stat in held)
+        self.connection.execute(f"DROP VIEW IF EXISTS {quoted(schema.view_name(signal))}")
+        if len(tables) <= schema.MOST_VIEWED:
+            self.connection.execute(schema.create_view(signal, tables, tuple(stats)))
+
+    def _widen_range(self, rows: Rows) -> None:
+        """Keeps the smallest and largest step and the largest rank, as those who draw a chart ask for them first."""
+        low, high = int(rows.steps.min()), int(rows.steps.max())
+        if self._range and self._range[0] <= low and high <= self._range[1] and rows.rank <= self._range[2]:
+            return
+        for name, function, value in (("min_step", "min", low), ("max_step", "max", high), ("max_rank", "max", rows.rank)):
+            self.connection.execute(
+                "INSERT INTO global_stats VALUES (?, ?) ON CONFLICT (stat_name) "
+                f"DO UPDATE SET stat_value = {function}(stat_value, excluded.stat_value)",
+                (name, value),
+            )
+        query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
+        low, high, rank = (
+            self.connection.execute(query, (name,)).fetchone()[0] for name in ("min_step", "max_step", "max_rank")
+        )
+        self._range = (low, high, rank)
+
+
+def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
+    """What SQLite is given: NaN, which it would turn into NULL, as the text ``nan``; what is missing as NULL."""
+    cells: list[Any] = column.tolist()
+    for row in np.flatnonzero(np.ma.filled(np.isnan(column), False)):
+        cells[row] = "nan"
+    return cells
