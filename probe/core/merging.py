@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probe.core.moments import COUNTS, OPS, columns_for, derive, merge_columns, numels
+from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.sinks.files import replacing
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "other")
@@ -158,7 +158,7 @@ def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
     wholes = np.array([i for i, group in enumerate(groups) for _ in group])
     counts = np.array([row.elements for row in rows], dtype=np.float64)
     values = {op: np.array([row.ops[op] for row in rows]) for op in ops}
-    columns = merge_columns(_moments(values, counts), counts, wholes, len(groups))
+    columns = merge_columns(moments_of(values, counts), counts, wholes, len(groups))
     shapes = [group[0].shape for group in groups]
     heard = np.bincount(wholes, counts, len(groups))
     terms = np.array([any(row.part.startswith("term") for row in group) for group in groups])
@@ -168,20 +168,6 @@ def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
         Merged(group[0], group[0].ranks, bool(complete[i]), {op: float(derived[op][i]) for op in derived})
         for i, group in enumerate(groups)
     ]
-
-
-def _moments(ops: Mapping[str, Any], counts: Any) -> dict[str, Any]:
-    """What the ops were derived from."""
-    undone: dict[str, Callable[[Any], Any]] = {
-        "mean": lambda x: x * counts,
-        "zeros": lambda x: x * counts,
-        "norm": np.square,
-        "std": lambda x: np.square(x) * counts,
-    }
-    needed = columns_for(op for op in ops if op != "std" or "mean" in ops)
-    with np.errstate(invalid="ignore", over="ignore"):
-        known = {OPS[op].moment: np.where(counts > 0, undone.get(op, lambda x: x)(x), 0.0) for op, x in ops.items()}
-    return {name: known[name] for name in needed}
 
 
 def _read(path: Path, manifest: Mapping[str, Any], report: Report) -> Iterator[Row]:

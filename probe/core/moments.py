@@ -92,6 +92,28 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
     return known.derive(columns[known.moment], shapes)
 
 
+def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
+    """The moments that ``ops`` were derived from, of tensors with ``counts`` elements: what :func:`derive` undoes.
+
+    Of ``mean`` and ``id``, which come from the same moment, the first; ``m2`` only where ``mean`` is there too.
+    """
+    undone: dict[str, Callable[[Array], Array]] = {
+        "mean": lambda x: x * counts,
+        "zeros": lambda x: x * counts,
+        "norm": np.square,
+        "std": lambda x: np.square(x) * counts,
+    }
+    needed = columns_for(op for op in ops if op != "std" or "mean" in ops)
+    known: dict[str, Array] = {}
+    with np.errstate(invalid="ignore", over="ignore"):
+        for op, values in ops.items():
+            moment = OPS[op].moment
+            undo = undone.get(op)
+            total = values if undo is None else undo(values)
+            known.setdefault(moment, np.where(counts > 0, total, EMPTY[moment]))
+    return {name: known[name] for name in needed}
+
+
 def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:
     """The moments of ``times`` copies of what has the moments ``row``."""
     return {name: value if name in ("min", "max") else value * times for name, value in row.items()}

@@ -127,6 +127,7 @@ class Output:
             "world_size": run.framework.groups.world_size(),
             "groups": {name: list(ranks) for name, ranks in run.framework.parallel.named().items()},
             "run": self._number,
+            "first_step": self._first,
             "pp_stage": self._pp_stage,
             "model": [type(model).__name__ for _, model in run.chunks],
             "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],

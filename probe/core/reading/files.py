@@ -1,0 +1,127 @@
+"""The files of a directory: what each is about and which columns it has, found out by looking at its ends."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from probe.core.reading.problems import Problems
+
+KEY = ("vpp_stage", "name", "step", "micro_step", "call")
+"""Columns that tell rows apart."""
+TEXT = ("name", "shape", "dtype", "coverage")
+"""Columns that are not numbers."""
+NEEDED = ("vpp_stage", "name", "step")
+"""Columns that every file has, in this order."""
+LONGEST_LINE = 1 << 16
+KNOWN = frozenset({"stack_info.csv"})
+"""Other tables, which belong there."""
+
+_NAME = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_(\d+))?\.(csv|parquet)")
+_PARQUET = b"PAR1"
+
+
+class TableFile(NamedTuple):
+    """One file of one signal."""
+
+    path: Path
+    signal: str
+    first: int
+    """The first step that may be in it."""
+    part: int
+    format: str
+    """``csv`` or ``parquet``."""
+    columns: tuple[str, ...]
+    """Empty for Parquet files, which say themselves what they hold."""
+    torn: int = 0
+    """Bytes of an unfinished last line."""
+
+
+def tables(directory: Path, problems: Problems) -> list[TableFile]:
+    """Every file of a rank's directory that can be read, by signal and step."""
+    found = (_look(path, problems) for path in sorted(directory.iterdir()) if path.suffix in (".csv", ".parquet"))
+    return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+
+
+def first_step(directory: Path) -> int:
+    """The lowest step in a rank's directory, by the first row of each of the files that could have it; 0 if unknown."""
+    named = [(int(name[2]), path) for path in directory.iterdir() if (name := _NAME.fullmatch(path.name))]
+    if not named:
+        return 0
+    lowest = min(first for first, _ in named)
+    rows = (_first_row(path) for first, path in named if first == lowest and path.suffix == ".csv")
+    return min((step for step in rows if step is not None), default=lowest)
+
+
+def _first_row(path: Path) -> int | None:
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            row = next(csv.DictReader(file))
+        return int(row["step"])
+    except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
+        return None
+
+
+def _look(path: Path, problems: Problems) -> TableFile | None:
+    if path.name.startswith(".") or path.name in KNOWN:
+        return None
+    name = _NAME.fullmatch(path.name)
+    if not name:
+        problems.add(path, "expected a name such as actv_0-0.csv; not a file of the monitor, left out", skipped=False)
+        return None
+    signal, first, part, kind = unquote(name[1]), int(name[2]), int(name[4] or 0), name[5]
+    try:
+        if kind == "parquet":
+            columns, torn = _look_at_parquet(path), 0
+        else:
+            columns, torn = _look_at_csv(path, problems)
+    except (OSError, ValueError) as error:
+        problems.add(path, f"{error}: left out", 1 if isinstance(error, _HeaderError) else None)
+        return None
+    return TableFile(path, signal, first, part, kind, columns, torn)
+
+
+class _HeaderError(ValueError):
+    """The first line is no header of ours."""
+
+
+def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
+    """The columns, and the bytes of a last line that is not finished."""
+    with path.open("rb") as file:
+        start = file.read(LONGEST_LINE)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LONGEST_LINE))
+        torn = len(file.read().rpartition(b"\n")[2])
+    if not size:
+        raise ValueError("expected a table; the file is empty")
+    line, ended, _ = start.partition(b"\n")
+    if not ended:
+        raise _HeaderError("expected a header; its line is not finished")
+    columns = tuple(next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")])))
+    if columns[: len(NEEDED)] != NEEDED or len(set(columns)) < len(columns):
+        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {line[:60]!r}")
+    if torn:
+        number = sum(1 for _ in _lines(path))
+        problems.add(path, f"the last line is not finished ({torn} bytes): left out", number)
+    return columns, torn
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from file
+
+
+def _look_at_parquet(path: Path) -> tuple[str, ...]:
+    with path.open("rb") as file:
+        head = file.read(len(_PARQUET))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_PARQUET)))
+        tail = file.read()
+    if head != _PARQUET or tail != _PARQUET:
+        raise ValueError(f"expected a Parquet file; it does not begin and end with {_PARQUET.decode()}")
+    return ()

@@ -1,0 +1,49 @@
+"""What could not be read: told once, by file and line, while the rest is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+MOST = 1000
+"""Problems that are kept; more are counted."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with what was found."""
+
+    path: Path
+    line: int | None
+    what: str
+    skipped: bool
+    """Whether data were left out because of it."""
+
+    def __str__(self) -> str:
+        return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
+
+
+@dataclass
+class Problems:
+    """Everything that is wrong with what was found, in the order in which it was."""
+
+    kept: list[Problem] = field(default_factory=list)
+    number: int = 0
+    skipped: bool = False
+    """Whether any data were left out."""
+
+    def add(self, path: Path, what: str, line: int | None = None, skipped: bool = True) -> None:
+        """One more; the same twice counts once."""
+        problem = Problem(path, line, what, skipped)
+        self.skipped |= skipped
+        if problem in self.kept[-MOST:]:
+            return
+        self.number += 1
+        if len(self.kept) < MOST:
+            self.kept.append(problem)
+
+    def lines(self, most: int = 20) -> list[str]:
+        """For people: the first ``most``, and how many there are besides."""
+        told = [str(problem) for problem in self.kept[:most]]
+        rest = self.number - len(told)
+        return [*told, f"and {rest} more problem{'s' * (rest > 1)}"] if rest else told

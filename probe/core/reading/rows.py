@@ -1,0 +1,223 @@
+"""The files of any number of ranks as one table a signal, read by DuckDB."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from probe.core.reading.directories import RankDirectory
+from probe.core.reading.files import KEY, TEXT, TableFile, tables
+from probe.core.reading.problems import Problems
+
+Connection = Any
+
+MEMORY = "512MB"
+"""What DuckDB may take for itself; sorting and grouping beyond it go through files."""
+INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "call": "INTEGER"}
+ABOUT = ("shape", "dtype", "coverage")
+REJECTED_A_FILE = 3
+"""Lines of a file that are told one by one."""
+
+
+def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
+    """A database in memory for reading files.
+
+    Raises:
+        ImportError: if DuckDB is missing.
+    """
+    try:
+        import duckdb
+    except ImportError as missing:
+        raise ImportError('reading many files needs duckdb: pip install "probe-monitor[analysis]"') from missing
+    connection = duckdb.connect(":memory:")
+    connection.execute(f"SET memory_limit = '{memory}'")
+    if threads:
+        connection.execute(f"SET threads = {threads}")
+    return connection
+
+
+def quoted(name: str) -> str:
+    """``name`` as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Rows:
+    """One view a signal over everything that ``directories`` hold.
+
+    Each view has the columns ``rank, directory`` (index in ``directories``), ``vpp_stage, name, step, micro_step, call,
+    shape, dtype, coverage``, and a DOUBLE a number that any of the files has (NULL where a file lacks it).
+    ``micro_step`` and ``call`` are 0 where the files do not have them. Steps that were done again after a resume are
+    there once.
+
+    Use as a context manager: lines that could not be read are told to ``problems`` at the end.
+    """
+
+    def __init__(
+        self, directories: Sequence[RankDirectory], problems: Problems, connection: Connection | None = None
+    ) -> None:
+        self.connection = connection or connect()
+        self.directories = tuple(directories)
+        self.problems = problems
+        self._mended = tempfile.TemporaryDirectory(prefix="probe-")
+        self._originals: dict[str, Path] = {}
+        self._places: list[tuple[str, int]] = [(str(d.path), n) for n, d in enumerate(self.directories)]
+        self.files: dict[str, list[tuple[int, TableFile]]] = {}
+        """Every signal's files, each with the index of its directory; by directory and step."""
+        for n, directory in enumerate(self.directories):
+            for file in self._readable(tables(directory.path, problems)):
+                self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
+        self._numbers: dict[str, tuple[str, ...]] = {}
+        self._list_directories()
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        return tuple(self.files)
+
+    def numbers(self, signal: str) -> tuple[str, ...]:
+        """The ops and other numbers of a signal, in the order of their columns."""
+        self.view(signal)
+        return self._numbers[signal]
+
+    def view(self, signal: str) -> str:
+        """The name of the signal's view, ready to be put behind FROM.
+
+        Raises:
+            KeyError: if there is no file of it.
+        """
+        name = quoted(f"rows {signal}")
+        if signal not in self._numbers:
+            groups = self._groups([file for _, file in self.files[signal]])
+            numbers = dict.fromkeys(column for columns, _ in groups for column in columns if is_number(column))
+            self._numbers[signal] = tuple(numbers)
+            selects = [self._select(columns, read, numbers) for columns, read in groups]
+            self.connection.execute(f"CREATE VIEW {name} AS {' UNION ALL '.join(selects)}")
+        return name
+
+    def source(self, files: Sequence[TableFile]) -> str:
+        """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
+        paths = f"[{', '.join(_literal(str(file.path)) for file in files)}]"
+        if files[0].format == "parquet":
+            return f"read_parquet({paths}, union_by_name = true, filename = true)"
+        types = ", ".join(f"{_literal(column)}: {_literal(type_of(column))}" for column in files[0].columns)
+        return (
+            f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
+            "delim = ',', quote = '\"', escape = '\"', filename = true, store_rejects = true)"
+        )
+
+    def close(self) -> None:
+        """Tells which lines were left out, and gives back what was taken."""
+        self.tell_rejected()
+        self._mended.cleanup()
+        self.connection.close()
+
+    def tell_rejected(self) -> None:
+        """Lines that could not be read by the queries so far."""
+        known = {row[0] for row in self.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        if not {"reject_errors", "reject_scans"} <= known:
+            return
+        told = self.connection.execute(_REJECTED).fetchall()
+        for path, line, what, place, lines in told:
+            where = self._originals.get(path, Path(path))
+            if place <= REJECTED_A_FILE:
+                self.problems.add(where, f"{' '.join(what.split())}: this line is left out", line)
+            elif place == REJECTED_A_FILE + 1:
+                self.problems.add(where, f"{lines - REJECTED_A_FILE} more lines cannot be read and are left out")
+
+    def _readable(self, files: Sequence[TableFile]) -> Iterator[TableFile]:
+        """Those whose inside DuckDB can read, as far as one can know without reading all of it."""
+        import duckdb
+
+        def readable(chosen: Sequence[TableFile]) -> bool:
+            names = ", ".join(_literal(str(file.path)) for file in chosen)
+            try:
+                self.connection.execute(f"SELECT count(*) FROM parquet_metadata([{names}])")  # noqa: S608 - paths
+            except duckdb.Error:
+                return False
+            return True
+
+        parquet = [file for file in files if file.format == "parquet"]
+        fine = not parquet or readable(parquet)
+        for file in files:
+            if fine or file.format != "parquet" or readable([file]):
+                yield file
+            else:
+                self.problems.add(file.path, "expected a Parquet file; what it says of itself cannot be read: left out")
+
+    def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
+        """Files of equal columns together: the columns, and what reads them."""
+        groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
+        for file in files:
+            groups.setdefault((file.format, file.columns), []).append(file)
+        read = [(columns, self.source(group)) for (_, columns), group in groups.items()]
+        return [(columns or self.columns(source), source) for columns, source in read]
+
+    def columns(self, source: str) -> tuple[str, ...]:
+        """The columns of a source."""
+        described = self.connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()  # noqa: S608 - our own words
+        return tuple(row[0] for row in described if row[0] != "filename")
+
+    def _select(self, columns: Sequence[str], source: str, numbers: Iterable[str]) -> str:
+        def cell(column: str, otherwise: str) -> str:
+            return f"{quoted(column)}" if column in columns else f"{otherwise} AS {quoted(column)}"
+
+        cells = [cell(column, "0") if column in ("micro_step", "call") else quoted(column) for column in KEY]
+        cells += [cell(column, "NULL::VARCHAR") for column in ABOUT]
+        cells += [cell(column, "NULL::DOUBLE") for column in numbers]
+        return (
+            f"SELECT d.rank, d.directory, {', '.join(cells)} FROM {source} AS f "  # noqa: S608 - no word is a user's
+            "JOIN directories AS d ON d.path = parse_dirpath(f.filename) WHERE d.until IS NULL OR f.step < d.until"
+        )
+
+    def _list_directories(self) -> None:
+        self.connection.execute(
+            "CREATE TABLE directories (path VARCHAR, directory INTEGER, rank INTEGER, until BIGINT)"
+        )
+        listed = [(path, n, self.directories[n].rank, self.directories[n].until) for path, n in self._places]
+        if listed:
+            self.connection.executemany("INSERT INTO directories VALUES (?, ?, ?, ?)", listed)
+
+    def _mend(self, directory: int, file: TableFile) -> TableFile:
+        """A copy without the unfinished last line, if there is one."""
+        if not file.torn:
+            return file
+        folder = Path(self._mended.name) / str(directory)
+        if not folder.exists():
+            folder.mkdir()
+            self._places.append((str(folder), directory))
+        copy = folder / file.path.name
+        copy.write_bytes(file.path.read_bytes()[: -file.torn])
+        self._originals[str(copy)] = file.path
+        return file._replace(path=copy, torn=0)
+
+
+def is_number(column: str) -> bool:
+    """Whether a column holds a signal's numbers, as ops do."""
+    return column not in KEY and column not in TEXT
+
+
+def type_of(column: str) -> str:
+    """The SQL type of a column."""
+    return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+_REJECTED = f"""
+WITH lines AS (
+    SELECT DISTINCT ON (s.file_path, e.line) s.file_path AS path, e.line AS line, e.error_message AS what
+    FROM reject_errors AS e JOIN reject_scans AS s USING (scan_id, file_id) ORDER BY s.file_path, e.line, e.column_idx),
+numbered AS (
+    SELECT *, row_number() OVER (PARTITION BY path ORDER BY line) AS place, count(*) OVER (PARTITION BY path) AS lines
+    FROM lines)
+SELECT path, line, what, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
+"""  # noqa: S608 - no word of it is a user's
