@@ -6,7 +6,6 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,9 +93,20 @@ class MetricsDatabase:
         self._widen_range(rows)
 
     def remove(self, signal: str, rank: int) -> None:
-        """Takes away all rows of a signal and rank."""
+        """Takes away all rows of a signal and rank, and what is remembered of their files."""
         for table in self.tables(signal):
             self.connection.execute(f"DELETE FROM {table} WHERE rank = ?", (rank,))  # noqa: S608 - our own name
+        self.connection.execute("DELETE FROM imported_files WHERE metric_name = ? AND rank = ?", (signal, rank))
+
+    def imported(self, signal: str, rank: int) -> dict[str, tuple[int, int]]:
+        """Of each file whose rows are here its size and when it was modified, in nanoseconds since the epoch."""
+        query = "SELECT file, size, modified_ns FROM imported_files WHERE metric_name = ? AND rank = ?"
+        return {file: (size, time) for file, size, time in self.connection.execute(query, (signal, rank))}
+
+    def remember(self, file: str, signal: str, rank: int, size: int, modified_ns: int, rows: int, bad: int) -> None:
+        """That the rows of ``file`` are here, all but ``bad`` of them, which cannot be read."""
+        record = (file, signal, rank, size, modified_ns, rows, bad)
+        self.connection.execute("INSERT OR REPLACE INTO imported_files VALUES (?, ?, ?, ?, ?, ?, ?)", record)
 
     def tables(self, signal: str) -> list[str]:
         """The tables that hold the rows of ``signal``, in the order of their steps."""
@@ -157,9 +167,8 @@ class MetricsDatabase:
         targets = self._numbers("monitoring_targets", rows.targets, rows.target)
         forms = self._numbers("tensor_forms", rows.forms, rows.form)
         columns = (_cells(rows.values[stat]) for stat in stats)
-        self.connection.executemany(
-            statement, zip(repeat(rows.rank), rows.steps.tolist(), targets, forms, *columns, strict=False)
-        )
+        ranks = [rows.rank] * len(targets)
+        self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
 
     def _numbers(self, table: str, items: Sequence[Any], indices: npt.NDArray[np.int64]) -> list[int]:
         """Of each row the id of its item."""
@@ -250,6 +259,7 @@ class MetricsDatabase:
 def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
     """What SQLite is given: NaN, which it would turn into NULL, as the text ``nan``; what is missing as NULL."""
     cells: list[Any] = column.tolist()
-    for row in np.flatnonzero(np.ma.filled(np.isnan(column), False)):
-        cells[row] = "nan"
+    for row in np.flatnonzero(np.isnan(np.asarray(column))).tolist():
+        if cells[row] is not None:
+            cells[row] = "nan"
     return cells

@@ -43,6 +43,8 @@ class Rows(NamedTuple):
     """Of each row its index in ``forms``."""
     values: Mapping[str, npt.NDArray[np.float64]]
     """By op; a masked array where values are missing."""
+    micro_stepped: bool = False
+    """Whether the micro step tells rows apart here."""
 
     def taken(self, chosen: Any) -> Rows:
         """The rows that an index or a mask of NumPy's ``chosen`` takes."""
