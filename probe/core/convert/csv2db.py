@@ -13,7 +13,7 @@ from typing import NamedTuple
 from probe.core.convert.choosing import Chosen, Told, Unit, checked_kinds, checked_number, choose, output_folder
 from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
 from probe.core.convert.parsing import Parsed, Piece, parse, pieces
-from probe.core.convert.workers import WorkersDied, in_order
+from probe.core.convert.workers import WorkersDiedError, in_order
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import TableFile
 from probe.core.reading.problems import Problems
@@ -121,8 +121,10 @@ class _Import:
             for work, parts in groupby(results, key=lambda result: result[0][0]):
                 self._import(work, ((piece, parsed) for (_, piece), parsed in parts))
                 self._told(self._done.files + self._done.known, self._total, work.name)
-        except WorkersDied as died:
-            self._done.problems.add(self._database.path, f"{died}: convert again to go on after {self._done.files} files")
+        except WorkersDiedError as died:
+            self._done.problems.add(
+                self._database.path, f"{died}: convert again to go on after {self._done.files} files"
+            )
 
     def _pieces(self) -> Iterator[tuple[_Work, Piece]]:
         for unit in self._chosen.units(self._done.problems):
@@ -172,7 +174,9 @@ class _Import:
                     if parsed.rows is not None:
                         self._database.add(parsed.rows)
                         rows += len(parsed.rows.steps)
-                self._database.remember(work.name, work.file.signal, work.directory.rank, work.size, work.modified_ns, rows, bad)
+                self._database.remember(
+                    work.name, work.file.signal, work.directory.rank, work.size, work.modified_ns, rows, bad
+                )
         except (_FileError, ValueError) as error:
             self._done.problems.add(work.file.path, f"{error}: left out")
             return

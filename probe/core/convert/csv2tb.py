@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from probe.core.convert.csv2db import MOST_PROCESSES
 from probe.core.convert.curves import CurveFile
 from probe.core.convert.parsing import Trouble, parse, pieces
 from probe.core.convert.rows import Rows
-from probe.core.convert.workers import WorkersDied, in_order
+from probe.core.convert.workers import WorkersDiedError, in_order
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import TableFile
 from probe.core.reading.problems import Problems
@@ -81,7 +81,7 @@ def csv2tensorboard_by_step(
             _gather(done, work, outcome)
             if told:
                 told(number, total, f"rank{work.unit.rank}/{work.unit.kind}")
-    except WorkersDied as died:
+    except WorkersDiedError as died:
         problems.add(done.path, f"{died}: not all is converted")
     for line in problems.lines():
         logger.warning("%s", line)
@@ -106,7 +106,9 @@ def _folder(root: Path, rank: int, kind: str) -> Path:
 
 def _check_empty(folder: Path) -> None:
     if folder.is_dir() and any("tfevents" in path.name for path in folder.iterdir()):
-        raise ValueError(f"{folder}: there are curves already, and every point would be there twice: choose another output")
+        raise ValueError(
+            f"{folder}: there are curves already, and every point would be there twice: choose another output"
+        )
 
 
 def _gather(done: Converted, work: _Work, outcome: _Outcome | Exception) -> None:
@@ -185,7 +187,7 @@ class _Converter:
 def _same_step(steps: Steps) -> Iterator[tuple[int, int]]:
     """Where each stretch of the same step begins and ends."""
     edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
-    yield from zip(edges, edges[1:], strict=False)
+    yield from pairwise(edges)
 
 
 def _holds(steps: Steps, step: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.convert import schema
+from probe.core.convert.names import Names
 from probe.core.convert.rows import Rows
 from probe.core.convert.schema import quoted
 
@@ -85,12 +86,12 @@ class MetricsDatabase:
         """Adds ``rows``; one about the same rank, step and target replaces what is there."""
         if not len(rows.steps):
             return
-        metric = self._metric(rows.signal)
+        metric = int(self._names.ids("monitoring_metrics", [(rows.signal,)])[0])
         partitions = rows.steps // self._partition
         for partition in np.unique(partitions).tolist():
             chosen = partitions == partition
             self._insert(metric, partition, rows if chosen.all() else rows.taken(chosen))
-        self._widen_range(rows)
+        self._names.widen_range(int(rows.steps.min()), int(rows.steps.max()), rows.rank)
 
     def remove(self, signal: str, rank: int) -> None:
         """Takes away all rows of a signal and rank, and what is remembered of their files."""
@@ -148,14 +149,14 @@ class MetricsDatabase:
         query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
         (found,) = self.connection.execute(query, (name,)).fetchone()
         if found != value:
-            raise ValueError(f"{self.path}: expected {name} {value}, got one made with {found}: write to another folder")
+            raise ValueError(
+                f"{self.path}: expected {name} {value}, got one made with {found}: write to another folder"
+            )
 
     def _forget(self) -> None:
         """What is remembered of the database may have been undone."""
-        self._ids: dict[str, dict[Any, int]] = {"monitoring_targets": {}, "tensor_forms": {}, "monitoring_metrics": {}}
+        self._names = Names(self.connection)
         self._tables: dict[tuple[int, int], _Table] = {}
-        self._known: dict[int, tuple[str, ...]] = {}
-        self._range: tuple[int, int, int] | None = None
 
     def _insert(self, metric: int, partition: int, rows: Rows) -> None:
         table = self._tables.get((metric, partition))
@@ -164,42 +165,11 @@ class MetricsDatabase:
         stats = list(rows.values)
         names = ", ".join((*schema.FIXED, *map(quoted, stats)))
         statement = f"{table.insert} ({names}) VALUES ({', '.join('?' * (len(schema.FIXED) + len(stats)))})"
-        targets = self._numbers("monitoring_targets", rows.targets, rows.target)
-        forms = self._numbers("tensor_forms", rows.forms, rows.form)
+        targets = self._names.ids("monitoring_targets", rows.targets)[rows.target].tolist()
+        forms = self._names.ids("tensor_forms", rows.forms)[rows.form].tolist()
         columns = (_cells(rows.values[stat]) for stat in stats)
         ranks = [rows.rank] * len(targets)
         self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
-
-    def _numbers(self, table: str, items: Sequence[Any], indices: npt.NDArray[np.int64]) -> list[int]:
-        """Of each row the id of its item."""
-        ids = np.fromiter((self._id(table, item) for item in items), np.int64, len(items))
-        found: list[int] = ids[indices].tolist()
-        return found
-
-    def _metric(self, signal: str) -> int:
-        return self._id("monitoring_metrics", (signal,))
-
-    _COLUMNS = {
-        "monitoring_targets": ("target_id", "target_name", "vpp_stage", "micro_step", "call"),
-        "tensor_forms": ("form_id", "shape", "dtype", "coverage"),
-        "monitoring_metrics": ("metric_id", "metric_name"),
-    }
-
-    def _id(self, table: str, item: Any) -> int:
-        known = self._ids[table]
-        if item not in known:
-            number, *columns = self._COLUMNS[table]
-            where = " AND ".join(f"{column} = ?" for column in columns)
-            found = self.connection.execute(f"SELECT {number} FROM {table} WHERE {where}", item).fetchone()  # noqa: S608
-            if found is None:
-                marks = ", ".join("?" * len(columns))
-                cursor = self.connection.execute(
-                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})",  # noqa: S608
-                    item,
-                )
-                found = (cursor.lastrowid,)
-            known[item] = found[0]
-        return known[item]
 
     def _table(self, metric: int, partition: int, rows: Rows) -> _Table:
         """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
@@ -218,8 +188,8 @@ class MetricsDatabase:
             if held and stat.lower() not in lower:
                 self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
         self._add_stats(metric, rows.values)
-        self._view(metric, rows.signal)
-        return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))  # noqa: S608
+        self._view(rows.signal)
+        return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))
 
     def _held(self, table: str) -> tuple[str, ...]:
         """The stats that ``table`` has columns for; empty if there is no such table."""
@@ -230,30 +200,13 @@ class MetricsDatabase:
         statement = "INSERT OR IGNORE INTO metric_stats VALUES (?, ?)"
         self.connection.executemany(statement, ((metric, stat) for stat in stats))
 
-    def _view(self, metric: int, signal: str) -> None:
+    def _view(self, signal: str) -> None:
         """Makes the view of ``signal`` anew, now that it has another table or column."""
         tables = [(table, self._held(table)) for table in self.tables(signal)]
         stats = dict.fromkeys(stat for _, held in tables for stat in held)
         self.connection.execute(f"DROP VIEW IF EXISTS {quoted(schema.view_name(signal))}")
         if len(tables) <= schema.MOST_VIEWED:
             self.connection.execute(schema.create_view(signal, tables, tuple(stats)))
-
-    def _widen_range(self, rows: Rows) -> None:
-        """Keeps the smallest and largest step and the largest rank, as those who draw a chart ask for them first."""
-        low, high = int(rows.steps.min()), int(rows.steps.max())
-        if self._range and self._range[0] <= low and high <= self._range[1] and rows.rank <= self._range[2]:
-            return
-        for name, function, value in (("min_step", "min", low), ("max_step", "max", high), ("max_rank", "max", rows.rank)):
-            self.connection.execute(
-                "INSERT INTO global_stats VALUES (?, ?) ON CONFLICT (stat_name) "
-                f"DO UPDATE SET stat_value = {function}(stat_value, excluded.stat_value)",
-                (name, value),
-            )
-        query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
-        low, high, rank = (
-            self.connection.execute(query, (name,)).fetchone()[0] for name in ("min_step", "max_step", "max_rank")
-        )
-        self._range = (low, high, rank)
 
 
 def _cells(column: npt.NDArray[np.float64]) -> list[Any]:

@@ -200,9 +200,7 @@ def _numbers(cells: Sequence[str]) -> Any:
 
 def _assembled(piece: Piece, cells: dict[str, Sequence[Any]], steps: Any, values: dict[str, Any]) -> Rows:
     zeros, nothing = ["0"] * len(steps), [""] * len(steps)
-    keys = zip(
-        cells["name"], cells["vpp_stage"], cells.get("micro_step", zeros), cells.get("call", zeros), strict=True
-    )
+    keys = zip(cells["name"], cells["vpp_stage"], cells.get("micro_step", zeros), cells.get("call", zeros), strict=True)
     targets, target = numbered(keys)
     forms, form = numbered(zip(*(cells.get(column, nothing) for column in ABOUT), strict=True))
     return Rows(
@@ -219,13 +217,13 @@ def _assembled(piece: Piece, cells: dict[str, Sequence[Any]], steps: Any, values
 
 
 def _parquet_rows(path: Path) -> int:
-    with _duckdb(path) as connection:
+    with _duckdb() as connection:
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
         return int(connection.execute(query, [str(path)]).fetchone()[0])
 
 
 def _parse_parquet(piece: Piece) -> Parsed:
-    with _duckdb(piece.file.path) as connection:
+    with _duckdb() as connection:
         query = "SELECT * FROM read_parquet(?) LIMIT ? OFFSET ?"
         found = connection.execute(query, [str(piece.file.path), piece.end - piece.begin, piece.begin]).fetchnumpy()
     missing = [column for column in NEEDED if column not in found]
@@ -239,8 +237,8 @@ def _parse_parquet(piece: Piece) -> Parsed:
 
 
 @contextmanager
-def _duckdb(path: Path) -> Iterator[Any]:
-    """A connection; its errors are about ``path``.
+def _duckdb() -> Iterator[Any]:
+    """A connection for one file.
 
     Raises:
         ImportError: if duckdb is missing.

@@ -75,6 +75,6 @@ def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats:
 def _viewed(table: str, held: Sequence[str], stats: Sequence[str]) -> str:
     columns = "".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats)
     return (
-        f"SELECT rank, step, vpp_stage, target_name, micro_step{columns}, shape, dtype, coverage, target_id "
+        f"SELECT rank, step, vpp_stage, target_name, micro_step{columns}, shape, dtype, coverage, target_id "  # noqa: S608
         f"FROM {table} JOIN monitoring_targets USING (target_id) JOIN tensor_forms USING (form_id)"
     )

@@ -20,7 +20,7 @@ AHEAD = 3
 """Results that may wait, for each process."""
 
 
-class WorkersDied(RuntimeError):
+class WorkersDiedError(RuntimeError):
     """A process was ended from outside; what it did, and what waited, is not done."""
 
 
@@ -34,7 +34,7 @@ def in_order(
         processes: 1 works right here.
 
     Raises:
-        WorkersDied: if a process was killed.
+        WorkersDiedError: if a process was killed.
     """
     if processes == 1:
         yield from ((item, _tried(work, item)) for item in items)
@@ -65,7 +65,7 @@ def _result(future: Future[Any]) -> Any:
     """What the work gave, or the exception that it raised."""
     error = future.exception()
     if isinstance(error, BrokenProcessPool):
-        raise WorkersDied("a worker process was ended from outside (too little memory?)") from error
+        raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
     if isinstance(error, Exception):
         return error
     return future.result()
@@ -76,7 +76,7 @@ def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: 
         try:
             return pool.submit(work, item)
         except BrokenProcessPool as error:
-            raise WorkersDied("a worker process was ended from outside (too little memory?)") from error
+            raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
 
 
 @contextmanager

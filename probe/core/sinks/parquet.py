@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -26,14 +24,13 @@ MEMORY_MIB = 256
 
 
 class _Pending(NamedTuple):
-    """Batches of one signal, one range of steps and the same columns."""
+    """Batches of one signal and range of steps that have the same columns."""
 
-    signal: str
     first: int
     last: int
-    """Of the range, not of what is in it."""
+    """The range, whose steps need not all be there."""
     columns: tuple[str, ...]
-    batches: deque[tuple[Batch, tuple[str, ...]]]
+    batches: list[tuple[Batch, tuple[str, ...]]]
 
     @property
     def rows(self) -> int:
@@ -42,7 +39,7 @@ class _Pending(NamedTuple):
 
 class ParquetSink:
     """Writes ``{signal}_{first}-{last}.parquet`` when the last step of the range has come, or the next range begins, or
-    the run ends: a run that is killed loses the steps since then.
+    the run ends; a run that is killed loses the steps since then.
 
     Columns are those of the CSV files, with ``call`` in every file, and values are not rounded.
 
@@ -59,40 +56,131 @@ class ParquetSink:
         self._connection: Any = None
         self._directory, self._steps_per_file = context.directory, context.steps_per_file
         self._pending: dict[str, _Pending] = {}
+        self._failures: list[Exception] = []
 
     def open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._connection = self._connect(config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"})
 
     def write(self, snapshot: Snapshot) -> None:
-        """Keeps every batch, and writes those whose range is complete; the first failure is raised at the end."""
-        batches = {batch.signal: batch for batch in snapshot.batches if len(batch)}
-        passed = [signal for signal, kept in self._pending.items() if snapshot.step > kept.last]
-        failures = self._flush(signal for signal in passed if signal not in batches)
-        for signal, batch in batches.items():
-            failures += self._keep(signal, batch, ops_of(batch, snapshot.ops))
-        if failures:
-            raise failures[0]
+        """Keeps every batch, and writes what is complete; the first failure is raised at the end.
+
+        What could not be written is tried again with the next step, as long as there is room for it.
+        """
+        for signal, kept in list(self._pending.items()):
+            if snapshot.step > kept.last:
+                self._flush(signal)
+        for batch in snapshot.batches:
+            if len(batch):
+                self._keep(batch, ops_of(batch, snapshot.ops))
+        self._raise()
 
     def close(self) -> None:
         """Writes what is left."""
-        failures = self._flush(list(self._pending))
+        for signal in list(self._pending):
+            self._flush(signal)
         if self._connection is not None:
             self._connection.close()
+        self._raise()
+
+    def _raise(self) -> None:
+        failures, self._failures = self._failures, []
         if failures:
             raise failures[0]
 
-    def _keep(self, signal: str, batch: Batch, ops: tuple[str, ...]) -> list[Exception]:
+    def _keep(self, batch: Batch, ops: tuple[str, ...]) -> None:
         first = batch.step // self._steps_per_file * self._steps_per_file
         last, columns = first + self._steps_per_file - 1, _columns(batch, ops)
-        failures: list[Exception] = []
-        kept = self._pending.get(signal)
-        if kept and (kept.first, kept.columns) != (first, columns):
-            failures += self._flush([signal])
-            first = first if kept.first != first else batch.step
-        if signal not in self._pending:
-            self._pending[signal] = _Pending(signal, first, last, columns, deque())
-        self._pending[signal].batches.append((batch, ops))
-        if batch.step == last or self._pending[signal].rows >= MOST_ROWS:
-            failures += self._flush([signal])
-        return failures
+        kept = self._pending.get(batch.signal)
+        if kept and (kept.last, kept.columns) != (last, columns):
+            self._flush(batch.signal, give_up=True)
+            first = batch.step if kept.last == last else first
+        kept = self._pending.setdefault(batch.signal, _Pending(first, last, columns, []))
+        kept.batches.append((batch, ops))
+        if batch.step == last:
+            self._flush(batch.signal)
+        elif kept.rows >= MOST_ROWS:
+            self._pending[batch.signal] = kept._replace(last=batch.step)
+            self._flush(batch.signal, give_up=True)
+
+    def _flush(self, signal: str, give_up: bool = False) -> None:
+        """Writes what is kept of ``signal``; of what fails nothing is kept if there is no room for it."""
+        kept = self._pending[signal]
+        try:
+            self._write(signal, kept)
+        except Exception as error:  # noqa: BLE001 - the other signals' files must be written all the same
+            self._failures.append(error)
+            if not give_up and kept.rows < MOST_ROWS:
+                return
+            self._failures[-1:] = [OSError(f"{self._directory}: {kept.rows} rows of {signal} are lost: {error}")]
+        del self._pending[signal]
+
+    def _write(self, signal: str, kept: _Pending) -> None:
+        path = self._free(quote(signal, safe=""), kept)  # a signal may be called anything, a file may not
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
+        cursor = self._connection.cursor()
+        try:
+            cursor.register("rows", table)
+            # Where the engine takes arrays, it takes NaN for a missing value; here none is missing.
+            chosen = ", ".join(_chosen(column, cells) for column, cells in table.items())
+            target = str(hidden).replace("'", "''")
+            cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO '{target}' (FORMAT parquet)")  # noqa: S608 - our path
+            hidden.replace(path)
+        finally:
+            cursor.close()
+            hidden.unlink(missing_ok=True)
+
+    def _free(self, kind: str, kept: _Pending) -> Path:
+        """A name that no file has: a file is never written twice."""
+        names = chain(
+            [f"{kind}_{kept.first}-{kept.last}", f"{kind}_{kept.batches[0][0].step}-{kept.last}"],
+            (f"{kind}_{kept.batches[0][0].step}-{kept.last}_part_{part}" for part in count(1)),
+        )
+        return next(path for name in names if not (path := self._directory / f"{name}.parquet").exists())
+
+
+def _columns(batch: Batch, ops: tuple[str, ...]) -> tuple[str, ...]:
+    micro_step = ("micro_step",) if batch.micro_stepped else ()
+    coverage = ("coverage",) if batch.coverage else ()
+    return ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype", *coverage, "call")
+
+
+def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
+    """The cells of each column, batch by batch. What stays the same from step to step is made once."""
+    cells: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in kept.columns}
+    about: object = None
+    same: dict[str, npt.NDArray[Any]] = {}
+    for batch, ops in kept.batches:
+        if about != (batch.keys, batch.shapes, batch.dtypes, batch.coverage):
+            about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
+            same = _same(batch)
+        own = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
+        own["step"] = np.full(len(batch), batch.step, dtype=np.int64)
+        for column, parts in cells.items():
+            parts.append(own[column])
+    return cells
+
+
+def _same(batch: Batch) -> dict[str, npt.NDArray[Any]]:
+    """The cells of all columns but ``step`` and the ops."""
+    whole = {
+        "vpp_stage": [key.stage for key in batch.keys],
+        "micro_step": [key.micro_step for key in batch.keys],
+        "call": [key.call for key in batch.keys],
+    }
+    texts: dict[str, list[str]] = {
+        "name": [cell_name(key) for key in batch.keys],
+        "shape": [str(list(shape)) for shape in batch.shapes],
+        "dtype": list(batch.dtypes),
+        "coverage": coverages(batch),
+    }
+    return {name: np.array(cells, dtype=np.int32) for name, cells in whole.items()} | {
+        name: np.array(cells, dtype=object) for name, cells in texts.items()
+    }
+
+
+def _chosen(column: str, cells: npt.NDArray[Any]) -> str:
+    name = '"' + column.replace('"', '""') + '"'
+    return f"coalesce({name}, 'nan'::DOUBLE) AS {name}" if cells.dtype == np.float64 else name
