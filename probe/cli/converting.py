@@ -36,7 +36,7 @@ def progress(unit: str) -> Iterator[Told]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("converting", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total)
+        yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
 def ended(summary: str, problems: Problems) -> None:

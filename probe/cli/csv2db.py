@@ -19,8 +19,7 @@ from probe.cli.converting import (
     listed,
     progress,
 )
-from probe.core.convert.csv2db import CSV2DBConfig
-from probe.core.convert.csv2db import csv2db as convert
+from probe.core.convert.csv2db import CSV2DBConfig, convert
 from probe.core.convert.metrics_database import STEP_PARTITION
 
 

@@ -15,7 +15,7 @@ from probe.cli.converting import (
     listed,
     progress,
 )
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.convert.csv2tb import convert
 
 
 def csv2tb(
@@ -32,7 +32,7 @@ def csv2tb(
     """
     try:
         with progress("folders") as told:
-            done = csv2tensorboard_by_step(
+            done = convert(
                 monitor_path, time_start, time_end, process_num, listed(data_type_list), output_dirpath, told
             )
     except ValueError as error:

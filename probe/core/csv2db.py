@@ -1,4 +1,4 @@
-"""The documented place of the conversion to SQLite: ``from probe.core.csv2db import CSV2DBConfig, csv2db``."""
+"""Where ``CSV2DBConfig`` and ``csv2db`` are documented to be: ``probe.core.csv2db``."""
 
 from probe.core.convert.csv2db import CSV2DBConfig, csv2db
 

@@ -1,4 +1,4 @@
-"""The documented place of the conversion to TensorBoard: ``from probe.pytorch.csv2tb import csv2tensorboard_by_step``."""
+"""Where ``csv2tensorboard_by_step`` is documented to be: ``probe.pytorch.csv2tb``."""
 
 from probe.core.convert.csv2tb import csv2tensorboard_by_step
 

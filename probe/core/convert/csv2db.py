@@ -83,7 +83,15 @@ class _Work(NamedTuple):
         return f"{self.directory.path.name}/{self.file.path.name}"
 
 
-def csv2db(config: CSV2DBConfig, told: Told | None = None) -> Imported:
+def csv2db(config: CSV2DBConfig) -> Imported:
+    """As :func:`convert`; what is wrong is logged."""
+    done = convert(config)
+    for line in done.problems.lines():
+        logger.warning("%s", line)
+    return done
+
+
+def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
     """Writes ``monitor_metrics.db``; what cannot be read is reported, and the rest is converted.
 
     Args:
@@ -105,8 +113,6 @@ def csv2db(config: CSV2DBConfig, told: Told | None = None) -> Imported:
         database.index()
     finally:
         database.close()
-    for line in problems.lines():
-        logger.warning("%s", line)
     return done
 
 

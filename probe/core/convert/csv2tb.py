@@ -49,6 +49,21 @@ def csv2tensorboard_by_step(
     process_num: int = 1,
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | PathLike[str] | None = None,
+) -> Converted:
+    """As :func:`convert`; what is wrong is logged."""
+    done = convert(monitor_path, time_start, time_end, process_num, data_type_list, output_dirpath)
+    for line in done.problems.lines():
+        logger.warning("%s", line)
+    return done
+
+
+def convert(
+    monitor_path: str | PathLike[str],
+    time_start: str | None = None,
+    time_end: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: str | PathLike[str] | None = None,
     told: Told | None = None,
 ) -> Converted:
     """Writes ``rank{rank}/{kind}/events...``; what cannot be read is reported, and the rest is converted.
@@ -83,8 +98,6 @@ def csv2tensorboard_by_step(
                 told(number, total, f"rank{work.unit.rank}/{work.unit.kind}")
     except WorkersDiedError as died:
         problems.add(done.path, f"{died}: not all is converted")
-    for line in problems.lines():
-        logger.warning("%s", line)
     return done
 
 

@@ -26,6 +26,7 @@ MEMORY_MIB = 256
 class _Pending(NamedTuple):
     """Batches of one signal and range of steps that have the same columns."""
 
+    signal: str
     first: int
     last: int
     """The range, whose steps need not all be there."""
@@ -55,68 +56,84 @@ class ParquetSink:
         self._connect = duckdb.connect
         self._connection: Any = None
         self._directory, self._steps_per_file = context.directory, context.steps_per_file
-        self._pending: dict[str, _Pending] = {}
-        self._failures: list[Exception] = []
+        self._filling: dict[str, _Pending] = {}
+        self._complete: list[_Pending] = []
+        self._begun: dict[str, int] = {}
+        """Of each signal the end of the range that its last file is of."""
 
     def open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._connection = self._connect(config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"})
 
     def write(self, snapshot: Snapshot) -> None:
-        """Keeps every batch, and writes what is complete; the first failure is raised at the end.
+        """Keeps every batch, and writes what is complete.
 
-        What could not be written is tried again with the next step, as long as there is room for it.
+        Raises:
+            OSError: the first failure. It is tried again with the next step, unless too much waits: then it is lost.
         """
-        for signal, kept in list(self._pending.items()):
-            if snapshot.step > kept.last:
-                self._flush(signal)
+        for signal, filling in list(self._filling.items()):
+            if snapshot.step > filling.last:
+                self._finish(signal)
         for batch in snapshot.batches:
             if len(batch):
                 self._keep(batch, ops_of(batch, snapshot.ops))
-        self._raise()
+        self._flush(MOST_ROWS)
 
     def close(self) -> None:
-        """Writes what is left."""
-        for signal in list(self._pending):
-            self._flush(signal)
-        if self._connection is not None:
-            self._connection.close()
-        self._raise()
+        """Writes what is left.
 
-    def _raise(self) -> None:
-        failures, self._failures = self._failures, []
+        Raises:
+            OSError: if that fails: it is lost.
+        """
+        for signal in list(self._filling):
+            self._finish(signal)
+        try:
+            self._flush(0)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _keep(self, batch: Batch, ops: tuple[str, ...]) -> None:
+        signal, first = batch.signal, batch.step // self._steps_per_file * self._steps_per_file
+        last, columns = first + self._steps_per_file - 1, _columns(batch, ops)
+        if signal in self._filling and self._filling[signal].columns != columns:
+            self._finish(signal)
+        if signal not in self._filling:
+            first = batch.step if self._begun.get(signal) == last else first
+            self._filling[signal] = _Pending(signal, first, last, columns, [])
+            self._begun[signal] = last
+        self._filling[signal].batches.append((batch, ops))
+        if batch.step == last:
+            self._finish(signal)
+        elif self._filling[signal].rows >= MOST_ROWS:
+            self._filling[signal] = self._filling[signal]._replace(last=batch.step)
+            self._finish(signal)
+
+    def _finish(self, signal: str) -> None:
+        self._complete.append(self._filling.pop(signal))
+
+    def _flush(self, most_rows: int) -> None:
+        """Writes what is complete; of what fails the latest ``most_rows`` are kept to be tried again."""
+        failures: list[Exception] = []
+        failed: list[_Pending] = []
+        for complete in self._complete:
+            try:
+                self._write(complete)
+            except Exception as error:  # noqa: BLE001 - the other signals' files must be written all the same
+                failures.append(error)
+                failed.append(complete)
+        lost = []
+        while sum(pending.rows for pending in failed) > most_rows:
+            lost.append(failed.pop(0))
+        self._complete = failed
+        if lost:
+            told = ", ".join(f"{pending.rows} rows of {pending.signal}" for pending in lost)
+            raise OSError(f"{self._directory}: {told} are lost: {failures[0]}") from failures[0]
         if failures:
             raise failures[0]
 
-    def _keep(self, batch: Batch, ops: tuple[str, ...]) -> None:
-        first = batch.step // self._steps_per_file * self._steps_per_file
-        last, columns = first + self._steps_per_file - 1, _columns(batch, ops)
-        kept = self._pending.get(batch.signal)
-        if kept and (kept.last, kept.columns) != (last, columns):
-            self._flush(batch.signal, give_up=True)
-            first = batch.step if kept.last == last else first
-        kept = self._pending.setdefault(batch.signal, _Pending(first, last, columns, []))
-        kept.batches.append((batch, ops))
-        if batch.step == last:
-            self._flush(batch.signal)
-        elif kept.rows >= MOST_ROWS:
-            self._pending[batch.signal] = kept._replace(last=batch.step)
-            self._flush(batch.signal, give_up=True)
-
-    def _flush(self, signal: str, give_up: bool = False) -> None:
-        """Writes what is kept of ``signal``; of what fails nothing is kept if there is no room for it."""
-        kept = self._pending[signal]
-        try:
-            self._write(signal, kept)
-        except Exception as error:  # noqa: BLE001 - the other signals' files must be written all the same
-            self._failures.append(error)
-            if not give_up and kept.rows < MOST_ROWS:
-                return
-            self._failures[-1:] = [OSError(f"{self._directory}: {kept.rows} rows of {signal} are lost: {error}")]
-        del self._pending[signal]
-
-    def _write(self, signal: str, kept: _Pending) -> None:
-        path = self._free(quote(signal, safe=""), kept)  # a signal may be called anything, a file may not
+    def _write(self, kept: _Pending) -> None:
+        path = self._free(quote(kept.signal, safe=""), kept)  # a signal may be called anything, a file may not
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
