@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
 from probe.core.naming import Name
 from probe.core.records import Batch
-from probe.core.rules import factory
+from probe.core.remembering import remember
+from probe.core.rules import Rule, factory
 from probe.core.run import Run
 from probe.core.sinks import SINKS
 from probe.core.sinks.context import SinkContext
@@ -71,8 +73,18 @@ class Output:
             dump=settings.alert.dump,
         )
         rules = [factory(rule.rule_name)(rule.args, self._rank, settings.statistics) for rule in settings.alert.rules]
+        self._remember(rules)
         sinks = [SINKS[name](context) for name in (*settings.formats, "anomaly") if name in SINKS]
         return Writer(rules, sinks, self._run.faults)
+
+    def _remember(self, rules: Sequence[Rule]) -> None:
+        if self.directory is None:
+            return
+        try:
+            output.write_manifest(self.directory, {"rank": self._rank, "run": self._number, "first_step": self._first})
+            remember(rules, self.directory, self._first, self._run.faults)
+        except (OSError, ValueError) as error:
+            self._run.faults.note("memory of rules", error)
 
     def _global_stats(self, run: Run) -> GlobalStats | None:
         settings, groups = run.settings, run.framework.groups
