@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from tests.core.run_files import Place, cells_of, write_run
 
@@ -76,6 +77,7 @@ def test_a_script_without_a_main_guard_may_ask_for_processes(tmp_path: Path) -> 
     script = tmp_path / "csv2db.py"
     script.write_text(f"""
 print("begun")
+from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
 config = CSV2DBConfig(monitor_path={str(tmp_path)!r}, process_num=2, output_dirpath={str(tmp_path / "db")!r})
 csv2db(config)
@@ -367,3 +369,45 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     ran = CliRunner().invoke(app, ["csv2db", str(tmp_path / "run"), "-o", str(tmp_path / "closed")])
     assert (ran.exit_code, "closed" in ran.output) == (1, True)
+
+
+def _die_at_two(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), 9)
+    return number
+
+
+def _refuse_two(number: int) -> int:
+    if number == 2:
+        raise KeyError("two")
+    return number * 10
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_result_and_failure_comes_in_its_turn(processes: int) -> None:
+    """Whichever process has done it."""
+    results = list(in_order(_refuse_two, range(20), processes))
+    assert [item for item, _ in results] == list(range(20))
+    assert [result for item, result in results if item != 2] == [n * 10 for n in range(20) if n != 2]
+    assert isinstance(results[2][1], KeyError)
+
+
+def test_a_killed_worker_is_no_silent_end() -> None:
+    """It is an error, not a conversion of fewer files."""
+    with pytest.raises(WorkersDiedError):
+        list(in_order(_die_at_two, range(20), 2))
+
+
+def test_few_results_wait() -> None:
+    """Items are taken as they are needed: memory does not grow with their number."""
+    taken = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    results = in_order(_refuse_two, items(), 2)
+    assert next(results) == (0, 0)
+    assert len(taken) <= 2 * AHEAD + 1
+    results.close()  # type: ignore[attr-defined]

@@ -68,7 +68,8 @@ def choose(
         ValueError: if there is none, or one of ``kinds`` is neither there nor documented.
     """
     root = Path(monitor_path).expanduser()
-    directories = find(root, problems, time_start, time_end)
+    # What manifests say is not needed here, and would go to the workers with every file.
+    directories = [found._replace(manifest={}) for found in find(root, problems, time_start, time_end)]
     there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
     if not there:
         raise ValueError(f"{root}: its {len(directories)} directories hold no files such as actv_0-0.csv")

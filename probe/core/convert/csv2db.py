@@ -137,7 +137,7 @@ class _Import:
             for work in self._missing(unit):
                 try:
                     parts = list(pieces(work.file, work.directory.rank, work.size))
-                except (OSError, ValueError) as error:
+                except (ImportError, OSError, ValueError) as error:
                     self._done.problems.add(work.file.path, f"{error}: left out")
                     continue
                 yield from ((work, piece) for piece in parts)
@@ -175,8 +175,8 @@ class _Import:
                     if isinstance(parsed, Exception):
                         raise _FileError(f"{type(parsed).__name__}: {parsed}") from parsed
                     bad += parsed.bad
-                    for trouble in parsed.troubles:
-                        self._done.problems.add(work.file.path, trouble.what, trouble.line)
+                    for line, what in parsed.troubles:
+                        self._done.problems.add(work.file.path, what, line)
                     if parsed.rows is not None:
                         self._database.add(parsed.rows)
                         rows += len(parsed.rows.steps)

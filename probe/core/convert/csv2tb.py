@@ -18,7 +18,7 @@ import numpy.typing as npt
 from probe.core.convert.choosing import Told, Unit, checked_kinds, checked_number, choose, output_folder
 from probe.core.convert.csv2db import MOST_PROCESSES
 from probe.core.convert.curves import CurveFile
-from probe.core.convert.parsing import Trouble, parse, pieces
+from probe.core.convert.parsing import parse, pieces
 from probe.core.convert.rows import Rows
 from probe.core.convert.workers import WorkersDiedError, in_order
 from probe.core.reading.directories import RankDirectory
@@ -106,11 +106,17 @@ class _Work(NamedTuple):
     folder: Path
 
 
+class _Trouble(NamedTuple):
+    path: Path
+    what: str
+    line: int | None = None
+    skipped: bool = True
+
+
 class _Outcome(NamedTuple):
     rows: int
     files: int
-    troubles: list[tuple[Path, Trouble, bool]]
-    """Of each the file, and whether data were left out."""
+    troubles: list[_Trouble]
 
 
 def _folder(root: Path, rank: int, kind: str) -> Path:
@@ -130,8 +136,8 @@ def _gather(done: Converted, work: _Work, outcome: _Outcome | Exception) -> None
         return
     done.rows += outcome.rows
     done.files += outcome.files
-    for path, trouble, skipped in outcome.troubles:
-        done.problems.add(path, trouble.what, trouble.line, skipped)
+    for trouble in outcome.troubles:
+        done.problems.add(*trouble)
 
 
 def _convert(work: _Work) -> _Outcome:
@@ -149,7 +155,7 @@ class _Converter:
         self._done: Steps = np.array([], dtype=np.int64)
         """Steps of later directories: eight bytes each are all that is kept of them."""
         self.rows = self.files = 0
-        self.troubles: list[tuple[Path, Trouble, bool]] = []
+        self.troubles: list[_Trouble] = []
 
     def convert(self, directory: RankDirectory, files: Sequence[TableFile]) -> None:
         """Writes the event file of one directory, under its name only when it is complete."""
@@ -170,24 +176,29 @@ class _Converter:
         again = np.intersect1d(np.concatenate(steps), self._done)
         if len(again):
             what = f"{len(again)} steps from {again[0]} to {again[-1]} come again in a later directory, which is taken"
-            self.troubles.append((directory.path, Trouble(None, f"{self._folder.name}: {what}"), False))
+            self.troubles.append(_Trouble(directory.path, f"{self._folder.name}: {what}", skipped=False))
         self._done = np.union1d(self._done, np.concatenate(steps))
 
     def _file(self, file: TableFile, directory: RankDirectory, curves: CurveFile) -> Steps:
         """The steps that ``file`` holds."""
         steps = [np.array([], dtype=np.int64)]
-        try:
-            stat = file.path.stat()
-            for piece in pieces(file, directory.rank, stat.st_size):
-                parsed = parse(piece)
-                self.troubles += ((file.path, trouble, True) for trouble in parsed.troubles)
-                if parsed.rows is not None:
-                    steps.append(np.unique(parsed.rows.steps))
-                    self._write(parsed.rows, stat.st_mtime, curves)
-        except (OSError, ValueError) as error:
-            self.troubles.append((file.path, Trouble(None, f"{error}: left out"), True))
+        for rows, time in self._read(file, directory.rank):
+            steps.append(np.unique(rows.steps))
+            self._write(rows, time, curves)
         self.files += 1
         return np.unique(np.concatenate(steps))
+
+    def _read(self, file: TableFile, rank: int) -> Iterator[tuple[Rows, float]]:
+        """What can be read of ``file``, and when it was written."""
+        try:
+            stat = file.path.stat()
+            for piece in pieces(file, rank, stat.st_size):
+                parsed = parse(piece)
+                self.troubles += (_Trouble(file.path, what, line) for line, what in parsed.troubles)
+                if parsed.rows is not None:
+                    yield parsed.rows, stat.st_mtime
+        except (ImportError, OSError, ValueError) as error:
+            self.troubles.append(_Trouble(file.path, f"{error}: left out"))
 
     def _write(self, rows: Rows, time: float, curves: CurveFile) -> None:
         for begin, end in _same_step(rows.steps):

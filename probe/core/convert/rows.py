@@ -56,6 +56,34 @@ class Rows(NamedTuple):
         )
 
 
+def assembled(
+    signal: str, rank: int, about: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
+) -> Rows:
+    """Rows from the cells of a table.
+
+    Args:
+        about: the columns that are not values, whole numbers also as text.
+
+    Raises:
+        ValueError: if a whole number is none.
+    """
+    zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
+    keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
+    targets, target = numbered(keys)
+    forms, form = numbered(zip(*(about.get(column, nothing) for column in Form._fields), strict=True))
+    return Rows(
+        signal=signal,
+        rank=rank,
+        steps=np.array(list(map(int, about["step"])), dtype=np.int64),
+        targets=[Target(name or "", *map(int, numbers)) for name, *numbers in targets],
+        target=target,
+        forms=[Form(*(text or "" for text in texts)) for texts in forms],
+        form=form,
+        values=values,
+        micro_stepped="micro_step" in about,
+    )
+
+
 def numbered(items: Iterable[Any]) -> tuple[list[Any], Indices]:
     """The distinct ``items`` in the order of their first appearance, and of each item its index among them."""
     places: dict[Any, int] = {}
