@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import sqlite3
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
+from probe.core.reading.files import tables
+from probe.core.reading.problems import Problems
 from tests.core.run_files import Place, cells_of, write_run
 
 KINDS = ["actv", "grad_reduced"]
@@ -79,6 +82,8 @@ def test_a_script_without_a_main_guard_may_ask_for_processes(tmp_path: Path) -> 
 print("begun")
 from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
+from probe.core.reading.files import tables
+from probe.core.reading.problems import Problems
 config = CSV2DBConfig(monitor_path={str(tmp_path)!r}, process_num=2, output_dirpath={str(tmp_path / "db")!r})
 csv2db(config)
 """)
@@ -193,7 +198,7 @@ def test_what_a_tensor_is_like_is_there(tmp_path: Path) -> None:
 def bad_files(directory: Path) -> None:
     head = "vpp_stage,name,step,norm\n"
     (directory / "actv_0-0.csv").write_text(head + "0,a,0,1\n0,a,x,1\n0,b,0,2,3\n0,c,0,word\n0,d,0,4\n")
-    (directory / "actv_1-1.csv").write_text(head + "0,a,1,1\n0,b,1,2\n0,c,1")
+    (directory / "actv_1-1.csv").write_text(head + "0,a,1,1\n0,b,1,2\n0,c,1,3")
     (directory / "actv_2-2.csv").write_text("")
     (directory / "actv_3-3.csv").write_text("id,who\n1,me\n")
     (directory / "actv_4-4.csv").write_bytes(head.encode() + b"0,a,4,1\n" + bytes(range(256)) + b"\n0,b,4,2\n")
@@ -229,15 +234,36 @@ def test_bad_files_are_told_by_line_and_the_rest_is_converted(tmp_path: Path) ->
     assert ask(tmp_path / "db", "SELECT bad_rows FROM imported_files WHERE file LIKE '%actv_0-0.csv'") == [(3,)]
 
 
+def test_what_a_file_left_behind_is_undone_with_it(tmp_path: Path) -> None:
+    """One that has a column which cannot be stored takes nothing of the next file with it."""
+    directory = tmp_path / "Dec03_21-34-40-rank0-0"
+    directory.mkdir()
+    (directory / "actv_0-0.csv").write_text("vpp_stage,name,step,rank\n0,a,0,1\n")
+    (directory / "actv_1-1.csv").write_text("vpp_stage,name,step,min\n0,a,1,2\n")
+    done = convert(tmp_path, tmp_path / "db")
+    assert "actv_0-0.csv: expected ops, got columns called rank: left out" in done.problems.lines()[0]
+    assert ask(tmp_path / "db", "SELECT step, target_name, min FROM actv_rows") == [(1, "a", 2)]
+
+
 def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No row is lost or doubled where a piece ends, wherever that is; bad lines keep their numbers."""
     from probe.core.convert import parsing
 
     directory = write_run(tmp_path, 0, range(7), steps_per_file=100)
-    for size in (50, 97, 600):
+    file = tables(directory, Problems())[0]
+    text = file.path.read_text()
+    expected = [(int(row["step"]), row["name"], float(row["min"])) for row in csv.DictReader(text.splitlines())]
+    for size in range(1, 200):
         monkeypatch.setattr(parsing, "PIECE_BYTES", size)
-        convert(tmp_path, tmp_path / str(size))
-        assert held(tmp_path / str(size)) == written((directory, 0))
+        found = []
+        for piece in parsing.pieces(file, 0, len(text)):
+            if rows := parsing.parse(piece).rows:
+                names = [rows.targets[target].name for target in rows.target]
+                found += zip(rows.steps.tolist(), names, rows.values["min"].tolist(), strict=True)
+        assert found == expected
+    monkeypatch.setattr(parsing, "PIECE_BYTES", 97)
+    assert convert(tmp_path, tmp_path / "db").rows == 7 * 6
+    assert held(tmp_path / "db") == written((directory, 0))
     lines = (directory / "actv_0-99.csv").read_text().splitlines()
     lines[20] = "0,broken"
     (directory / "actv_0-99.csv").write_text("\n".join(lines) + "\n")
@@ -269,7 +295,7 @@ def test_rows_of_an_earlier_directory_never_replace_later_ones(tmp_path: Path) -
     early = write_run(tmp_path, 0, range(4), time="Dec03_00-00-00")
     convert(tmp_path, tmp_path / "db")
     assert held(tmp_path / "db") == written((early, 0), (late, 0))
-    (early / "actv_0-0.csv").write_text((early / "actv_0-0.csv").read_text().replace("fc", "gc"))
+    (early / "actv_3-3.csv").write_text((early / "actv_3-3.csv").read_text().replace("fc", "gc"))
     convert(tmp_path, tmp_path / "db")
     assert held(tmp_path / "db") == written((early, 0), (late, 0))
 
@@ -315,6 +341,10 @@ def test_two_conversions_into_one_database_keep_both(tmp_path: Path) -> None:
     """What is not chosen this time stays."""
     runs = [(write_run(tmp_path, 0, range(3 * n, 3 * n + 3), time=f"Dec0{n + 1}_00-00-00"), 0) for n in range(3)]
     convert(tmp_path, tmp_path / "db", time_end="Dec02_00-00-00")
+    convert(tmp_path, tmp_path / "db", time_start="Dec02_00-00-00")
+    assert held(tmp_path / "db") == written(*runs)
+    changed = runs[1][0] / "actv_4-4.csv"
+    changed.write_text(changed.read_text() + '0,late,4,0,1,2,"[1]",torch.float32\n')
     convert(tmp_path, tmp_path / "db", time_start="Dec02_00-00-00")
     assert held(tmp_path / "db") == written(*runs)
 

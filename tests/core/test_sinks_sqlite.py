@@ -82,11 +82,12 @@ def test_the_layout_is_that_of_the_conversion(tmp_path: Path) -> None:
 
 
 def test_a_closed_database_is_one_file(tmp_path: Path) -> None:
-    """It can be copied as it is."""
+    """It can be copied as it is, and read where nothing may be written."""
     sink = opened(tmp_path)
     sink.write(snapshot(0, batch("actv", 0, {"min": [1.0]})))
     sink.close()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["monitor_metrics.db"]
+    assert ask(tmp_path, "PRAGMA journal_mode") == [("delete",)]
 
 
 def test_a_reader_in_the_middle_of_a_question_holds_nothing_up(tmp_path: Path) -> None:
