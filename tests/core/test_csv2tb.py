@@ -142,6 +142,26 @@ def test_a_resumed_run_is_one_curve_and_its_later_steps_are_kept(tmp_path: Path)
     assert not done.problems.skipped
 
 
+def test_a_run_written_in_two_formats_is_one_curve(tmp_path: Path) -> None:
+    """Every point comes once, as the Parquet files have it; what only the CSV files have is there too."""
+    pytest.importorskip("duckdb")
+    directory = write_run(tmp_path, 0, range(3, 6), steps_per_file=4, sink="parquet")
+    write_run(tmp_path, 0, range(8), steps_per_file=2)
+    done = convert(tmp_path, tmp_path / "tb")
+    expected = written((directory, 0))
+    curves = read_all(tmp_path / "tb")
+    for folder, tags in expected.items():
+        for tag, points in tags.items():
+            found = sorted(curves[folder][tag])
+            assert [step for step, _ in found] == list(range(8))
+            assert [value for _, value in found] == pytest.approx([value for _, value in points], rel=1e-5)
+            # The files have six digits, and the numbers more.
+            assert [one[1] == other[1] for one, other in zip(found, points, strict=True)] == [
+                not 3 <= step < 6 for step in range(8)
+            ]
+    assert (done.rows, done.problems.lines()) == (8 * 6, [])
+
+
 def test_a_row_that_comes_twice_is_one_point(tmp_path: Path) -> None:
     """As the later one has it."""
     directory = tmp_path / "Dec03_21-34-40-rank0-0"

@@ -141,19 +141,29 @@ def _gather(done: Converted, work: _Work, outcome: _Outcome | Exception) -> None
 
 
 def _convert(work: _Work) -> _Outcome:
-    """One rank and kind: a file for each directory, the last first, because what it has earlier ones need not give."""
+    """One rank and kind, the last directory first, because what that has earlier ones need not give."""
     converter = _Converter(work.folder)
-    directories = [(d, [file for _, file in own]) for d, own in groupby(work.unit.files, key=lambda pair: pair[0])]
-    for directory, files in reversed(directories):
-        converter.convert(directory, files)
+    for (directory, _), own in reversed(_parts(work.unit)):
+        converter.convert(directory, own)
     return _Outcome(converter.rows, converter.files, converter.troubles)
+
+
+def _parts(unit: Unit) -> list[tuple[tuple[RankDirectory, str], list[TableFile]]]:
+    """The files of each directory, those of each format apart: what a run has written in two is given once, by the
+    Parquet files, which have all digits."""
+    places = {directory.path: place for place, (directory, _) in enumerate(unit.files)}
+    ordered = sorted(unit.files, key=lambda pair: (places[pair[0].path], pair[1].format))
+    grouped = groupby(ordered, key=lambda pair: (pair[0], pair[1].format))
+    return [(part, [file for _, file in pairs]) for part, pairs in grouped]
 
 
 class _Converter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._done: Steps = np.array([], dtype=np.int64)
-        """Steps of later directories: eight bytes each are all that is kept of them."""
+        """Steps that are written: eight bytes each are all that is kept of them."""
+        self._later: Path | None = None
+        """The directory that was converted last."""
         self.rows = self.files = 0
         self.troubles: list[_Trouble] = []
 
@@ -174,10 +184,11 @@ class _Converter:
         finally:
             hidden.unlink(missing_ok=True)
         again = np.intersect1d(np.concatenate(steps), self._done)
-        if len(again):
+        if len(again) and directory.path != self._later:
             what = f"{len(again)} steps from {again[0]} to {again[-1]} come again in a later directory, which is taken"
             self.troubles.append(_Trouble(directory.path, f"{self._folder.name}: {what}", skipped=False))
         self._done = np.union1d(self._done, np.concatenate(steps))
+        self._later = directory.path
 
     def _file(self, file: TableFile, directory: RankDirectory, curves: CurveFile) -> Steps:
         """The steps that ``file`` holds."""
