@@ -13,6 +13,7 @@ from probe import __version__
 
 VERBS: dict[str, str] = {
     "config": "probe.cli.config:app",
+    "control": "probe.cli.control:app",
     "csv2db": "probe.cli.csv2db:csv2db",
     "csv2tb": "probe.cli.csv2tb:csv2tb",
     "demo": "probe.cli.demo:demo",
