@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -33,7 +34,8 @@ import json, resource, subprocess, sys, time
 begin = time.perf_counter()
 ran = subprocess.run(json.loads(sys.argv[1]), capture_output=True, text=True)
 seconds = time.perf_counter() - begin
-print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, ran.returncode, ran.stderr[-2000:]]))
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([seconds, used.ru_utime + used.ru_stime, used.ru_maxrss, ran.returncode, ran.stderr[-2000:]]))
 """
 EXISTING_CURVES = """
 import sys
@@ -47,6 +49,8 @@ class Cost(NamedTuple):
     """What a conversion took."""
 
     seconds: float
+    processor_seconds: float
+    """Of all its processes: what other programs do meanwhile hardly changes it."""
     mebibytes: float
     """Of the largest of its processes."""
 
@@ -80,10 +84,10 @@ def write_input(root: Path, ranks: int, steps: int, rows: int, steps_a_file: int
 def measured(command: Sequence[str | Path]) -> Cost:
     """Runs ``command``, which must succeed."""
     wrapped = [sys.executable, "-c", MEASURED, json.dumps([str(word) for word in command])]
-    seconds, kibibytes, code, errors = json.loads(subprocess.check_output(wrapped, text=True))
+    seconds, processor_seconds, kibibytes, code, errors = json.loads(subprocess.check_output(wrapped, text=True))
     if code:
         sys.exit(f"{command} ended with {code}: {errors}")
-    return Cost(seconds, kibibytes / 1024)
+    return Cost(seconds, processor_seconds, kibibytes / 1024)
 
 
 def check_rows(database: Path, query: str, expected: int) -> None:
@@ -124,24 +128,27 @@ def line(what: str, rows: int, processes: int, cost: Cost, against: Cost | None 
     """One line of the table."""
     ratio = f"{against.seconds / cost.seconds:.1f}" if against else ""
     whole = f"{cost.mebibytes * (processes + 1):,.0f} MiB"
-    return [what, f"{rows:,}", f"{cost.seconds:.1f} s", f"{rows / cost.seconds:,.0f}", ratio, whole]
+    seconds, of_processor = f"{cost.seconds:.1f} s", f"{cost.processor_seconds:.1f} s"
+    cells = [what, f"{rows:,}", seconds, of_processor, f"{rows / cost.seconds:,.0f}", ratio, whole]
+    print(" | ".join(cells), file=sys.stderr, flush=True)
+    return cells
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> list[list[str]]:
     """The lines of the table."""
     part, whole, processes = scratch / "part", scratch / "whole", args.processes
-    rows = write_input(part, args.ranks, max(1, args.steps // args.part), args.rows, args.steps_a_file)
     lines = []
-    contests = {"csv2db": (our_database, existing_database), "csv2tb": (our_curves, existing_curves)}
-    for name, (ours, existing) in contests.items():
-        theirs = existing(part, scratch / f"existing_{name}", processes, rows) if has_existing_tool() else None
-        cost = ours(part, scratch / name, processes, rows)
-        lines.append(line(f"`{name}`", rows, processes, cost, theirs))
-        if theirs:
-            lines.append(line(f"{EXISTING_TOOL}, the same", rows, processes, theirs))
     if args.part > 1:
         rows = write_input(whole, args.ranks, args.steps, args.rows, args.steps_a_file)
         lines.append(line("`csv2db`, all", rows, processes, our_database(whole, scratch / "all", processes, rows)))
+        shutil.rmtree(whole)
+    rows = write_input(part, args.ranks, max(1, args.steps // args.part), args.rows, args.steps_a_file)
+    contests = {"csv2db": (our_database, existing_database), "csv2tb": (our_curves, existing_curves)}
+    for name, (ours, existing) in contests.items():
+        theirs = existing(part, scratch / f"existing_{name}", processes, rows) if has_existing_tool() else None
+        lines.append(line(f"`{name}`", rows, processes, ours(part, scratch / name, processes, rows), theirs))
+        if theirs:
+            lines.append(line(f"{EXISTING_TOOL}, the same", rows, processes, theirs))
     return lines
 
 
@@ -156,7 +163,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         lines = measure(args, Path(directory))
-    header = ["", "rows", "time", "rows a second", "times as fast", "memory at most"]
+    header = ["", "rows", "time", "of processors", "rows a second", "times as fast", "memory at most"]
     note = (
         f"{args.ranks} ranks x {args.steps} steps x {args.rows} rows of {len(OPS)} numbers, {args.steps_a_file} steps "
         f"a file; {args.processes} processes. Memory is that of the largest process, as if all were as large."
