@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,23 +126,28 @@ class MetricsDatabase:
                 self.connection.execute(schema.create_index(table))
 
     def _prepare(self) -> None:
-        try:
-            with closing(self.connection.execute("PRAGMA journal_mode=WAL")):
-                pass  # where the file system has no shared memory, SQLite keeps its ordinary journal
-            self.connection.execute("PRAGMA synchronous=NORMAL")
-            self.connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
-            names = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            raise ValueError(f"{self.path}: expected a metrics database or no file, got something else") from error
-        if names and "imported_files" not in names:
-            raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
+        self._check_ours()
+        # Where the file system has no shared memory, SQLite keeps its ordinary journal.
+        self.connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        self.connection.execute("PRAGMA synchronous=NORMAL")
+        self.connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         with self.transaction():
             for statement in filter(str.strip, schema.TABLES.split(";")):
                 self.connection.execute(statement)
             self._agree("schema", schema.SCHEMA)
             self._agree("step_partition", self._partition)
+
+    def _check_ours(self) -> None:
+        """Before anything is written: what is someone else's stays as it is."""
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        try:
+            names = {name for (name,) in self.connection.execute(query)}
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path}: expected a metrics database or no file, got something else") from error
+        if names and "imported_files" not in names:
+            raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
 
     def _agree(self, name: str, value: int) -> None:
         self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, value))
