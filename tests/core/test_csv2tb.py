@@ -171,6 +171,35 @@ def test_a_row_that_comes_twice_is_one_point(tmp_path: Path) -> None:
     assert read(tmp_path / "tb" / "rank0" / "actv") == {"vp0:a/min": [(0, 3.0)], "vp0:b/min": [(0, 2.0)]}
 
 
+def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that a piece ends and the next goes on with is one step."""
+    from probe.core.convert import parsing
+
+    directory = write_run(tmp_path, 0, range(5), steps_per_file=10)
+    monkeypatch.setattr(parsing, "PIECE_BYTES", 100)
+    done = convert(tmp_path, tmp_path / "tb")
+    assert read_all(tmp_path / "tb") == written((directory, 0))
+    assert done.problems.lines() == []
+
+
+def test_steps_that_were_appended_once_more_are_one_point(tmp_path: Path) -> None:
+    """Within a file, and in a file of their own: as the later rows have it, and what is wrong is told once."""
+    directory = tmp_path / "Dec03_21-34-40-rank0-0"
+    directory.mkdir()
+    head = "vpp_stage,name,step,min\n"
+    (directory / "actv_0-9.csv").write_text(
+        head + "0,a,0,1\n0,b,0,2\n0,a,1,3\n0,b,1,x\n0,a,2,5\n0,a,1,6\n0,b,1,7\n0,a,2,8\n0,a,3,9\n"
+    )
+    (directory / "actv_0-9_part_1.csv").write_text(head + "0,a,0,11\n0,a,3,10\n")
+    done = convert(tmp_path, tmp_path / "tb")
+    curves = {tag: sorted(points) for tag, points in read(tmp_path / "tb" / "rank0" / "actv").items()}
+    assert curves == {"vp0:a/min": [(0, 11.0), (1, 6.0), (2, 8.0), (3, 10.0)], "vp0:b/min": [(1, 7.0)]}
+    told = done.problems.lines()
+    assert len(told) == 2
+    assert "actv_0-9.csv:5: expected a number in column min, got 'x'" in told[0]
+    assert "actv: 4 steps from 0 to 3 come again in the same directory: the later rows are taken" in told[1]
+
+
 def test_rows_may_change_from_step_to_step(tmp_path: Path) -> None:
     """What is remembered of the step before never shows in this one."""
     directory = tmp_path / "Dec03_21-34-40-rank0-0"

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import numpy as np
-import numpy.typing as npt
-
 from probe.core.convert.choosing import Told, Unit, checked_kinds, checked_number, choose, output_folder
 from probe.core.convert.csv2db import MOST_PROCESSES
-from probe.core.convert.curves import CurveFile
-from probe.core.convert.parsing import parse, pieces
-from probe.core.convert.rows import Rows
+from probe.core.convert.curve_folders import Outcome, write_folder
 from probe.core.convert.workers import WorkersDiedError, in_order
-from probe.core.reading.directories import RankDirectory
-from probe.core.reading.files import TableFile
 from probe.core.reading.problems import Problems
-from probe.core.sinks.event_files import file_name
 
 logger = logging.getLogger("probe.convert")
-
-Steps = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -106,19 +94,6 @@ class _Work(NamedTuple):
     folder: Path
 
 
-class _Trouble(NamedTuple):
-    path: Path
-    what: str
-    line: int | None = None
-    skipped: bool = True
-
-
-class _Outcome(NamedTuple):
-    rows: int
-    files: int
-    troubles: list[_Trouble]
-
-
 def _folder(root: Path, rank: int, kind: str) -> Path:
     return root / f"rank{rank}" / quote(kind, safe="")
 
@@ -130,7 +105,7 @@ def _check_empty(folder: Path) -> None:
         )
 
 
-def _gather(done: Converted, work: _Work, outcome: _Outcome | Exception) -> None:
+def _gather(done: Converted, work: _Work, outcome: Outcome | Exception) -> None:
     if isinstance(outcome, Exception):
         done.problems.add(work.folder, f"{type(outcome).__name__}: {outcome}: left out")
         return
@@ -140,91 +115,5 @@ def _gather(done: Converted, work: _Work, outcome: _Outcome | Exception) -> None
         done.problems.add(*trouble)
 
 
-def _convert(work: _Work) -> _Outcome:
-    """One rank and kind, the last directory first, because what that has earlier ones need not give."""
-    converter = _Converter(work.folder)
-    for (directory, _), own in reversed(_parts(work.unit)):
-        converter.convert(directory, own)
-    return _Outcome(converter.rows, converter.files, converter.troubles)
-
-
-def _parts(unit: Unit) -> list[tuple[tuple[RankDirectory, str], list[TableFile]]]:
-    """The files of each directory, those of each format apart: what a run has written in two is given once, by the
-    Parquet files, which have all digits."""
-    places = {directory.path: place for place, (directory, _) in enumerate(unit.files)}
-    ordered = sorted(unit.files, key=lambda pair: (places[pair[0].path], pair[1].format))
-    grouped = groupby(ordered, key=lambda pair: (pair[0], pair[1].format))
-    return [(part, [file for _, file in pairs]) for part, pairs in grouped]
-
-
-class _Converter:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._done: Steps = np.array([], dtype=np.int64)
-        """Steps that are written: eight bytes each are all that is kept of them."""
-        self._later: Path | None = None
-        """The directory that was converted last."""
-        self.rows = self.files = 0
-        self.troubles: list[_Trouble] = []
-
-    def convert(self, directory: RankDirectory, files: Sequence[TableFile]) -> None:
-        """Writes the event file of one directory, under its name only when it is complete."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / file_name(directory.began)
-        hidden = self._folder / f".{os.getpid()}.tmp"
-        before = self.rows
-        steps: list[Steps] = []
-        try:
-            with hidden.open("wb") as opened:
-                curves = CurveFile(opened, directory.began)
-                for file in files:
-                    steps.append(self._file(file, directory, curves))
-            if self.rows > before:
-                hidden.replace(target)
-        finally:
-            hidden.unlink(missing_ok=True)
-        again = np.intersect1d(np.concatenate(steps), self._done)
-        if len(again) and directory.path != self._later:
-            what = f"{len(again)} steps from {again[0]} to {again[-1]} come again in a later directory, which is taken"
-            self.troubles.append(_Trouble(directory.path, f"{self._folder.name}: {what}", skipped=False))
-        self._done = np.union1d(self._done, np.concatenate(steps))
-        self._later = directory.path
-
-    def _file(self, file: TableFile, directory: RankDirectory, curves: CurveFile) -> Steps:
-        """The steps that ``file`` holds."""
-        steps = [np.array([], dtype=np.int64)]
-        for rows, time in self._read(file, directory.rank):
-            steps.append(np.unique(rows.steps))
-            self._write(rows, time, curves)
-        self.files += 1
-        return np.unique(np.concatenate(steps))
-
-    def _read(self, file: TableFile, rank: int) -> Iterator[tuple[Rows, float]]:
-        """What can be read of ``file``, and when it was written."""
-        try:
-            stat = file.path.stat()
-            for piece in pieces(file, rank, stat.st_size):
-                parsed = parse(piece)
-                self.troubles += (_Trouble(file.path, what, line) for line, what in parsed.troubles)
-                if parsed.rows is not None:
-                    yield parsed.rows, stat.st_mtime
-        except (ImportError, OSError, ValueError) as error:
-            self.troubles.append(_Trouble(file.path, f"{error}: left out"))
-
-    def _write(self, rows: Rows, time: float, curves: CurveFile) -> None:
-        for begin, end in _same_step(rows.steps):
-            step = int(rows.steps[begin])
-            if not _holds(self._done, step):
-                curves.add(step, time, rows.taken(slice(begin, end)))
-                self.rows += end - begin
-
-
-def _same_step(steps: Steps) -> Iterator[tuple[int, int]]:
-    """Where each stretch of the same step begins and ends."""
-    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
-    yield from pairwise(edges)
-
-
-def _holds(steps: Steps, step: int) -> bool:
-    place = int(np.searchsorted(steps, step))
-    return place < len(steps) and bool(steps[place] == step)
+def _convert(work: _Work) -> Outcome:
+    return write_folder(work.unit, work.folder)
