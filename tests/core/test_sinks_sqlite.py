@@ -81,6 +81,18 @@ def test_the_layout_is_that_of_the_conversion(tmp_path: Path) -> None:
         assert one[5:7] == pytest.approx(other[5:7], rel=1e-5)  # CSV has six digits
 
 
+def test_tables_are_indexed_when_they_are_full(tmp_path: Path) -> None:
+    """One with each step after their range is over, all others at the end: no step writes to an index."""
+    sink = opened(tmp_path)
+    query, seen = "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND name LIKE '%_target'", []
+    for step in (0, 499, 500, 501, 502, 1000):
+        sink.write(snapshot(step, batch("actv", step, {"min": [1.0]}), batch("exp_avg", step, {"min": [1.0]})))
+        seen.append(ask(tmp_path, query)[0][0])
+    sink.close()
+    assert seen == [0, 0, 1, 2, 2, 3]
+    assert ask(tmp_path, query) == [(6,)]
+
+
 def test_a_closed_database_is_one_file(tmp_path: Path) -> None:
     """It can be copied as it is, and read where nothing may be written."""
     sink = opened(tmp_path)

@@ -106,7 +106,7 @@ def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
         config.monitor_path, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems
     )
     folder = output_folder(config.monitor_path, config.output_dirpath, "csv2db")
-    database = MetricsDatabase(folder / FILE_NAME, config.step_partition, indexed=False)
+    database = MetricsDatabase(folder / FILE_NAME, config.step_partition)
     done = Imported(database.path, problems)
     try:
         _Import(database, chosen, done, told or _nobody).run(config.process_num)

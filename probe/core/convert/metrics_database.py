@@ -38,18 +38,14 @@ class MetricsDatabase:
     Args:
         step_partition: steps in one table; a database keeps the one it was made with.
         wait_seconds: how long a locked database is waited for.
-        indexed: whether tables are indexed as they are made; otherwise :meth:`index` does it, which is quicker for many
-            rows.
 
     Raises:
         ValueError: if there is something else at ``path``, or a database made with another ``step_partition``.
         sqlite3.OperationalError: if the file cannot be written.
     """
 
-    def __init__(
-        self, path: Path, step_partition: int = STEP_PARTITION, wait_seconds: float = 5.0, indexed: bool = True
-    ) -> None:
-        self.path, self._partition, self._indexed = path, step_partition, indexed
+    def __init__(self, path: Path, step_partition: int = STEP_PARTITION, wait_seconds: float = 5.0) -> None:
+        self.path, self._partition = path, step_partition
         path.parent.mkdir(parents=True, exist_ok=True)
         # The thread that delivers is not the one that opens.
         self.connection = sqlite3.connect(path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
@@ -119,11 +115,19 @@ class MetricsDatabase:
         names = [name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return sorted(filter(pattern.fullmatch, names), key=lambda name: int(pattern.fullmatch(name)[1]))  # type: ignore[index]
 
-    def index(self) -> None:
-        """Makes the indices that are missing, each in a transaction of its own."""
-        for (metric,) in self.connection.execute("SELECT metric_name FROM monitoring_metrics").fetchall():
-            for table in self.tables(metric):
-                self.connection.execute(schema.create_index(table))
+    def unindexed(self) -> list[str]:
+        """The tables that have no index yet: it is made when they are full, because keeping one up to date would write
+        every page of it at every step."""
+        query = (
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*' "
+            "AND name || '_target' NOT IN (SELECT name FROM sqlite_master WHERE type = 'index')"
+        )
+        return [name for (name,) in self.connection.execute(query)]
+
+    def index(self, tables: Iterable[str] | None = None) -> None:
+        """Indexes ``tables`` (None: all that are not yet), each in a transaction of its own."""
+        for table in self.unindexed() if tables is None else tables:
+            self.connection.execute(schema.create_index(table))
 
     def _prepare(self) -> None:
         self._check_ours()
@@ -186,8 +190,6 @@ class MetricsDatabase:
         held = self._held(name)
         if not held:
             self.connection.execute(schema.create_table(name, first, last, tuple(rows.values)))
-            if self._indexed:
-                self.connection.execute(schema.create_index(name))
         lower = {stat.lower() for stat in held}
         for stat in rows.values:
             if held and stat.lower() not in lower:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.core.convert.metrics_database import FILE_NAME, MetricsDatabase
+from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
 from probe.core.convert.rows import Form, Indices, Rows, Target, numbered
 from probe.core.naming import cell_name
 from probe.core.records import Batch, Snapshot
@@ -47,6 +47,9 @@ class SqliteSink:
         self._database: MetricsDatabase | None = None
         self._layouts: dict[str, _Layout] = {}
         self._waiting: list[Snapshot] = []
+        self._partition = 0
+        self._full: list[str] = []
+        """Tables that get no more rows and are still to be indexed: one after each step."""
 
     def open(self) -> None:
         self._opened()
@@ -77,6 +80,8 @@ class SqliteSink:
             if self._waiting:
                 self._opened().connection.execute(f"PRAGMA busy_timeout={int(CLOSING_SECONDS * 1000)}")
                 self._write()
+            if self._database is not None:
+                self._database.index()
         finally:
             if self._database is not None:
                 self._database.close()
@@ -90,12 +95,22 @@ class SqliteSink:
 
     def _write(self) -> None:
         database = self._opened()
+        self._index(database)
         with database.transaction():
             for snapshot in self._waiting:
                 for batch in snapshot.batches:
                     if len(batch):
                         database.add(self._rows(batch, ops_of(batch, snapshot.ops)))
         self._waiting.clear()
+
+    def _index(self, database: MetricsDatabase) -> None:
+        """Before the first row of a new partition all tables are full."""
+        partition = self._waiting[0].step // STEP_PARTITION
+        if partition != self._partition:
+            self._partition, self._full = partition, database.unindexed()
+        if self._full:
+            database.index([self._full[-1]])
+            self._full.pop()
 
     def _rows(self, batch: Batch, ops: tuple[str, ...]) -> Rows:
         about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
@@ -114,7 +129,7 @@ class SqliteSink:
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.connection.close()
-            self._database = None
+            self._database, self._full = None, []
 
 
 def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
