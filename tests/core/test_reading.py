@@ -198,6 +198,17 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column:
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_a_line_of_an_unfinished_file_is_told_where_it_is(tmp_path: Path, reader: Any) -> None:
+    """By the file that the user has, not by a copy of it."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}
+    path = write(tmp_path, [batch("grad_reduced", 0, rows)]) / "grad_reduced_0-0.csv"
+    _cell(path, 3, "norm", "much")
+    path.write_bytes(path.read_bytes()[:-3])
+    _, problems = read(tmp_path, reader)
+    assert {(problem.path, problem.line) for problem in problems.kept} == {(path, 3), (path, 4)}
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("column", "text"), [("shape", "[three]"), ("shape", "3"), ("coverage", "x of y")])
 def test_text_that_means_nothing_stops_nothing(tmp_path: Path, reader: Any, column: str, text: str) -> None:
     """A shape or coverage that nobody writes leaves the rest as it is."""
