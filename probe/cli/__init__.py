@@ -12,10 +12,14 @@ from typer.main import get_group
 from probe import __version__
 
 VERBS: dict[str, str] = {
+    "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",
+    "csv2db": "probe.cli.csv2db:csv2db",
+    "csv2tb": "probe.cli.csv2tb:csv2tb",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
+    "report": "probe.cli.report:report",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 

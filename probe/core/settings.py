@@ -47,7 +47,7 @@ __all__ = ["NOT_BUILT", "RULE_ARGS", "ConfigError", "Rule", "Selector", "Setting
 logger = logging.getLogger("probe.settings")
 
 ALWAYS_WRITTEN = ("shape", "dtype")
-_FORMATS = Names(("csv", "tensorboard", "api"))
+_FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
@@ -122,6 +122,33 @@ class CcDistribution(Section):
     second training step training is then stopped, on every rank, by the exception TrainingStopped."""
 
 
+class Arm(Section):
+    """What is collected besides when something was found."""
+
+    xy_distribution: Flag = False
+    """Whether inputs, outputs and their gradients are collected."""
+    wg_distribution: Flag = False
+    """Whether weight gradients are collected."""
+    param_distribution: Flag = False
+    """Whether parameters are collected."""
+    mv_distribution: Flag = False
+    """Whether the optimizer's state is collected."""
+    targets: Annotated[Text, Names(("suspects", "all"))] = "suspects"
+    """Of which modules: `suspects` are the blocks (such as `layers.1`) that the first findings were about; `all` is the
+    whole model."""
+
+
+class OnAnomaly(Section):
+    """Deeper monitoring that the run switches on by itself."""
+
+    arm: Arm
+    """What is collected besides what the configuration says anyway."""
+    steps: Integer = Field(10, ge=1)
+    """For how many steps; each of them is collected, whatever step_interval says."""
+    cool_down: Integer = Field(100, ge=0)
+    """Steps after that in which nothing that is found switches it on again."""
+
+
 class L2Targets(Section):
     """Modules of the interpretable features."""
 
@@ -165,6 +192,15 @@ class Settings(Section):
     """Number of steps that are collected; then monitoring ends."""
     step_interval: Integer = Field(1, ge=1)
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
+    max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
+    """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
+    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
+    rank by itself, so that ranks may collect different steps. Missing: no limit. The manifest says how many steps were
+    left out."""
+    history: Integer = Field(0, ge=0, le=10_000)
+    """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
+    exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
+    manifest. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written after the first step and training is then stopped.
     Not built yet: accepted and checked, without effect."""
@@ -212,14 +248,18 @@ class Settings(Section):
     """Monitoring of collective communication."""
     alert: Alert = Alert()
     """Rules that report suspicious values while training runs."""
+    on_anomaly: OnAnomaly | None = None
+    """What the run collects besides when a rule has found something, on all ranks from the same step on; that step is
+    dynamic_seconds ahead where there are several ranks. Missing: nothing."""
     format: Annotated[
         tuple[Annotated[Text, _FORMATS], ...],
         AfterValidator(not_empty),
         WrapValidator(_one_or_list),
         Form("name or list of names", ", ".join(_FORMATS.names), f"one or a list of {', '.join(_FORMATS.names)}"),
     ] = ("csv",)
-    """Where values go: `csv` files, `tensorboard` event files, or `api`, which writes nothing and keeps them for the
-    program to ask for. A list writes to several at once."""
+    """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
+    writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
+    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
     ops: tuple[Annotated[Text, Names((*OPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
     """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
     infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions. shape and
@@ -230,7 +270,7 @@ class Settings(Section):
     """Decimal places of the numbers in CSV files. Missing: 6 significant digits, so that small numbers stay
     readable."""
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
-    """Number of steps that one CSV file holds."""
+    """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
         tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
         AfterValidator(_none_or_two),
