@@ -221,6 +221,7 @@ def test_a_page_holds_texts_of_others_as_text(tmp_path: Path, evil: str) -> None
     assert parsed.said.count(evil) >= 2
     data = text.split('id="data-names">')[1].split("</script>")[0]
     assert json.loads(data) == [evil]
+    assert not set(data) & set("<>&")
 
 
 def test_a_script_cannot_end_its_own_element(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ require("duckdb")
 require("plotly")
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror=window.evil=2>"
-NAMES = ["fc1.weight", "fc1.bias", f"{EVIL}.weight", "fc2.weight", "fc2.bias"]
+NAMES = ["fc1.weight", "<b>fc1</b>.bias", f"{EVIL}.weight", "fc2.weight", "fc2.bias"]
 STEPS = range(0, 24, 2)
 
 
@@ -96,7 +96,7 @@ def expected_row(directories: list[Path], signal: str, name: str, step: int, op:
     ("signal", "op", "row", "name"),
     [
         ("grad_reduced", "min", 3, "fc2.weight"),
-        ("actv", "norm", 1, f"{EVIL}.output"),
+        ("actv", "norm", 2, f"{EVIL}.output"),
         ("grad_reduced", "max", 0, "fc1.weight"),
     ],
 )
@@ -132,6 +132,7 @@ def test_what_has_no_logarithm_is_shown_as_what_it_is(opened: Any, row: int, col
     click(opened, row, column, NAMES[row], STEPS[column])
     assert shown(opened, "value") == text
     z = opened.execute_script("return document.getElementById('heatmap').data[0].z")
+    assert z[row][column] > 1 >= max(number for own in z for number in own if number not in {1.1, 1.2, 1.3})
     alike = [(r, c) for r in range(5) for c in range(12) if z[r][c] == z[row][column]]
     assert (
         alike
@@ -182,6 +183,7 @@ def test_names_are_shown_and_never_run(opened: Any) -> None:
     assert EVIL in options
     ticks = opened.execute_script("return document.getElementById('heatmap').textContent")
     assert "onerror=window.evil=2>" in ticks
+    assert "<b>fc1</b>" in ticks
 
 
 def test_a_row_of_the_table_of_findings_shows_its_cell(opened: Any) -> None:
