@@ -16,9 +16,9 @@ TOO_COARSE = 8
 """If layers are so many times fewer than there is room for, several of their parts are taken together instead."""
 MOST_COLUMNS = 400
 FEWEST_COLUMNS = 24
-ENOUGH_COLUMNS = 100
+ENOUGH_COLUMNS = 60
 """Columns below which rows rather than columns are made fewer."""
-CELLS = 900_000
+CELLS = 1_000_000
 """Of all heatmaps together: what a page of 15 MB has room for."""
 MOST_LINES = 64
 """Ranks, or groups of consecutive ranks, that are shown side by side."""

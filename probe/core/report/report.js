@@ -283,11 +283,13 @@ async function begin() {
     const shown = first && (await showFinding(0));
     if (!shown) await showSignal(flow, Math.max(0, about.signals[flow].ops.indexOf("norm")), 0, column);
   }
-  Page.whenColoured(async () => {
+  drawTimeline();
+  if (about.signals.length) await drawDepth();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     drawTimeline();
-    if (about.signals.length) await Promise.all([drawHeatmap(), drawDepth(), drawCurve(), drawRanks()]);
-    document.body.dataset.ready = "yes";
+    if (about.signals.length) Promise.all([drawHeatmap(), drawDepth(), drawCurve(), drawRanks()]);
   });
+  document.body.dataset.ready = "yes";
 }
 
 function listen() {
