@@ -176,6 +176,24 @@ def test_curves_of_ranks_are_their_rows(opened: Any, directories: list[Path]) ->
     assert curves["rank 1: NaN or Inf"][0] == list(range(14, 24, 2))
 
 
+def test_gradients_over_depth_are_those_of_the_step(opened: Any, directories: list[Path]) -> None:
+    """From the first layer to the last stands the norm of the chosen step; what is not finite is marked."""
+    select(opened, "depth-signal", "grad_reduced:")
+    opened.execute_script(
+        "const step = document.getElementById('depth-step'); step.value = 8; step.dispatchEvent(new Event('input'));"
+    )
+    curves = wait_until(
+        opened,
+        "(drawn => drawn?.some(t => t.name === 'step 16') && drawn.map(t => [t.name, t.x, t.y]))"
+        "(document.getElementById('depth').data)",
+    )
+    (y,) = (y for name, _, y in curves if name == "step 16")
+    (bad,) = (x for name, x, _ in curves if name == "NaN or Inf")
+    assert bad == [0, 1]
+    norms = [expected_row(directories, "grad_reduced", name, 16, "norm")[0]["norm"] for name in NAMES]
+    assert y == [None, None, *map(float, norms[2:])]
+
+
 def test_names_are_shown_and_never_run(opened: Any) -> None:
     """A module may be called anything; the page shows it as it is."""
     assert opened.execute_script("return window.evil") is None

@@ -165,29 +165,36 @@ async function drawDepth() {
   const column = Number(byId("depth-step").value);
   const at = (row, c) => Math.abs(Cells.number(value, row * columns + c) ?? NaN);
   const x = signal.labels.map((_, row) => row);
-  const [low, high] = [[], []];
+  const drawn = (v) => Number.isFinite(v) && v > 0; // on a logarithmic axis
+  const [there, low, high] = [[], [], []];
   for (const row of x) {
-    const sizes = about.columns.starts.map((_, c) => at(row, c)).filter((v) => Number.isFinite(v) && v > 0);
-    low.push(sizes.length ? Math.min(...sizes) : null);
-    high.push(sizes.length ? Math.max(...sizes) : null);
+    const sizes = about.columns.starts.map((_, c) => at(row, c)).filter(drawn);
+    if (!sizes.length) continue; // a gap would tear the band
+    there.push(row);
+    low.push(Math.min(...sizes));
+    high.push(Math.max(...sizes));
   }
-  const band = { type: "scatter", mode: "lines", x, line: { width: 0, color: Page.colour("line") }, hoverinfo: "skip", showlegend: false };
-  const texts = x.map((row) => `${Page.plain(signal.labels[row])}: ${Cells.text(value, row * columns + column) || "nothing written"}`);
+  const curve = (c, look) => ({
+    type: "scatter", name: columnText(about.columns, c), x, y: x.map((row) => at(row, c)).map((v) => (drawn(v) ? v : null)),
+    text: x.map((row) => `${Page.plain(signal.labels[row])}: ${Cells.text(value, row * columns + c) || "nothing written"}`),
+    hovertemplate: "%{text}<extra></extra>", ...look,
+  });
+  const band = { type: "scatter", mode: "lines", x: there, line: { width: 0, color: Page.colour("line") }, hoverinfo: "skip", showlegend: false };
+  const chosenCurve = curve(column, { mode: "lines+markers", line: { color: Page.colour("accent") }, marker: { size: 5 } });
   const traces = [
     { ...band, y: low },
     { ...band, y: high, fill: "tonexty", fillcolor: Page.colour("line"), name: "all steps", showlegend: true },
-    { type: "scatter", mode: "lines+markers", x, y: x.map((row) => at(row, column)).map((v) => (Number.isFinite(v) && v > 0 ? v : null)),
-      name: columnText(about.columns, column), text: texts, hovertemplate: "%{text}<extra></extra>",
-      line: { color: Page.colour("accent") }, marker: { size: 5 } },
+    ...(column ? [curve(column - 1, { mode: "lines", line: { color: Page.colour("quiet"), width: 1, dash: "dot" } })] : []),
+    chosenCurve,
   ];
   const bad = x.filter((row) => [NOT_A_NUMBER, INF, MINUS_INF].includes(Cells.special(value, row * columns + column)));
   traces.push({ type: "scatter", mode: "markers", x: bad, y: bad.map(() => 0.97), yaxis: "y2", name: "NaN or Inf", showlegend: bad.length > 0,
-    text: bad.map((row) => texts[row]), hovertemplate: "%{text}<extra></extra>",
+    text: bad.map((row) => chosenCurve.text[row]), hovertemplate: "%{text}<extra></extra>",
     marker: { symbol: "triangle-down", size: 10, color: Drawing.colours().nan } });
   byId("depth-label").textContent = columnText(about.columns, column);
   await Page.plot("depth", traces, Page.layout({
     height: 460, hovermode: "closest", legend: { orientation: "h", y: 1.12 },
-    yaxis: { type: "log", exponentformat: "e", title: { text: signal.ops[op] } },
+    yaxis: { ...Drawing.valueAxis(traces), type: "log", title: { text: signal.ops[op] } },
     xaxis: { ...Drawing.labels(signal.labels, 0, x.length, 40), tickangle: 50 },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
   }));
@@ -200,18 +207,17 @@ function drawTimeline() {
   if (!findings.length) return;
   const groups = new Map();
   for (const mark of findings) {
-    const kind = mark.text === "nan" ? "NaN" : mark.text.endsWith("inf") ? "Inf" : mark.rule.replace("Anomaly", "") || "finding";
-    const key = JSON.stringify([kind, mark.step, mark.cause]);
-    const group = groups.get(key) ?? { kind, step: mark.step, cause: mark.cause, marks: [] };
+    const key = JSON.stringify([mark.kind, mark.step, mark.cause]);
+    const group = groups.get(key) ?? { kind: mark.kind, step: mark.step, cause: mark.cause, marks: [] };
     group.marks.push(mark);
     groups.set(key, group);
   }
-  const colours = { initiating: Page.colour("bad"), cascade: Page.colour("warn"), teardown: Page.colour("quiet"), "": Page.colour("accent") };
-  const traces = Object.entries(colours).map(([cause, color]) => {
+  const looks = [["", "accent", "circle"], ["teardown", "quiet", "x"], ["cascade", "warn", "circle"], ["initiating", "bad", "star"]];
+  const traces = looks.map(([cause, colour, symbol]) => {
     const own = [...groups.values()].filter((group) => group.cause === cause);
     return {
       type: "scatter", mode: "markers", name: cause || "not judged", x: own.map((g) => g.step), y: own.map((g) => g.kind),
-      marker: { color, size: own.map((g) => 9 + 5 * Math.log10(g.marks.length)), line: { width: 1, color: Page.colour("ground") } },
+      marker: { color: Page.colour(colour), symbol, size: own.map((g) => (symbol === "star" ? 18 : 9) + 5 * Math.log10(g.marks.length)), line: { width: 1, color: Page.colour("ground") } },
       text: own.map((g) => `step ${g.step}, ${g.kind}: ${g.marks.length}<br>${g.marks.slice(0, 5).map((m) => Page.plain(`${m.signal} ${m.op} of ${m.name}, rank ${m.rank}`)).join("<br>")}${g.marks.length > 5 ? "<br>…" : ""}`),
       hovertemplate: "%{text}<extra></extra>",
     };

@@ -17,7 +17,7 @@ from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows, connect
 from probe.core.report import contents, exploring
 from probe.core.report.cells import Cells, heatmaps, ranks
-from probe.core.report.diagnosis import Diagnosis, Mark, dumped, preliminary
+from probe.core.report.diagnosis import Diagnosis, Mark, dumped, kind, preliminary
 from probe.core.report.packing import packed_array, packed_numbers
 from probe.core.report.page import asset, packed_text, page
 from probe.core.report.plan import Columns, Plan, SignalPlan, plan
@@ -231,7 +231,7 @@ def _page(
 
 def _finding(mark: Mark) -> dict[str, object]:
     value = mark.value if isfinite(mark.value) else None
-    return {**mark._asdict(), "value": value, "text": f"{mark.value:.6g}"}
+    return {**mark._asdict(), "value": value, "text": f"{mark.value:.6g}", "kind": kind(mark)}
 
 
 def _write(out: Path, text: str) -> int:
