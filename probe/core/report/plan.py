@@ -37,8 +37,8 @@ class Columns:
     """Steps from one column to the next; 0 if each column is one step, whatever lies between."""
 
     def sql(self) -> str:
-        """The first step of the column that ``step`` belongs to."""
-        return f"step - (step - {self.starts[0]}) % {self.width}" if self.width else "step"
+        """The first step of the column that ``v.step`` belongs to."""
+        return f"v.step - (v.step - {self.starts[0]}) % {self.width}" if self.width else "v.step"
 
     def of(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The index of each column, by its first step."""
