@@ -13,6 +13,7 @@ from probe import __version__
 
 VERBS: dict[str, str] = {
     "config": "probe.cli.config:app",
+    "control": "probe.cli.control:app",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",
