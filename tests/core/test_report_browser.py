@@ -155,6 +155,34 @@ def test_a_cell_can_be_chosen_without_a_mouse(opened: Any, directories: list[Pat
     assert shown(opened, "value") == expected_row(directories, "grad_reduced", "fc2.bias", 8, "norm")[0]["norm"]
 
 
+def test_the_last_of_many_choices_wins(opened: Any, directories: list[Path]) -> None:
+    """Whatever was clicked in between, in the end the page shows one thing: the last."""
+    opened.execute_script(
+        """const change = (id, value) => {
+          const control = document.getElementById(id);
+          control.value = value;
+          control.dispatchEvent(new Event("change"));
+        };
+        for (const [signal, op, row] of [[0, 0, 3], [1, 1, 2], [0, 2, 1], [1, 2, 0], [0, 1, 2], [1, 0, 4]]) {
+          change("signal", signal);
+          change("op", op);
+          change("row", row);
+        }
+        change("step", 6);"""
+    )
+    wait_until(
+        opened,
+        "document.querySelector('#cell-step').textContent === '6' && "
+        "document.getElementById('curve-heading').textContent === 'min of grad_reduced: fc2.bias' && "
+        "document.getElementById('ranks-heading').textContent === 'min of grad_reduced: fc2.bias'",
+    )
+    assert shown(opened, "value") == expected_row(directories, "grad_reduced", "fc2.bias", 6, "min")[0]["min"]
+    z = opened.execute_script("return document.getElementById('heatmap').data[0].z")
+    show(opened, "grad_reduced", "norm")
+    show(opened, "grad_reduced", "min")
+    assert opened.execute_script("return document.getElementById('heatmap').data[0].z") == z
+
+
 def test_curves_of_ranks_are_their_rows(opened: Any, directories: list[Path]) -> None:
     """Side by side stands what each rank wrote, to four digits, with a mark where that is not finite."""
     show(opened, "grad_reduced", "max")

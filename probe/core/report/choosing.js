@@ -7,6 +7,13 @@ const signalOf = () => about.signals[chosen.signal];
 const mapOf = (signal, op) =>
   Cells.get(`map/${signal}/${op}`, about.signals[signal].labels.length * about.columns.starts.length);
 
+// Does one thing after the other: numbers are unpacked while more is clicked, and the last click must win.
+let turn = Promise.resolve();
+function inTurn(act) {
+  turn = turn.then(act, act);
+  return turn;
+}
+
 function fill(select, texts, value) {
   select.replaceChildren(...texts.map((text, n) => Page.element("option", { value: n, textContent: text })));
   select.value = value;
@@ -43,7 +50,7 @@ async function drawHeatmap() {
   plot.removeAllListeners("plotly_click");
   plot.removeAllListeners("plotly_hover");
   Drawing.followZoom(plot, labels);
-  plot.on("plotly_click", (event) => choose(...event.points[0].pointIndex));
+  plot.on("plotly_click", (event) => inTurn(() => choose(...event.points[0].pointIndex)));
   plot.on("plotly_hover", (event) => {
     const [row, column] = event.points[0].pointIndex;
     const text = Cells.text(numbers, row * columns + column) || "nothing written";

@@ -36,17 +36,20 @@ async function begin() {
   if (about.signals.length) await drawDepth();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     drawTimeline();
-    if (about.signals.length) Promise.all([drawHeatmap(), drawDepth(), drawCurve(), drawRanks()]);
+    if (about.signals.length) inTurn(() => Promise.all([drawHeatmap(), drawDepth(), drawCurve(), drawRanks()]));
   });
   document.body.dataset.ready = "yes";
 }
 
 function listen() {
-  const on = (id, type, act) => byId(id)?.addEventListener(type, () => act(Number(byId(id).value)));
+  const on = (id, type, act) => byId(id)?.addEventListener(type, () => {
+    const value = Number(byId(id).value);
+    inTurn(() => act(value));
+  });
   on("signal", "change", (n) => {
     const op = about.signals[n].ops.indexOf(signalOf().ops[chosen.op]);
     const row = about.signals[n].labels.indexOf(signalOf().labels[chosen.row]);
-    showSignal(n, Math.max(0, op), Math.max(0, row), chosen.column);
+    return showSignal(n, Math.max(0, op), Math.max(0, row), chosen.column);
   });
   on("op", "change", (n) => showSignal(chosen.signal, n, chosen.row, chosen.column));
   on("shown", "change", drawHeatmap);
@@ -58,7 +61,8 @@ function listen() {
   on("depth-step", "input", drawDepth);
   document.body.addEventListener("click", (event) => {
     const target = event.target.closest("[data-finding]");
-    if (target) showFinding(Number(target.dataset.finding)).then(() => byId("signal").closest("section").scrollIntoView());
+    if (!target) return;
+    inTurn(() => showFinding(Number(target.dataset.finding))).then(() => byId("signal").closest("section").scrollIntoView());
   });
 }
 
