@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -191,6 +192,16 @@ def test_nowhere_to_write_is_wrong_use(tmp_path: Path, out: str) -> None:
     assert "expected the name of a file in a directory that exists" in " ".join(printed.split())
 
 
+@pytest.mark.parametrize("package", ["plotly.offline", "duckdb"])
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """The message says what to install; the exit code is 2."""
+    write_run(tmp_path, ranks=1)
+    monkeypatch.setitem(sys.modules, package, None)
+    code, printed = run(tmp_path, "-o", tmp_path / "page.html")
+    assert code == 2
+    assert 'pip install "probe-monitor[analysis]"' in printed
+
+
 def test_ranks_that_wrote_nothing_give_a_page_that_says_so(tmp_path: Path) -> None:
     """A run that ended before its first step has a page too; exit code 1."""
     (directory,) = write_run(tmp_path, ranks=1, steps=[0])
@@ -221,6 +232,7 @@ def test_a_page_holds_texts_of_others_as_text(tmp_path: Path, evil: str) -> None
     assert parsed.said.count(evil) >= 2
     data = text.split('id="data-names">')[1].split("</script>")[0]
     assert json.loads(data) == [evil]
+    assert not set(data) & set("<>&")
 
 
 def test_a_script_cannot_end_its_own_element(tmp_path: Path) -> None:
