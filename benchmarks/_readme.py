@@ -7,7 +7,7 @@ from pathlib import Path
 
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 README = Path(__file__).parent.parent / "README.md"
-ORDER = ("overhead", "overhead_parallel", "overhead_mindspore", "moments", "sinks", "readers")
+ORDER = ("overhead", "overhead_parallel", "overhead_mindspore", "moments", "sinks", "readers", "false_alarms")
 
 
 def block(directory: Path) -> str:

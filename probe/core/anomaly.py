@@ -17,6 +17,11 @@ WORDS = {
     "AnomalyTurbulence": "Drift",
     "AnomalyNan": "Excessive value",
     "AnomalyCommNan": "NaN or Inf given to other ranks",
+    "AnomalyVanish": "Vanished gradient",
+    "AnomalyDead": "Dead output",
+    "AnomalyFrozen": "Frozen parameter",
+    "AnomalyReplica": "Replicas that differ",
+    "AnomalyThreshold": "Value beyond its limit",
 }
 
 

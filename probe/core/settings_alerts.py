@@ -28,6 +28,16 @@ RULES_GROUP = "probe.rules"
 """The entry point group by which third parties add rules."""
 
 
+_Ops = Annotated[tuple[Annotated[Text, Names(tuple(OPS))], ...], AfterValidator(not_empty)]
+
+
+def _not_more_than_window(warm_up: int, info: ValidationInfo) -> int:
+    window = info.data.get("window", warm_up)
+    if warm_up > window:
+        raise wrong(f"an integer 2..{window} (not more than window; 10 if missing)")
+    return warm_up
+
+
 class TurbulenceArgs(Section):
     """Deviation from the history mean."""
 
@@ -59,23 +69,84 @@ class SpikeArgs(Section):
     threshold: Number = Field(5.0, gt=0)
     """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
     deviation, both of the logarithm of the magnitude."""
-    min_ratio: Number = Field(20.0, gt=1)
-    """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that very steady values
-    do not alarm at small changes. Extremes (min and max), which hang on one element, and second moments (exp_avg_sq,
-    ...), which are made of squares, must differ by the square of it."""
+    min_ratio: Number = Field(30.0, gt=1)
+    """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that changes which
+    healthy runs show do not alarm. Gradients, extremes (min and max), which hang on one element, and second moments
+    (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
     cool_down: Integer = Field(10, ge=0)
     """Number of samples after a report during which the same value is not reported again."""
-    ops: Annotated[tuple[Annotated[Text, Names(tuple(OPS))], ...], AfterValidator(not_empty)] = ("norm", "min", "max")
+    ops: _Ops = ("norm", "min", "max")
     """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left
     out."""
 
     @field_validator("warm_up")
     @classmethod
     def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
-        window = info.data.get("window", warm_up)
-        if warm_up > window:
-            raise wrong(f"an integer 2..{window} (not more than window; 10 if missing)")
-        return warm_up
+        return _not_more_than_window(warm_up, info)
+
+
+class VanishArgs(Section):
+    """Gradients that have become vanishingly small."""
+
+    window: Integer = Field(32, ge=4, le=10_000)
+    """Number of latest samples of each gradient's norm that its median is taken from."""
+    warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
+    """Number of samples of a gradient before it is judged. Not more than window."""
+    min_ratio: Number = Field(1e4, gt=1)
+    """Factor by which a norm must be below its median, and by which it must have fallen more than that gradient of the
+    same kind that has kept most of its size. A norm of exactly 0 has fallen by any factor."""
+    steps: Integer = Field(5, ge=1, le=10_000)
+    """Number of samples in a row in which a gradient must be that small before it is reported."""
+
+    @field_validator("warm_up")
+    @classmethod
+    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
+        return _not_more_than_window(warm_up, info)
+
+
+class DeadArgs(Section):
+    """Outputs of modules that are zero. Needs the op zeros and xy_distribution."""
+
+    limit: Number = Field(0.999, gt=0, le=1)
+    """Fraction of an output's elements below eps from which it counts as zero."""
+    steps: Integer = Field(5, ge=1, le=10_000)
+    """Number of samples in a row that must be zero before an output is reported, and of those that must have been
+    otherwise before. An output of which every element is zero from its first sample on is reported as well."""
+
+
+class FrozenArgs(Section):
+    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution."""
+
+    steps: Integer = Field(10, ge=1, le=10_000)
+    """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
+    reported."""
+
+
+class ReplicaArgs(Section):
+    """Data-parallel replicas whose parameters differ. Needs global_stats, and param_distribution or mv_distribution."""
+
+
+class ThresholdArgs(Section):
+    """Limits of the user's own. At least one of above and below is needed."""
+
+    above: Number | None = None
+    """Value, in the unit of the op and with its sign, above which a value is reported."""
+    below: Number | None = Field(None, validate_default=True)
+    """Value below which a value is reported."""
+    ops: _Ops = ("norm",)
+    """Ops that are judged, of those that are collected."""
+    signals: tuple[Text, ...] = ()
+    """Signals that are judged, such as actv, grad_reduced or exp_avg: what CSV files are called by. Empty: all."""
+    names: tuple[Text, ...] = ()
+    """Patterns of the rows that are judged, by their names in CSV files: `*` stands for anything, `?` for a character,
+    as in `layers.*.attention.output`. Empty: all."""
+
+    @field_validator("below")
+    @classmethod
+    def _one_at_least(cls, below: float | None, info: ValidationInfo) -> float | None:
+        if below is None and "above" in info.data and info.data["above"] is None:
+            raise wrong("a number, here or as above")
+        return below
 
 
 RULE_ARGS: dict[str, type[Section]] = {
@@ -83,6 +154,11 @@ RULE_ARGS: dict[str, type[Section]] = {
     "AnomalyNan": NanArgs,
     "AnomalySpike": SpikeArgs,
     "AnomalyCommNan": CommNanArgs,
+    "AnomalyVanish": VanishArgs,
+    "AnomalyDead": DeadArgs,
+    "AnomalyFrozen": FrozenArgs,
+    "AnomalyReplica": ReplicaArgs,
+    "AnomalyThreshold": ThresholdArgs,
 }
 """The rules that come with probe, and the model of what each takes."""
 
@@ -115,7 +191,10 @@ class Rule(Section):
     rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME]
     """Name of the rule. AnomalyTurbulence compares with the history mean, AnomalyNan finds NaN, infinity and too large
     values, AnomalySpike finds leaps against the recent past, AnomalyCommNan finds the rank from which NaN or infinity
-    went to others (it needs cc_distribution). Other names are those of installed packages with an entry
+    went to others (it needs cc_distribution), AnomalyVanish finds gradients that have become
+    vanishingly small, AnomalyDead outputs that are zero, AnomalyFrozen parameters that do not move, AnomalyReplica
+    data-parallel replicas whose parameters differ, AnomalyThreshold what is beyond limits of the user's own. Other
+    names are those of installed packages with an entry
     point in the group `probe.rules`."""
     args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
     """What the rule takes. A third party's rule gets this mapping as it is."""

@@ -196,7 +196,7 @@ def test_arguments_of_rules_have_defaults() -> None:
     nan, spike = load(rules({"rule_name": "AnomalyNan"}, {"rule_name": "AnomalySpike"})).alert.rules
     assert nan.args.threshold is None
     spiked = (spike.args.window, spike.args.warm_up, spike.args.threshold, spike.args.min_ratio, spike.args.cool_down)
-    assert spiked == (32, 10, 5.0, 20.0, 10)
+    assert spiked == (32, 10, 5.0, 30.0, 10)
     assert spike.args.ops == ("norm", "min", "max")
     assert load(rules()).alert.rules == ()
     assert len(load({"alert": {"dump": True}}).alert.rules) == 2

@@ -9,9 +9,14 @@ from typing import Any, Protocol
 
 from probe.core.records import Batch, Finding
 from probe.core.rules.comm_nan import AnomalyCommNan
+from probe.core.rules.dead import AnomalyDead
+from probe.core.rules.frozen import AnomalyFrozen
 from probe.core.rules.nan import AnomalyNan
+from probe.core.rules.replica import AnomalyReplica
 from probe.core.rules.spike import AnomalySpike
+from probe.core.rules.threshold import AnomalyThreshold
 from probe.core.rules.turbulence import AnomalyTurbulence
+from probe.core.rules.vanish import AnomalyVanish
 
 GROUP = "probe.rules"
 """Entry point group in which other packages offer rules."""
@@ -35,6 +40,11 @@ RULES: dict[str, Factory] = {
     "AnomalyCommNan": AnomalyCommNan,
     "AnomalySpike": AnomalySpike,
     "AnomalyTurbulence": AnomalyTurbulence,
+    "AnomalyVanish": AnomalyVanish,
+    "AnomalyDead": AnomalyDead,
+    "AnomalyFrozen": AnomalyFrozen,
+    "AnomalyReplica": AnomalyReplica,
+    "AnomalyThreshold": AnomalyThreshold,
 }
 
 

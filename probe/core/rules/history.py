@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,14 +71,14 @@ class History:
         ops = [n for n, op in enumerate(self._ops) if op in OPS and OPS[op].moment in batch.columns]
         if not ops or not len(batch):
             return Readings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
-        rows = self._rows_of(batch)
+        rows = self.rows(batch)
         values = np.stack([batch.op(self._ops[n]) for n in ops])
         op, at = np.nonzero(~np.isnan(values) & (rows >= 0))
         kinds = np.array(ops, dtype=np.int64)[op]
         return Readings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
 
-    def _rows_of(self, batch: Batch) -> Indices:
-        """Each key's row; -1 where there is no room."""
+    def rows(self, batch: Batch) -> Indices:
+        """Each key's row, which is its slot where there is one op; -1 where there is no room."""
         keys, rows = self._latest.get(batch.signal, ((), None))
         if rows is None or keys != batch.keys:
             rows = self._look_up(batch)
@@ -137,3 +138,26 @@ class History:
 
 def _rows(field: Field, count: int, ops: int) -> npt.NDArray[Any]:
     return np.full((count, ops, *field.shape), field.initial, dtype=field.dtype)
+
+
+class Alignment:
+    """Where the keys of one batch stand in another; the same from step to step, as a rule."""
+
+    def __init__(self) -> None:
+        self._keys: tuple[Key, ...] = ()
+        self._others: tuple[Key, ...] = ()
+        self._at: Indices = np.empty(0, dtype=np.int64)
+
+    def of(self, keys: tuple[Key, ...], others: tuple[Key, ...]) -> Indices:
+        """For each of ``keys`` its place among ``others``; -1 if it is not there."""
+        if (keys, others) != (self._keys, self._others):
+            index = {key: place for place, key in enumerate(others)}
+            self._at = np.fromiter((index.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+            self._keys, self._others = keys, others
+        return self._at
+
+
+@lru_cache(maxsize=64)
+def measures(dtypes: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    """Which dtypes are measurements, under every framework's spelling: ids and masks have no typical size."""
+    return np.array([not ("int" in name.lower() or "bool" in name.lower()) for name in dtypes], dtype=bool)

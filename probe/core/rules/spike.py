@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import log, prod
 from typing import Any
 
@@ -12,13 +11,15 @@ import numpy.typing as npt
 
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.findings import Reporter
-from probe.core.rules.history import Field, History, Indices, Readings
+from probe.core.rules.history import Field, History, Indices, Readings, measures
 
 Mask = npt.NDArray[np.bool_]
 
 EXTREMES = ("min", "max")
 SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"})
 """Optimizer state that is made of squares: Adam's, AMSGrad's, RMSprop's, Adagrad's and Adadelta's."""
+LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other"})
+"""Gradients, and what ranks tell each other, mostly gradients."""
 FEW = 4
 """A norm that fewer elements than this make up is near 0 by mere chance now and then."""
 MAD_TO_SIGMA = 1.4826
@@ -39,8 +40,13 @@ class AnomalySpike:
     which ``AnomalyNan`` reports, nor integers and booleans: ids and masks have no typical size. A spike is not held,
     nor is a minimum above 0 or a maximum below: the smallest magnitude of its tensor (of ``exp_avg_sq``, say) leaps
     a hundredfold when nothing is wrong. Second moments are judged by their roots: a gradient five times its usual size
-    is healthy, and its square is 25 times as large. ``min`` and ``max``, where one element decides, must differ by
-    ``min_ratio`` squared: in healthy runs of a small GPT norms leapt twelvefold and extremes of gradients seventyfold.
+    is healthy, and its square is 25 times as large.
+
+    Gradients of all ops, and ``min`` and ``max``, where one element decides, must differ by ``min_ratio`` squared.
+    In healthy runs, when a model leaves its first plateau or meets an odd batch, norms of gradients leapt 110-fold,
+    extremes 350-fold; norms of all else 12-fold, extremes 36-fold (``benchmarks/false_alarms.py``). An extreme is
+    compared with the larger of the two medians, its own and the other's: of two sides, one may be close to 0.
+
     After one is reported, a key's op stays silent for ``args.cool_down`` values; that many spikes in a row are a
     new level, with which its history begins anew.
     The ``expected`` of a finding, the median, is a magnitude: it has no sign.
@@ -50,6 +56,8 @@ class AnomalySpike:
         self._args = args
         self._ops = [op for op in args.ops if op in ops]
         self._least = log(args.min_ratio) * np.array([2 if op in EXTREMES else 1 for op in self._ops])
+        self._least_of_gradients = np.full(len(self._ops), 2 * log(args.min_ratio))
+        self._others = self._distances()
         self._two_sided = np.array([op == "norm" for op in self._ops], dtype=bool)
         fields = {
             "window": Field(np.nan, np.float32, (args.window,)),
@@ -60,10 +68,18 @@ class AnomalySpike:
         self.history = History(self._ops, fields)
         self._reporter = Reporter("AnomalySpike", rank, "history median")
 
+    def _distances(self) -> Indices:
+        """From each op's memory to that of the op on the other side of 0; 0 where there is none."""
+        distances = np.zeros(len(self._ops), dtype=np.int64)
+        if set(EXTREMES) <= set(self._ops):
+            low, high = (self._ops.index(op) for op in EXTREMES)
+            distances[[low, high]] = high - low, low - high
+        return distances
+
     def judge(self, batch: Batch) -> Iterator[Finding]:
         readings = self.history.read(batch)
         readings = readings.where(
-            np.isfinite(readings.values) & (readings.values != 0) & _has_size(batch.dtypes)[readings.at]
+            np.isfinite(readings.values) & (readings.values != 0) & measures(batch.dtypes)[readings.at]
         )
         power = 2 if batch.signal in SQUARES else 1
         sizes = np.log(np.abs(readings.values)) / power
@@ -78,21 +94,31 @@ class AnomalySpike:
         """Which values spike, and the medians of those that might (NaN elsewhere)."""
         spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
         windows = self.history.of("window")[readings.slots]
-        likely = self._candidates(readings, sizes, windows)
-        medians[likely] = _medians(windows[likely])
+        least = (self._least_of_gradients if batch.signal in LEAPING else self._least)[readings.op]
+        likely = self._candidates(readings, sizes, windows, least)
+        own = medians_of(windows[likely])
+        spread = medians_of(np.abs(windows[likely] - own[:, None]))
+        medians[likely] = np.fmax(own, self._across(readings.slots[likely], readings.op[likely]))
         above = sizes[likely] - medians[likely]
-        spread = _medians(np.abs(windows[likely] - medians[likely, None]))
-        limit = np.maximum(self._least[readings.op[likely]], self._args.threshold * MAD_TO_SIGMA * spread)
+        limit = np.maximum(least[likely], self._args.threshold * MAD_TO_SIGMA * spread)
         for n, excess, bound in zip(likely.tolist(), above.tolist(), limit.tolist(), strict=True):
             spikes[n] = excess > bound or (-excess > bound and self._may_be_small(batch, readings, n))
         return spikes, medians
 
-    def _candidates(self, readings: Readings, sizes: Array, windows: npt.NDArray[np.float32]) -> Indices:
+    def _across(self, slots: Indices, op: Indices) -> Array:
+        """The medians on the other side of 0; NaN where nothing is held there."""
+        windows = self.history.of("window")[slots + self._others[op]]
+        held = ~np.isnan(windows[:, 0])
+        medians = np.full(len(windows), np.nan)
+        medians[held] = medians_of(windows[held])
+        return medians
+
+    def _candidates(self, readings: Readings, sizes: Array, windows: npt.NDArray[np.float32], least: Array) -> Indices:
         """Values that could spike, by bounds that are cheaper than a median: it lies between the extremes."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - np.fmin.reduce(windows, axis=1)
         below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)
-        return np.flatnonzero(ready & (np.maximum(above, below) > self._least[readings.op]))
+        return np.flatnonzero(ready & (np.maximum(above, below) > least))
 
     def _may_be_small(self, batch: Batch, readings: Readings, n: int) -> bool:
         """Whether a small value of this reading can be judged at all."""
@@ -127,7 +153,7 @@ def _elements(batch: Batch, row: int, norm: float) -> float:
     return float((norm / peak) ** 2) if peak else prod(batch.shapes[row])
 
 
-def _medians(windows: npt.NDArray[np.floating[Any]]) -> Array:
+def medians_of(windows: npt.NDArray[np.floating[Any]]) -> Array:
     """The median of each row, leaving out the NaN with which it is filled up; every row has a number.
 
     Several times faster than ``numpy.nanmedian``, which treats short rows one by one.
@@ -137,9 +163,3 @@ def _medians(windows: npt.NDArray[np.floating[Any]]) -> Array:
     rows = np.arange(len(windows))
     middle: Array = (ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]).astype(np.float64) / 2
     return middle
-
-
-@lru_cache(maxsize=64)
-def _has_size(dtypes: tuple[str, ...]) -> Mask:
-    """Which dtypes are measurements; under every framework's spelling."""
-    return np.array([not ("int" in name.lower() or "bool" in name.lower()) for name in dtypes], dtype=bool)

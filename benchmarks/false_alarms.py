@@ -1,0 +1,165 @@
+"""False alarms: what every rule finds in healthy trainings of many kinds, and how far their values leap.
+
+    python benchmarks/false_alarms.py [--rounds 2] [--first 0] [--text FOLDER ...] [--keep FOLDER] [--only NAME ...]
+
+Each round runs every training with another seed, the texts in turn (without ``--text``, Python's standard library).
+With ``--keep``, what the monitor collected stays in a folder and is read from there next time, so that other settings
+of the rules are tried in seconds.
+
+Ends with 1 if a rule has more than one false alarm in 1,000 sampled steps, all rows together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from _healthy import texts
+from _leaps import leaps
+from _recording import OPS, Case, kept_or_recorded, names
+from _report import arguments, publish, table
+
+from probe.core.anomaly import explain
+from probe.core.rules import factory
+from probe.core.rules.spike import EXTREMES, LEAPING
+from probe.core.settings import load
+
+JUDGED = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
+"""Rules with limits of their own that can fire in one process. ``AnomalyReplica`` and ``AnomalyCommNan`` need several;
+the limit of ``AnomalyThreshold`` and ``AnomalyTurbulence`` is the user's."""
+ALLOWED = 1e-3
+"""False alarms a sampled step."""
+TOLD = 5
+"""Findings of one training and rule that are printed."""
+
+
+class Result(NamedTuple):
+    """What one training gave."""
+
+    case: Case
+    steps: int
+    values: int
+    alarms: Mapping[str, int]
+    leaps: Mapping[tuple[str, str], float]
+    told: list[str]
+
+
+def arguments_of(rule: str) -> Any:
+    """What ``rule`` takes by default."""
+    return load({"alert": {"rules": [{"rule_name": rule}]}}).alert.rules[0].args
+
+
+def judge(case: Case, text: bytes, folder: Path | None) -> Result:
+    """Runs one training and every rule over it."""
+    steps = kept_or_recorded(case, text, folder)
+    alarms, told = {}, []
+    for name in JUDGED:
+        rule = factory(name)(arguments_of(name), 0, OPS)
+        found = [finding for batches in steps for batch in batches for finding in rule.judge(batch)]
+        alarms[name] = len(found)
+        told += [f"{case.name}, seed {case.seed}: {explain(finding)}" for finding in found[:TOLD]]
+    values = sum(len(batch) * len(OPS) for batches in steps for batch in batches)
+    return Result(case, len(steps), values, alarms, leaps(steps, arguments_of("AnomalySpike")), told)
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """Every training with every seed."""
+    for seed in range(args.first, args.first + args.rounds):
+        for framework, trainings in names().items():
+            for name, steps in trainings.items():
+                if not args.only or name in args.only:
+                    yield Case(framework, name, seed, max(round(steps * args.length), 1))
+
+
+def results(args: argparse.Namespace) -> Iterator[Result]:
+    """One after the other, or several at a time; each in a process of its own."""
+    given = texts(args.text)
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.jobs, mp_context=fresh, max_tasks_per_child=1) as pool:
+        begun = [pool.submit(judge, case, given[case.seed % len(given)], args.keep) for case in cases(args)]
+        for each in begun:
+            began = time.perf_counter()
+            result = each.result()
+            waited = time.perf_counter() - began
+            print(f"{result.case.name:<22} seed {result.case.seed:<5} {result.steps} steps, {waited:.0f} s", flush=True)
+            print("".join(f"    {line}\n" for line in result.told), end="", flush=True)
+            yield result
+
+
+def alarm_table(found: list[Result]) -> tuple[str, bool]:
+    """The rules with their figures, and whether all are within what is allowed."""
+    steps = sum(result.steps for result in found)
+    alarms = Counter[str]()
+    for result in found:
+        alarms.update(result.alarms)
+    rows = [
+        [name, str(alarms[name]), f"{1e3 * alarms[name] / steps:.2g}", f"{1e3 * upper(alarms[name]) / steps:.2g}"]
+        for name in JUDGED
+    ]
+    text = table(["", "false alarms", "in 1,000 steps", "95 % upper bound"], rows)
+    return text, all(alarms[name] <= ALLOWED * steps for name in JUDGED)
+
+
+def upper(count: int) -> float:
+    """The one-sided 95 % upper bound of what a Poisson count comes from: where counts up to it have a chance of 5 %."""
+    means = np.linspace(count, count + 10 + 4 * count**0.5, 20_000)
+    terms = np.cumsum([means**k / np.prod(np.arange(1.0, k + 1)) for k in range(min(count, 150) + 1)], axis=0)[-1]
+    return float(means[np.searchsorted(-np.exp(-means) * terms, -0.05)])
+
+
+def leap_table(found: list[Result]) -> str:
+    """The largest leaps in each kind of signal and op, beside the factor that the rule reports."""
+    ratio = arguments_of("AnomalySpike").min_ratio
+    largest: dict[tuple[str, str], tuple[float, str]] = {}
+    for result in found:
+        for (signal, op), leap in result.leaps.items():
+            kind = "gradients" if signal in LEAPING else signal if signal == "actv" else _kind(signal)
+            place = kind, "extremes" if op in EXTREMES else op
+            largest[place] = max(largest.get(place, (0.0, "")), (leap, result.case.name))
+    rows = []
+    for (kind, ops), (leap, where) in sorted(largest.items()):
+        limit = ratio if (kind, ops) not in {("gradients", "norm")} and ops == "norm" else ratio**2
+        rows.append([f"{kind}, {ops}", f"{leap:.3g}", where, f"{limit:.3g}", f"{limit / leap:.2g}"])
+    return table(["", "largest leap", "in", "reported from", "room"], rows)
+
+
+def _kind(signal: str) -> str:
+    return "parameters" if signal.startswith("param_") else "optimizer state"
+
+
+def main() -> int:
+    parser = arguments(__doc__, rounds=2)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--length", type=float, default=1.0, help="factor on the number of steps of each training")
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="folders of source files to train on")
+    parser.add_argument("--keep", type=Path, help="folder for what was collected")
+    parser.add_argument("--only", nargs="*", default=[], help="names of trainings")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    args = parser.parse_args()
+    found = list(results(args))
+    alarms, within = alarm_table(found)
+    steps, values = sum(result.steps for result in found), sum(result.values for result in found)
+    kinds = len({result.case.name for result in found})
+    note = (
+        f"{len(found)} healthy runs of {kinds} trainings ({steps:,} sampled steps, {values:,} values): everything "
+        f"watched, default settings, every finding counted."
+    )
+    ratios = (
+        "How far healthy values leap from the median of the 32 before them, if that is beyond five robust standard "
+        "deviations: second moments by their roots."
+    )
+    publish("False alarms", [note, alarms, ratios, leap_table(found)], args.output)
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

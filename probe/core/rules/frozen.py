@@ -1,0 +1,109 @@
+"""Parameters that get gradients and do not move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.moments import OPS, columns_for
+from probe.core.records import Array, Batch, Finding
+from probe.core.rules.findings import Reporter
+from probe.core.rules.history import Alignment, Field, History
+
+Mask = npt.NDArray[np.bool_]
+
+OP = "update"
+"""What findings call the change of a parameter: an op of its own, which no file has. Its value is 0."""
+GRADIENTS = ("grad_reduced", "grad_unreduced")
+SIZES = frozenset({"min", "max", "sumsq", "m2"})
+"""Moments whose relative change means something; a sum may be near 0."""
+PACE = 1e-6
+"""Relative change a step, of the parameters that move, below which standing still means nothing: an element of float32
+cannot take a change of less than 6e-8, and files have six digits."""
+
+
+class AnomalyFrozen:
+    """Reports a parameter whose gradient is not 0 and whose numbers before and after the update are the same in every
+    collected op, in ``args.steps`` sampled steps in a row in which others moved; and the same as at the first of these,
+    so that it did not move in between either. Reported once, until it moves.
+
+    A step tells nothing where fewer than half of the parameters with a gradient move, or where they move by less than a
+    millionth: a learning rate of 0, as in the first step of a warm-up and the last of a decay, or a skipped step. A
+    parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite.
+
+    It needs ``param_distribution`` and ``wg_distribution``, and ``param_updated`` must come last of the three.
+    """
+
+    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+        self._steps: int = args.steps
+        self._moments = columns_for(op for op in ops if op in OPS)
+        sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
+        self._sizes = sizes or list(range(len(self._moments)))
+        fields = {
+            "streak": Field(0, np.int64),
+            "first": Field(np.nan, np.float64, (len(self._moments),)),
+        }
+        self.history = History((OP,), fields)
+        self._latest: dict[str, Batch] = {}
+        self._places: dict[str, Alignment] = {name: Alignment() for name in ("param_origin", *GRADIENTS)}
+        self._reporter = Reporter("AnomalyFrozen", rank, "movement")
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        if batch.signal in self._places:
+            self._latest[batch.signal] = batch
+        elif batch.signal == "param_updated":
+            before = self._latest.get("param_origin")
+            if self._moments and before is not None and before.step == batch.step and len(batch):
+                yield from self._compare(before, batch)
+
+    def _compare(self, before: Batch, after: Batch) -> Iterator[Finding]:
+        now, then = self._numbers(after), self._aligned("param_origin", before, after)
+        still: Mask = (now == then).all(axis=1)
+        driven = self._driven(after)
+        if not _tells(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
+            return
+        rows = self.history.rows(after)
+        at = np.flatnonzero(rows >= 0)
+        slots, streak, first = rows[at], self.history.of("streak"), self.history.of("first")
+        stays = (driven & still)[at] & ((streak[slots] == 0) | (now[at] == first[slots]).all(axis=1))
+        first[slots[streak[slots] == 0]] = now[at[streak[slots] == 0]]
+        streak[slots] = np.where(stays, streak[slots] + 1, 0)
+        frozen = at[streak[slots] == self._steps]
+        yield from self._reporter.findings(after, OP, frozen, np.zeros(len(frozen)), np.full(len(frozen), np.nan))
+
+    def _numbers(self, batch: Batch) -> Array:
+        """What was collected of each row: ``len(batch)`` x moments."""
+        nothing = np.zeros(len(batch))
+        return np.stack([batch.columns.get(name, nothing) for name in self._moments], axis=1)
+
+    def _aligned(self, signal: str, batch: Batch, others: Batch) -> Array:
+        """The numbers of ``batch`` in the order of ``others``; NaN, which equals nothing, where it has none."""
+        at = self._places[signal].of(others.keys, batch.keys)
+        return np.where((at >= 0)[:, None], self._numbers(batch)[at], np.nan)
+
+    def _driven(self, after: Batch) -> Mask:
+        """Which parameters got a gradient that is finite and not 0."""
+        driven = np.zeros(len(after), dtype=bool)
+        for signal in GRADIENTS:
+            gradient = self._latest.get(signal)
+            if gradient is not None and gradient.step == after.step and len(gradient):
+                sizes = self._aligned(signal, gradient, after)
+                driven |= (np.isfinite(sizes) & (sizes != 0)).any(axis=1)
+        return driven
+
+
+def _pace(before: Array, after: Array) -> Array:
+    """The largest relative change in any of a row's numbers; 0 where it stands still, NaN where it is not finite."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        changes: Array = np.abs(after - before) / np.maximum(np.abs(before), np.abs(after))
+    largest: Array = np.where(changes > 0, changes, 0.0).max(axis=1)
+    return largest
+
+
+def _tells(driven: Mask, still: Mask, pace: Array) -> bool:
+    """Whether standing still means anything in this step."""
+    moving = driven & ~still
+    return bool(2 * moving.sum() >= driven.sum() > 0 and np.median(pace[moving]) >= PACE)

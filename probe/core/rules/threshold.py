@@ -1,0 +1,61 @@
+"""Values beyond limits that the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.moments import OPS
+from probe.core.naming import row_name
+from probe.core.records import Array, Batch, Finding, Key
+from probe.core.rules.findings import Reporter
+
+Mask = npt.NDArray[np.bool_]
+
+
+class AnomalyThreshold:
+    """Reports values above ``args.above`` or below ``args.below``, with their sign and in the unit of the op.
+
+    Only the ops, signals and rows that ``args`` name are judged, at every sampled step: the rule has no memory. NaN is
+    neither above nor below anything, and left to ``AnomalyNan``; Inf is.
+    """
+
+    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+        self._above: float = np.inf if args.above is None else args.above
+        self._below: float = -np.inf if args.below is None else args.below
+        self._ops = [op for op in args.ops if op in ops]
+        self._signals = frozenset(args.signals)
+        self._patterns: tuple[str, ...] = tuple(args.names)
+        self._latest: dict[str, tuple[tuple[Key, ...], Mask]] = {}
+        self._limits = {side: Reporter("AnomalyThreshold", rank, f"limit {side}") for side in ("above", "below")}
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        if self._signals and batch.signal not in self._signals:
+            return
+        named = self._named(batch)
+        for op in self._ops:
+            if op in OPS and OPS[op].moment in batch.columns:
+                values = batch.op(op)
+                yield from self._findings(batch, op, values, named & (values > self._above), "above", self._above)
+                yield from self._findings(batch, op, values, named & (values < self._below), "below", self._below)
+
+    def _findings(
+        self, batch: Batch, op: str, values: Array, beyond: Mask, side: str, limit: float
+    ) -> Iterator[Finding]:
+        at = np.flatnonzero(beyond)
+        yield from self._limits[side].findings(batch, op, at, values[at], np.full(len(at), limit))
+
+    def _named(self, batch: Batch) -> Mask:
+        """Which rows have a name that is to be judged."""
+        keys, mask = self._latest.get(batch.signal, ((), None))
+        if mask is None or keys != batch.keys:
+            mask = np.array([self._chosen(row_name(key)) for key in batch.keys], dtype=bool)
+            self._latest[batch.signal] = (batch.keys, mask)
+        return mask
+
+    def _chosen(self, name: str) -> bool:
+        return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)

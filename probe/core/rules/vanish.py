@@ -1,0 +1,82 @@
+"""Gradients of a layer that have become vanishingly small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import log
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.records import Array, Batch, Finding
+from probe.core.rules.findings import Reporter
+from probe.core.rules.history import Field, History, Indices, Readings, measures
+from probe.core.rules.spike import medians_of
+
+Mask = npt.NDArray[np.bool_]
+
+SIGNALS = frozenset({"actv_grad", "grad_unreduced", "grad_reduced"})
+NOTHING = -750.0
+"""What stands for the logarithm of 0: below that of the smallest float64."""
+
+
+class AnomalyVanish:
+    """Reports a gradient whose norm is ``args.min_ratio`` times smaller than the median of its last ``args.window``
+    ones, or exactly 0 where it was not, in ``args.steps`` samples in a row; once, until it has recovered.
+
+    It must have vanished more than others: by ``args.min_ratio`` more than that gradient of the same signal that has
+    kept most of its size. So training that converges is silent, and so is a batch from which there is nothing to learn:
+    there all gradients fall together. A learning rate that falls changes no gradient.
+
+    A gradient that was never there is not reported, nor one that is 0 as often as not (a branch that is seldom taken):
+    its median is 0 too. What dies in a layer (see ``AnomalyDead``) vanishes in all before it.
+    """
+
+    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+        self._args = args
+        self._least = log(args.min_ratio)
+        fields = {
+            "window": Field(np.nan, np.float32, (args.window,)),
+            "held": Field(0, np.int64),
+            "streak": Field(0, np.int64),
+        }
+        self.history = History([op for op in ("norm",) if op in ops], fields)
+        self._reporter = Reporter("AnomalyVanish", rank, "history median")
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        if batch.signal not in SIGNALS:
+            return
+        readings = self.history.read(batch)
+        readings = readings.where(np.isfinite(readings.values) & measures(batch.dtypes)[readings.at])
+        with np.errstate(divide="ignore"):
+            sizes = np.maximum(np.log(readings.values), NOTHING)
+        low, medians = self._low(readings, sizes)
+        streak = self._remember(readings.slots, sizes, low)
+        found = streak == self._args.steps
+        vanished = readings.where(found)
+        yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[found]))
+
+    def _low(self, readings: Readings, sizes: Array) -> tuple[Mask, Array]:
+        """Which gradients are vanishingly small, and the medians before, where they were needed (NaN elsewhere)."""
+        windows = self.history.of("window")[readings.slots]
+        ready = self.history.of("held")[readings.slots] >= self._args.warm_up
+        medians = np.full(len(sizes), np.nan)
+        low = ready & (sizes < np.fmax.reduce(windows, axis=1, initial=NOTHING) - self._least)
+        if not low.any():  # the median lies below the largest: most often there is nothing to look at
+            return low, medians
+        medians[ready] = medians_of(windows[ready])
+        kept = sizes - medians
+        least_fallen = min(np.nanmax(kept), 0.0)
+        return low & (medians > NOTHING) & (kept < least_fallen - self._least), medians
+
+    def _remember(self, slots: Indices, sizes: Array, low: Mask) -> Indices:
+        """Updates the history; for how many samples each gradient has been vanishingly small."""
+        window, held, streak = self.history.of("window"), self.history.of("held"), self.history.of("streak")
+        begun = (held[slots] > 0) | (sizes > NOTHING)  # a gradient that has not come yet has no history
+        streak[slots] = np.where(low, streak[slots] + 1, 0)
+        places = slots[begun]
+        window[places, held[places] % self._args.window] = sizes[begun]
+        held[places] += 1
+        since: Indices = streak[slots]
+        return since
