@@ -12,6 +12,7 @@ from typer.main import get_group
 from probe import __version__
 
 VERBS: dict[str, str] = {
+    "anomalies": "probe.cli.anomalies:anomalies",
     "config": "probe.cli.config:app",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",

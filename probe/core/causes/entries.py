@@ -161,7 +161,9 @@ def entry_of(values: object) -> Entry:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"expected an object; there is {type(values).__name__}")
-    numbers = {name: _whole(values, name) for name in ("rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id")}
+    numbers = {
+        name: _whole(values, name) for name in ("rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id")
+    }
     tag, message = values.get("tag_name"), values.get("message", "")
     if not isinstance(tag, str) or not isinstance(message, str):
         raise ValueError(f"expected tag_name and message as texts; got {tag!r} and {message!r}")
