@@ -74,9 +74,7 @@ def skew(output: Path, seed: int) -> None:
         manifest = json.loads(path.read_text())
         began = datetime.strptime(manifest["start_time"], "%Y-%m-%dT%H:%M:%S%z") + away
         path.write_text(json.dumps(manifest | {"start_time": began.strftime("%Y-%m-%dT%H:%M:%S%z")}))
-        name = f"{began:%b%d_%H-%M-%S}-{directory.name.partition('-rank')[2]}".replace("-", "-rank", 1)
         moved = output / f"{began:%b%d_%H-%M-%S}-rank{directory.name.partition('-rank')[2]}"
-        assert name
         moved.mkdir(exist_ok=True)
         files = list(directory.iterdir())
         chance.shuffle(files)
@@ -103,7 +101,7 @@ def assert_named(analysis: Analysis, fault: Fault, everywhere: bool = False) -> 
         assert everywhere or located.rank == fault.rank, told
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("kind", ["nan weight", "overflow", "gradient", "dead", "frozen", "bad batch"])
 def test_one_process(kind: str, seed: int, output: Path) -> None:
     """Each fault is named, with module, step and kind."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.causes.classes import Cause, Reach, Story, tell
-from probe.core.causes.dumped import Dumped, call_of, dumped, mates
+from probe.core.causes.dumped import Dumped, call_of, dumped
 from probe.core.causes.evidence import Evidence, evidence
 from probe.core.causes.exchanges import exchanged, givers
 from probe.core.causes.judging import Judged, Judging, configured, ops_of
@@ -90,13 +90,14 @@ def analyse(
     run = last_run(root, problems)
     alone = root.expanduser() in [directory.path for directory in run.directories]
     dump = root.expanduser().parent if alone else root.expanduser()
-    topo = topology(run.directories, mates(dump))
+    topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         judged, rules = _judge(rows, run, topo, wanted, told)
-        told("comparing replicas")
-        differing, aliens = compare(rows, topo, wanted)
         of_rank = {each.rank: each for each in judged}
         extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
+        topo = topology(run.directories, extra.mates)
+        told("comparing replicas")
+        differing, aliens = compare(rows, topo, wanted)
         _place(judged, extra)
         found = [*differing, *extra.live]
         reach = _reach(rows, topo, judged, found)

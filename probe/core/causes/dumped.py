@@ -32,16 +32,6 @@ class Dumped:
     """Findings of rules that cannot judge files."""
 
 
-def mates(root: Path) -> dict[int, list[int]]:
-    """The pipeline group of each rank, as far as dumped findings tell."""
-    found: dict[int, list[int]] = {}
-    if rank_folders(root):
-        for _, entry in read(root, Problems()):
-            if len(entry.group_mates) > 1:
-                found.setdefault(entry.rank, entry.group_mates)
-    return found
-
-
 def dumped(
     root: Path,
     judged: Mapping[int, Judged],
@@ -62,6 +52,8 @@ def dumped(
     rows = {_row(located.finding) for each in judged.values() for episode in each.episodes for located in episode.kept}
     kept: dict[int, int] = {}
     for _, entry in read(root, problems):
+        if len(entry.group_mates) > 1:
+            result.mates.setdefault(entry.rank, entry.group_mates)
         rank = judged.get(entry.rank)
         if rank is None or (wanted and entry.step not in wanted):
             continue

@@ -21,6 +21,8 @@ MOST = 20
 """Tensors of a signal that are told, at the first step at which any differs."""
 SIZES = ("norm", "min", "max", "std", "zeros")
 """Ops that are compared. Means are left out where there is any of these: they cross zero."""
+FIRST = -1
+"""Where such findings stand among those of the same signal: what a corrupted value leads to comes after."""
 GROUP = "replica_groups"
 
 
@@ -33,7 +35,6 @@ class Difference(NamedTuple):
     part: str
     rows: Mapping[int, Mapping[str, float]]
     """Each rank's numbers."""
-    order: int
 
 
 class Compared(NamedTuple):
@@ -128,23 +129,23 @@ def _alike(
 
 
 def _differs(op: str) -> str:
-    """Whether the values of a group differ by more than digits may. NaN is the largest number to DuckDB."""
+    """Whether the values of a group differ by more than digits may. NaN and Inf are other rules' affair, and would be
+    told twice; NaN is the largest number to DuckDB."""
     low, high = f"min({op})", f"max({op})"
     apart = f"{high} - {low} > {TOLERANCE} * greatest(abs({high}), abs({low}))"
-    return f"({low} <> {high} AND (isnan({high}) OR isinf({high}) OR isinf({low}) OR {apart}))"
+    return f"(isfinite({low}) AND isfinite({high}) AND {apart})"
 
 
 def _differences(
     rows: Rows, signal: str, numbers: Sequence[str], group: int, step: int, relation: str
 ) -> Iterator[Difference]:
     """The tensors that differ at a step, with what each rank has of them."""
-    # with rows of one step alone: the relation is cheap to filter, and its order is that of the files' names
     at = rows.connection.execute(
         f"SELECT vpp_stage, name, micro_step, call, part FROM ({relation}) "  # noqa: S608 - our own words
         f"WHERE differs AND step = {int(step)} ORDER BY ALL LIMIT {MOST}"
     ).fetchall()
     source = _source(rows, signal, numbers, group)
-    for order, (vpp_stage, name, micro_step, call, part) in enumerate(at):
+    for vpp_stage, name, micro_step, call, part in at:
         held = rows.connection.execute(
             f"SELECT rank, {', '.join(quoted(op) for op in numbers)} FROM ({source}) WHERE step = ? "  # noqa: S608
             "AND vpp_stage IS NOT DISTINCT FROM ? AND name = ? AND micro_step = ? AND call = ? AND part = ?",
@@ -152,7 +153,7 @@ def _differences(
         ).fetchall()
         values = {rank: dict(zip(numbers, _floats(cells), strict=True)) for rank, *cells in held}
         key = key_of(signal, name, micro_step, call, vpp_stage or 0)
-        yield Difference(signal, step, key, part, values, order)
+        yield Difference(signal, step, key, part, values)
 
 
 def _floats(cells: Sequence[Any]) -> list[float]:
@@ -175,7 +176,7 @@ def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:
             expected=split.expected,
             step=difference.step,
             rank=rank,
-            order=difference.order,
+            order=FIRST,
             message=f"Rule {RULE} reports anomaly signal in ('{where}', '{split.number}') at step {difference.step}, "
             f"current value {value}. Replicas hold it differently: {split.text}.",
         )
