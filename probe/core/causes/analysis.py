@@ -46,7 +46,8 @@ class Analysis:
     run: Run
     judged: tuple[Judged, ...]
     diagnosis: Diagnosis | None
-    """The main story's: the first in which anything became NaN or Inf, else the first; None if nothing was found."""
+    """The main story's: the first in which anything became NaN or Inf, else the first; None if nothing was found. What
+    only the end of the run has left behind is the main story if there is no other."""
     others: tuple[Diagnosis, ...]
     """Of what has no connection in time with it, in order."""
     notes: tuple[str, ...]
@@ -103,7 +104,7 @@ def analyse(
         reach = _reach(rows, topo, judged, found)
         stories = [story for story in tell(judged, reach, found) if story.findings]
         told("putting it into words")
-        main = next((story for story in stories if story.is_non_finite), stories[0] if stories else None)
+        main = _main(stories)
         diagnoses = [(story, _diagnose(rows, story, of_rank)) for story in stories]
     return Analysis(
         run,
@@ -113,6 +114,11 @@ def analyse(
         tuple(_notes(rows, aliens, judged)),
         problems,
     )
+
+
+def _main(stories: Sequence[Story]) -> Story | None:
+    begun = [story for story in stories if story.of(Cause.initiating)] or stories
+    return next((story for story in begun if story.is_non_finite), begun[0] if begun else None)
 
 
 def _judge(
@@ -192,10 +198,12 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Judge
     dropped = sum(rank.dropped for rank in judged)
     if dropped:
         yield f"{dropped} more times something was found for a while; these are not kept"
-    needs = {"AnomalyDead": ("zeros", "actv"), "AnomalySpike": ("norm", "")}
-    for rule, (op, signal) in needs.items():
-        if not any(op in rows.numbers(name) for name in rows.signals if not signal or name == signal):
-            yield f"{rule} had nothing to judge: the op {op} was not collected"
+    if "actv" in rows.signals and "zeros" not in rows.numbers("actv"):
+        yield "dead layers cannot be told: the op zeros was not collected"
+    last = max((rank.last_step for rank in judged), default=-1)
+    for rank in judged:
+        if 0 <= rank.last_step < last:
+            yield f"rank {rank.rank} ends at step {rank.last_step}, others go on to step {last}"
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from probe.core.settings_alerts import Alert
 from probe.core.settings_alerts import Rule as Configured
 
 ALWAYS = "AnomalyNan"
+BY_DEFAULT = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
+"""Rules that judge the files of a run that had the default ones: these, which cost such a run nothing, join them."""
 KEPT = 100
 """Findings of a rank that are kept in one episode: the first of each rule and row."""
 EPISODES = 10
@@ -69,7 +71,7 @@ class Judged:
 
 
 def configured(manifest: Mapping[str, Any], path: Path, problems: Problems) -> Alert:
-    """The alert rules of a run: its own, the defaults if there are none; ``AnomalyNan`` always."""
+    """The alert rules of a run: its own if it had others than the defaults, and ``AnomalyNan`` always."""
     config = manifest.get("config")
     given = config.get("alert") if isinstance(config, Mapping) else None
     alert = Alert()
@@ -79,9 +81,11 @@ def configured(manifest: Mapping[str, Any], path: Path, problems: Problems) -> A
     except ValidationError as error:
         what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones judge"
         problems.add(path / "manifest.json", what, skipped=False)
-    if any(rule.rule_name == ALWAYS for rule in alert.rules):
-        return alert
-    return alert.model_copy(update={"rules": (Configured(rule_name=ALWAYS, args={}), *alert.rules)})
+    wanted = BY_DEFAULT if alert.rules == Alert().rules else (ALWAYS,)
+    missing = [name for name in wanted if name not in {rule.rule_name for rule in alert.rules}]
+    added = tuple(Configured(rule_name=name, args={}) for name in missing)
+    rules = (*added, *alert.rules) if ALWAYS in missing else (*alert.rules, *added)
+    return alert.model_copy(update={"rules": rules})
 
 
 def rules_of(alert: Alert, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:

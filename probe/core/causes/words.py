@@ -29,6 +29,7 @@ class Kind(str, Enum):
     frozen = "frozen parameter"
     replica = "divergence of replicas"
     limit = "value beyond its limit"
+    ending = "end of the run"
 
 
 RULES = {
@@ -54,6 +55,7 @@ KINDS_OF_TENSOR = {
 
 NEXT: dict[tuple[Kind | None, int | None], str] = {
     (Kind.bad_batch, None): "the samples of that batch on that rank: their source, lengths, labels and preprocessing",
+    (Kind.ending, None): "how the run ended: the log of the rank that stopped first",
     (Kind.replica, None): "the hardware of the rank that differs (memory errors, its device's log), then code that "
     "changes parameters on one rank alone, and random generators that differ in initialisation or dropout",
     (
@@ -96,6 +98,8 @@ def kind_of(story: Story, first: Located, ranks: Sequence[int]) -> Kind:
         ranks: those on which it began.
     """
     finding = first.finding
+    if not story.of(Cause.initiating):
+        return Kind.ending
     if _is_of_batch(first, ranks):
         return Kind.bad_batch
     if finding.rule in RULES and (finding.rule == "AnomalyReplica" or not first.is_non_finite):
@@ -186,6 +190,7 @@ def paragraph(kind: Kind, story: Story, begun: Sequence[Located], shown: Evidenc
         f"First cause: {kind.value}.",
         f"It began in {where(first, ranks)}: {value(first.finding)}, found by {first.finding.rule}{_waited(first)}.",
         *_ambiguity(begun, ranks),
+        *(["Nothing was found but what the end of the run has left unfinished."] if kind is Kind.ending else []),
         *_shown(shown),
         *facts,
         *_what_followed(story, first),
