@@ -38,7 +38,7 @@ BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py,$(sort $(wildc
 export OMP_NUM_THREADS ?= 2
 
 .NOTPARALLEL:
-.PHONY: venv demo test check bench clean
+.PHONY: venv demo test check bench clean browser
 
 venv: $(VENV)/.ready
 
@@ -46,7 +46,7 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 	$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
-test: $(VENV)/.ready $(NUMPY2)/.ready
+test: $(VENV)/.ready $(NUMPY2)/.ready browser
 	$(VENV)/bin/python -m pytest $(ARGS)
 	$(NUMPY2)/bin/python -m pytest tests/core tests/test_layering.py
 
@@ -61,6 +61,14 @@ bench: $(BENCH)/.ready
 clean:
 	rm -rf $(VENV) $(NUMPY2) $(BENCH) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# A test opens the report in it. Only a fresh machine's root gets it installed; others are told, and skip that test.
+browser:
+	@command -v chromedriver >/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
+		apt-get install -y --no-install-recommends chromium chromium-driver >/dev/null || { \
+		apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; }; }; } || \
+		echo "No browser, so its test is skipped. On Debian: apt-get install chromium chromium-driver" >&2
 
 # A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
 

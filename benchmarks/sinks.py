@@ -63,7 +63,7 @@ def writers(root: Path) -> dict[str, Write]:
 def _arguments_of(rule: str) -> object:
     from probe.core.settings import load
 
-    args = {"threshold": 0.5} if rule == "AnomalyTurbulence" else {}
+    args = {"AnomalyTurbulence": {"threshold": 0.5}, "AnomalyThreshold": {"above": 1e9}}.get(rule, {})
     return load({"alert": {"rules": [{"rule_name": rule, "args": args}]}}).alert.rules[0].args
 
 

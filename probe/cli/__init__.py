@@ -14,6 +14,7 @@ from probe import __version__
 VERBS: dict[str, str] = {
     "anomalies": "probe.cli.anomalies:anomalies",
     "config": "probe.cli.config:app",
+    "control": "probe.cli.control:app",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
 }

@@ -32,8 +32,9 @@ class Delivery:
         self._thread = threading.Thread(target=self._run, name="probe-delivery", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work) -> bool:
-        """Queues ``work``. When the queue is full, waits for room or drops it, as configured.
+    def submit(self, work: Work, must: bool = False) -> bool:
+        """Queues ``work``. When the queue is full, waits for room or drops it, as configured; what ``must`` is never
+        dropped.
 
         Returns:
             Whether it was queued.
@@ -41,7 +42,7 @@ class Delivery:
         if not self.here or not self._thread.is_alive():
             return False
         try:
-            self._room.get(block=self._when_full == "wait")
+            self._room.get(block=must or self._when_full == "wait")
         except queue.Empty:
             self._faults.lost("delivery: steps dropped because the queue was full", 1)
             return False

@@ -7,24 +7,20 @@ rank waits for another again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from probe.core.faults import Faults
 from probe.core.framework import Exchange, Parallel
 from probe.core.moments import MOMENTS, OPS, derive, merge_columns, numels
 from probe.core.records import Array, Batch, Coverage, Key
-
-ROWS = 64
-"""How many rows there is room for at least. There is room for twice as many as any rank has when they meet; all ranks
-make room for more in the step after too many came."""
+from probe.core.replicas import Replicas
+from probe.core.tables import Table, Tables, identity_of, meet
 
 _log = logging.getLogger("probe")
 
@@ -51,11 +47,10 @@ class Group:
     """
 
     def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str], rows: int) -> None:
-        self.ranks, self.exchange, self._columns = ranks, exchange, tuple(columns)
-        self._room = ROWS
-        self._make_room(2 * rows)
+        self._columns = tuple(columns)
         fields = [("identity", "u8"), ("part", "u8"), ("count", "f8"), *((name, "f8") for name in self._columns)]
         self._row = np.dtype(fields)
+        self._tables = Tables(ranks, exchange, self._row, rows)
 
     def merge(self, step: int, batches: Sequence[Batch], parts: Sequence[Part]) -> tuple[dict[str, Array], Array]:
         """For each of ``parts``: the moments of the whole, and how many of its elements were heard of.
@@ -64,13 +59,7 @@ class Group:
             Exception: if a rank did not come, or came with another step.
         """
         mine = self._table(batches, parts)
-        heard = self.exchange.gather(self._packed(step, mine))
-        steps, wanted, tables = zip(*(self._unpacked(payload) for payload in heard), strict=True)
-        if set(steps) != {step}:
-            told = ", ".join(f"rank {rank} step {other}" for rank, other in zip(self.ranks, steps, strict=True))
-            raise RuntimeError(f"ranks collect different steps: {told}")
-        self._make_room(max(wanted))
-        theirs = np.concatenate(tables)
+        theirs = np.concatenate(self._tables.swap(step, mine))
         _, first = np.unique(theirs[["identity", "part"]], return_index=True)
         theirs = theirs[first]  # a part that two ranks hold counts once
         names, wholes = np.unique(theirs["identity"], return_inverse=True)
@@ -83,12 +72,11 @@ class Group:
         )
         return {name: values[at] for name, values in merged.items()}, heard_of
 
-    def _make_room(self, rows: int) -> None:
-        """The same on all ranks, since all have heard the same."""
-        while self._room < rows:
-            self._room *= 2
+    def close(self) -> None:
+        """Ends the exchange."""
+        self._tables.close()
 
-    def _table(self, batches: Sequence[Batch], parts: Sequence[Part]) -> npt.NDArray[Any]:
+    def _table(self, batches: Sequence[Batch], parts: Sequence[Part]) -> Table:
         table = np.zeros(len(parts), self._row)
         table["identity"], table["part"] = [p.identity for p in parts], [p.part for p in parts]
         rows = {id(batch): numels(batch.shapes) for batch in batches}
@@ -96,19 +84,6 @@ class Group:
         for name in self._columns:
             table[name] = [batches[p.batch].columns[name][p.row] for p in parts]
         return table
-
-    def _packed(self, step: int, table: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """As many rows as there is room for, behind the step and the number of rows that there are."""
-        payload = np.zeros(16 + self._room * self._row.itemsize, np.uint8)
-        payload[:16] = np.array([step, len(table)], np.int64).view(np.uint8)
-        sent = table[: self._room].view(np.uint8)
-        payload[16 : 16 + len(sent)] = sent
-        return payload
-
-    def _unpacked(self, payload: npt.NDArray[np.uint8]) -> tuple[int, int, npt.NDArray[Any]]:
-        step, rows = payload[:16].copy().view(np.int64).tolist()
-        taken = min(rows, self._room) * self._row.itemsize
-        return step, rows, payload[16 : 16 + taken].copy().view(self._row)
 
 
 class GlobalStats:
@@ -118,10 +93,18 @@ class GlobalStats:
         run: number of the run, the same on all ranks.
         said: what must be the same on all ranks that exchange anything: what is collected, and when.
         ops: what is written of each tensor.
+        replicas: ranks whose copies of parameters are to be compared; none if empty.
     """
 
     def __init__(
-        self, parallel: Parallel, run: int, said: str, ops: Sequence[str], seconds: float, faults: Faults
+        self,
+        parallel: Parallel,
+        run: int,
+        said: str,
+        ops: Sequence[str],
+        seconds: float,
+        faults: Faults,
+        replicas: Sequence[int] = (),
     ) -> None:
         self._parallel, self._run, self._said, self._ops, self._seconds, self._faults = (
             parallel,
@@ -134,6 +117,10 @@ class GlobalStats:
         self._met: dict[tuple[int, ...], Group] = {}
         self._identities: dict[tuple[str, Key, Coverage], tuple[int, int]] = {}
         self._off = False
+        self._replicas: Replicas | None = None
+        if len(replicas) > 1:
+            where = f"run {run}, replicas {tuple(sorted(replicas))}"
+            self._replicas = Replicas(parallel, replicas, where, said, seconds)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
         """``batches`` with the columns ``global_<op>`` and ``merged`` where rows are parts of wholes; ``merged`` is 1
@@ -148,13 +135,25 @@ class GlobalStats:
             except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
                 self._turn_off(ranks, error)
                 break
-        return [self._with_columns(batch, *whole[i]) if i in whole else batch for i, batch in enumerate(batches)]
+        added = [self._with_columns(batch, *whole[i]) if i in whole else batch for i, batch in enumerate(batches)]
+        return added if self._off or self._replicas is None else self._compared(step, added, self._replicas)
 
     def close(self) -> None:
         """Ends the exchanges."""
         for group in list(self._met.values()):  # the delivery thread may be late, and meet another
-            group.exchange.close()
+            group.close()
         self._met.clear()
+        if self._replicas is not None:
+            self._replicas.close()
+
+    def _compared(self, step: int, batches: list[Batch], replicas: Replicas) -> list[Batch]:
+        """With what is known of the copies that other ranks hold; always after all else, so that no two ranks wait for
+        each other in two places."""
+        try:
+            return replicas.add(step, batches)
+        except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
+            self._turn_off(replicas.ranks, error)
+            return batches
 
     def _own(self, batch: Batch) -> tuple[dict[str, Array], Array]:
         """What is known without the others: the moments of whole tensors."""
@@ -169,7 +168,10 @@ class GlobalStats:
                 if coverage is not None and not coverage.term:
                     about = (batch.signal, key, coverage)
                     if about not in self._identities:
-                        self._identities[about] = _hash([batch.signal, key, coverage.shape]), _hash([coverage.part])
+                        self._identities[about] = (
+                            identity_of([batch.signal, key, coverage.shape]),
+                            identity_of([coverage.part]),
+                        )
                     found.setdefault(coverage.ranks, []).append(Part(number, row, *self._identities[about]))
         return found
 
@@ -194,14 +196,9 @@ class GlobalStats:
         if ranks not in self._met:
             columns = [name for name in MOMENTS if name in next(b for b in batches if b.coverage).columns]
             said = json.dumps([self._said, columns])
-            told = json.dumps({"alike": said, "rows": rows})
-            exchange = self._parallel.meet(ranks, f"run {self._run}, ranks {ranks}", told.encode(), self._seconds)
-            heard = [json.loads(other) for other in exchange.heard]
-            for rank, other in zip(ranks, heard, strict=True):
-                if other["alike"] != said:
-                    exchange.close()
-                    raise ValueError(f"rank {rank} runs with another configuration: {other['alike']}, here {said}")
-            self._met[ranks] = Group(ranks, exchange, columns, max(other["rows"] for other in heard))
+            where = f"run {self._run}, ranks {ranks}"
+            exchange, most = meet(self._parallel, ranks, where, said, rows, self._seconds)
+            self._met[ranks] = Group(ranks, exchange, columns, most)
         return self._met[ranks]
 
     def _with_columns(self, batch: Batch, columns: dict[str, Array], complete: Array) -> Batch:
@@ -216,8 +213,3 @@ class GlobalStats:
         self._faults.note("global statistics", error)
         _log.warning("global statistics end here: ranks %s did not all come; training goes on", ranks)
         self.close()
-
-
-def _hash(about: Iterable[object]) -> int:
-    """The same on every rank, unlike Python's own."""
-    return int.from_bytes(hashlib.blake2b(repr([*about]).encode(), digest_size=8).digest(), "little")

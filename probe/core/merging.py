@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
+from probe.core.reading.cells import coverage_of, shape_of
+from probe.core.reading.directories import RankDirectory, last_run
+from probe.core.reading.problems import Problems
+from probe.core.records import ranks_text
 from probe.core.sinks.files import replacing
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "other")
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
-TOGETHER = 3600.0
-"""Seconds within which the ranks of a run begin."""
 LAST = ("shape", "dtype", "ranks", "complete")
 """Columns at the end of a merged file."""
 
 _FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
-_COVERAGE = re.compile(r"(\d+) of \[(.*)\] (at|term) (.*) over ranks (.*)")
 
 
 class Row(NamedTuple):
@@ -78,44 +77,23 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
         ValueError: if there is nothing to merge.
     """
     report = Report()
-    runs = _latest(root, report)
-    if not runs:
-        raise ValueError(f"{root}: expected directories with a manifest.json, as a monitored run writes; found none")
-    found: dict[tuple[str, int], list[tuple[Path, dict[str, Any]]]] = {}
-    for directory, manifest in runs:
-        for path in sorted(directory.glob("*.csv")):
+    problems = Problems()
+    run = last_run(root, problems)
+    found: dict[tuple[str, int], list[tuple[Path, RankDirectory]]] = {}
+    for directory in run.directories:
+        for path in sorted(directory.path.glob("*.csv")):
             if name := _FILE.fullmatch(path.name):
-                found.setdefault((name[1], int(name[3])), []).append((path, manifest))
+                found.setdefault((name[1], int(name[3])), []).append((path, directory))
+    report.problems += problems.lines()
     out.mkdir(parents=True, exist_ok=True)
     for (signal, last), files in sorted(found.items()):
         told(f"{signal} up to step {last}")
-        rows = [row for path, manifest in files for row in _read(path, manifest, report)]
+        rows = [row for path, directory in files for row in _read(path, directory, report)]
         if merged := merge_rows(signal, rows, report):
             first = min(int(_FILE.fullmatch(path.name)[2]) for path, _ in files)  # type: ignore[index]
             report.files.append(out / f"{signal}_{first}-{last}.csv")
             _write(report.files[-1], merged)
     return report
-
-
-def _latest(root: Path, report: Report) -> list[tuple[Path, dict[str, Any]]]:
-    """Every rank's directory of the run that began last, with its manifest; others are told of, and left out.
-
-    The ranks of a run are attached by the same call, the n-th of each process, within an hour of each other.
-    """
-    runs: dict[tuple[int, int], list[tuple[float, Path, dict[str, Any]]]] = {}
-    for path in sorted(root.glob("*/manifest.json")):
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        text = manifest.get("start_time")
-        began = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp() if text else 0.0
-        runs.setdefault((int(manifest.get("run", 0)), int(manifest["rank"])), []).append((began, path.parent, manifest))
-    last = {of: max(entries, key=lambda entry: entry[0]) for of, entries in runs.items()}
-    newest = max((began for began, _, _ in last.values()), default=0.0)
-    number = max((run for (run, _), (began, *_) in last.items() if newest - began < TOGETHER), default=0)
-    kept = {path for (run, _), (began, path, _) in last.items() if run == number and newest - began < TOGETHER}
-    for _, path, _ in (entry for entries in runs.values() for entry in entries):
-        if path not in kept:
-            report.problems.append(f"{path}: of another run, left out")
-    return sorted((path, manifest) for (*_, path, manifest) in last.values() if path in kept)
 
 
 def merge_rows(signal: str, rows: Iterable[Row], report: Report) -> list[Merged]:
@@ -170,37 +148,32 @@ def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
     ]
 
 
-def _read(path: Path, manifest: Mapping[str, Any], report: Report) -> Iterator[Row]:
+def _read(path: Path, directory: RankDirectory, report: Report) -> Iterator[Row]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file, strict=True):
-                yield _row(line, manifest)
+                if directory.until is None or int(line["step"]) < directory.until:
+                    yield _row(line, directory)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         report.problems.append(f"{path}: {error}")
 
 
-def _row(line: Mapping[str, str], manifest: Mapping[str, Any]) -> Row:
-    rank = int(manifest["rank"])
+def _row(line: Mapping[str, str], directory: RankDirectory) -> Row:
     key = tuple(line.get(column) or "" for column in KEY)
     ops = {op: float(line[op]) for op in line if op in OPS and op != "id"}
-    covered = _COVERAGE.fullmatch(line.get("coverage") or "")
+    shape, stage = shape_of(line["shape"]), _pp_stage(directory)
+    covered = coverage_of(line.get("coverage"))
     if covered is None:
-        shape = _shape(line["shape"])
-        return Row(key, _pp_stage(manifest), shape, line["dtype"], "", str(rank), math.prod(shape), ops)
-    elements, shape_, kind, part, ranks = covered.groups()
-    named = f"term {part}" if kind == "term" else part
-    return Row(key, _pp_stage(manifest), _shape(shape_), line["dtype"], named, ranks, int(elements), ops)
+        return Row(key, stage, shape, line["dtype"], "", str(directory.rank), math.prod(shape), ops)
+    part = f"term {covered.part}" if covered.term else covered.part
+    return Row(key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), math.prod(shape), ops)
 
 
-def _pp_stage(manifest: Mapping[str, Any]) -> int:
+def _pp_stage(directory: RankDirectory) -> int:
     """The pipeline stage: as the monitor was told, else as Megatron knows it."""
-    pipeline = (manifest.get("groups") or {}).get("pipeline_parallel") or []
-    known = pipeline.index(manifest["rank"]) if manifest["rank"] in pipeline else 0
-    return int(manifest.get("pp_stage", 0)) or known
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.strip("[]").split(",") if size.strip())
+    pipeline = (directory.manifest.get("groups") or {}).get("pipeline_parallel") or []
+    known = pipeline.index(directory.rank) if directory.rank in pipeline else 0
+    return int(directory.manifest.get("pp_stage", 0)) or known
 
 
 def _write(path: Path, rows: Sequence[Merged]) -> None:

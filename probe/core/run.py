@@ -113,6 +113,8 @@ class Run:
     repeats: list[tuple[int, ...]] = field(default_factory=list)
     """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
     have."""
+    replicas: tuple[int, ...] = ()
+    """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
     collectives: Listening | None = None

@@ -7,8 +7,10 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from probe import __version__
@@ -17,14 +19,17 @@ from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
 from probe.core.naming import Name
 from probe.core.records import Batch
-from probe.core.rules import factory
+from probe.core.remembering import remember
+from probe.core.rules import Rule, factory
 from probe.core.run import Run
-from probe.core.sinks import SINKS
+from probe.core.sinks import SINKS, Sink
 from probe.core.sinks.context import SinkContext
 from probe.core.writing import Writer
 
 FLUSH_SECONDS = 30.0
 """How long an ending run waits for its files."""
+MOST_CHANGES = 100
+"""Changes of the configuration that the manifest lists, the latest ones."""
 
 _log = logging.getLogger("probe")
 _runs = count()
@@ -37,17 +42,29 @@ class Output:
     Args:
         process_group: the pipeline-parallel group, for what findings say of their rank.
         first: number of the first step.
+        follows: the configuration file that is followed while training runs, if one is.
     """
 
-    def __init__(self, run: Run, process_group: Any, first: int = 0) -> None:
+    def __init__(self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
         self._number, self._first = next(_runs), first
+        self._exchange = self._number
+        self._mates = run.framework.groups.ranks_of(process_group)
+        self._rules: list[tuple[object, Rule]] = []
+        """Each with what it was made of."""
+        self._sinks: list[tuple[object, Sink]] = []
+        self._changes: list[dict[str, object]] = []
+        self._noted = 0
+        self._control: dict[str, object] = {} if follows is None else _followed(follows, first)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
         self.directory = output.create(root, self._rank, time.time()) if writes else None
         """This run's and rank's own; None where nothing is written."""
         try:
-            self.writer = self._writer(root, process_group)
+            self._root = root
+            self._choose()
+            self._remember()
+            self.writer = Writer(self._judges, self._writers, run.faults)
             self.writer.open()
         except BaseException:
             self._remove()
@@ -57,22 +74,93 @@ class Output:
         self._manifest = self._describe()
         self._write_manifest()
 
-    def _writer(self, root: Path, process_group: Any) -> Writer:
-        settings, mates = self._run.settings, self._run.framework.groups.ranks_of(process_group)
-        self._pp_stage = mates.index(self._rank) if self._rank in mates else 0
-        context = SinkContext(
-            directory=self.directory or root,
-            root=root,
+    def change(self, run: Run) -> None:
+        """What ``run`` collects goes to the same directory from its first step on. Rules and sinks that are configured
+        as they were go on as they are."""
+        if run is self._run:
+            return
+        self._run = run
+        if self.directory is None and set(run.settings.formats) - {"api"}:
+            self.directory = output.create(self._root, self._rank, time.time())
+        self._choose()
+        self._exchange = next(_runs)
+        judges, writers, together = self._judges, self._writers, self._global_stats(run)
+
+        def act() -> None:
+            before, self._together = self._together, together
+            if before is not None:
+                before.close()
+            self.writer.change(judges, writers)
+
+        self.delivery.submit(act, must=True)
+        self._note_change(run)
+
+    def rest(self, step: int) -> None:
+        """Nothing is collected from ``step`` on."""
+        self._note({"step": step, "collecting": False})
+
+    def _note_change(self, run: Run) -> None:
+        """In the manifest: the configuration as it is now, and which keys changed at which step."""
+        before, now = self._manifest["config"], run.settings.model_dump(mode="json")
+        assert isinstance(before, dict)
+        changed = {key: value for key, value in now.items() if before.get(key) != value}
+        self._manifest |= {**self._describe(), "start_time": self._manifest["start_time"]}
+        self._note({"step": run.clock.step, "collecting": True, "changed": changed})
+
+    def _note(self, change: dict[str, object]) -> None:
+        self._changes = [*self._changes[-MOST_CHANGES:], change]
+        self._noted += 1
+        self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
+        self._manifest |= {"changes": self._changes, "control": self._control}
+        self._write_manifest()
+
+    def _choose(self) -> None:
+        """The configured rules and sinks; those made of the same as before are the same."""
+        settings = self._run.settings
+        rules: list[tuple[object, Rule]] = []
+        for rule in settings.alert.rules:
+            made_of = rule, settings.statistics
+            known = next((one for of, one in self._rules if of == made_of), None)
+            make = factory(rule.rule_name)
+            rules.append((made_of, known or make(rule.args, self._rank, settings.statistics)))
+        context = self._context()
+        sinks: list[tuple[object, Sink]] = []
+        for name in (*settings.formats, "anomaly"):
+            if name in SINKS:
+                kept = next((one for of, one in self._sinks if of == (name, context)), None)
+                sinks.append(((name, context), kept or SINKS[name](context)))
+        self._rules, self._sinks = rules, sinks
+
+    @property
+    def _judges(self) -> list[Rule]:
+        return [rule for _, rule in self._rules]
+
+    @property
+    def _writers(self) -> list[Sink]:
+        return [sink for _, sink in self._sinks]
+
+    def _context(self) -> SinkContext:
+        settings = self._run.settings
+        self._pp_stage = self._mates.index(self._rank) if self._rank in self._mates else 0
+        return SinkContext(
+            directory=self.directory or self._root,
+            root=self._root,
             rank=self._rank,
             ndigits=settings.ndigits,
             steps_per_file=settings.step_count_per_record,
             pp_stage=self._pp_stage,
-            group_mates=tuple(mates),
+            group_mates=tuple(self._mates),
             dump=settings.alert.dump,
         )
-        rules = [factory(rule.rule_name)(rule.args, self._rank, settings.statistics) for rule in settings.alert.rules]
-        sinks = [SINKS[name](context) for name in (*settings.formats, "anomaly") if name in SINKS]
-        return Writer(rules, sinks, self._run.faults)
+
+    def _remember(self) -> None:
+        if self.directory is None:
+            return
+        try:
+            output.write_manifest(self.directory, {"rank": self._rank, "run": self._number, "first_step": self._first})
+            remember(self._judges, self.directory, self._first, self._run.faults)
+        except (OSError, ValueError) as error:
+            self._run.faults.note("memory of rules", error)
 
     def _global_stats(self, run: Run) -> GlobalStats | None:
         settings, groups = run.settings, run.framework.groups
@@ -81,8 +169,22 @@ class Output:
         same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
         said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
         return GlobalStats(
-            run.framework.parallel, self._number, said, settings.statistics, settings.global_stats_seconds, run.faults
+            run.framework.parallel,
+            self._exchange,
+            said,
+            settings.statistics,
+            settings.global_stats_seconds,
+            run.faults,
+            self._replicas(run),
         )
+
+    def _replicas(self, run: Run) -> Sequence[int]:
+        """Ranks that should hold the same parameters; none unless a rule asks for it."""
+        if all(rule.rule_name != "AnomalyReplica" for rule in run.settings.alert.rules):
+            return ()
+        named = run.framework.parallel.named()
+        experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
+        return run.replicas or named.get(experts) or range(run.framework.groups.world_size())
 
     def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
         """``batches`` with what is known of whole tensors; on the delivery thread."""
@@ -137,6 +239,7 @@ class Output:
             "time_zone": time.strftime("%Z", now),
             "directory_time_zone": str(output.ZONE),
             "config": run.settings.model_dump(mode="json"),
+            **({"control": self._control} if self._control else {}),
         }
 
     def _raw_names(self) -> dict[str, str]:
@@ -153,3 +256,8 @@ class Output:
             output.write_manifest(self.directory, self._manifest | more)
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
             self._run.faults.note("manifest", error)
+
+
+def _followed(file: Path, first: int) -> dict[str, object]:
+    """What the manifest says of a run that may be switched on and off."""
+    return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}

@@ -23,6 +23,7 @@ REPLACED = (
     "optimizer after what replaces parameters (fully_shard, parallelize_module)"
 )
 Judge = Callable[[Sequence[Batch]], list[Any]]
+Between = Callable[[int], None]
 Apart = Callable[[int], list[Batch]]
 """Gives those rows of a step that another recorder has collected."""
 
@@ -33,22 +34,21 @@ class Session:
     Args:
         run: what is watched; its clock, recorder and lists of listeners are this session's from now on.
         output: gets every sampled step on its thread; None if this rank takes no part.
+        between: called between steps with the number of the one to begin; may call :meth:`change`.
     """
 
-    def __init__(self, run: Run, schedule: Schedule, start: int, output: Output | None) -> None:
-        self._run, self._schedule, self._output = run, schedule, output
+    def __init__(
+        self, run: Run, schedule: Schedule, start: int, output: Output | None, between: Between | None = None
+    ) -> None:
         self._hooks = run.framework.hooks
-        self._names = Names(run.settings.squash_name)
-        self._known: dict[int, Watched] = {}
-        self._waiting: list[Watched] = []
         self._attached: dict[int, ExitStack] = {}
         """The hooks of each parameter."""
-        self._owned: dict[int, list[Watched]] = {}
+        self._sources = ExitStack()
+        """Every other hook than those that count steps."""
+        self._take(run, schedule, output)
+        self._between = between
         self._turns = Turns(run.optimizers)
         self._looked = False
-        self._census: list[int] = []
-        self._wrapping = True
-        """Whether a wrapper may put other parameters in their places before training begins."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
@@ -57,15 +57,49 @@ class Session:
         """The step that ended last, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
 
-    def attach(self, sources: Sequence[Source]) -> None:
-        """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
+    def _take(self, run: Run, schedule: Schedule, output: Output | None) -> None:
+        """Begins to watch ``run``, of which nothing is known yet."""
+        self._run, self._schedule, self._output = run, schedule, output
+        self._names = Names(run.settings.squash_name)
+        self._known: dict[int, Watched] = {}
+        self._waiting: list[Watched] = []
+        self._owned: dict[int, list[Watched]] = {}
+        self._census: list[int] = []
+        self._wrapping = True
+        """Whether a wrapper may put other parameters in their places before training begins."""
+
+    def change(self, run: Run, schedule: Schedule, output: Output | None, sources: Sequence[Source]) -> None:
+        """Watches ``run`` instead, which has the same model and optimizers, from the step about to begin.
+
+        Called between steps.
+
+        Raises:
+            Exception: if a hook cannot be placed; none is then.
+        """
+        clock = self._run.clock
+        self._sources.close()
+        self._take(run, schedule, output)
+        run.clock.begin(clock.step, False)
+        self._place(sources)
+
+    def _place(self, sources: Sequence[Source]) -> None:
+        """Places the hooks of ``sources`` and those of parameters, or none."""
         try:
-            self._stack.callback(self._unhook_parameters)
+            self._sources.callback(self._unhook_parameters)
             for source in sources:
-                self._stack.enter_context(source(self._run))
+                self._sources.enter_context(source(self._run))
             self._find_parameters()
             if sources:
                 self._look_at_each_forward()
+        except BaseException:
+            self._sources.close()
+            raise
+
+    def attach(self, sources: Sequence[Source]) -> None:
+        """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
+        try:
+            self._stack.callback(self._sources.close)
+            self._place(sources)
             for optimizer in self._run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
         except BaseException:
@@ -152,7 +186,10 @@ class Session:
         finally:
             self._turns.clear()
             self._looked = False
-            run.clock.begin(step + 1, self._samples(step + 1))
+            run.clock.begin(step + 1, False)
+            if (between := self._between) is not None:
+                self._guarded("control", lambda: between(step + 1))
+            self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
 
@@ -179,20 +216,9 @@ class Session:
         self.last = (step, pending)
         cost = Cost(run.cost.hooks, time.perf_counter() - begin)
         run.cost.hooks = 0.0  # the same object: hooks hold on to it
-        if self._output is not None:
-            write = self._output.writer.write
-            self._output.delivery.submit(lambda: write(self._snapshot(pending, apart, step, now, cost, outcome)))
-
-    def _snapshot(
-        self, pending: Pending, apart: Apart | None, step: int, now: float, cost: Cost, outcome: str
-    ) -> Snapshot:
-        """On the delivery thread: waits for the device."""
-        batches, rank = pending.batches(step), self._run.framework.groups.rank()
-        batches += apart(step) if apart is not None else []
-        if self._output is not None:
-            batches = self._output.globally(step, batches)
-        spent = {"hooks": cost.hooks, "drain": cost.drain}
-        return Snapshot(step, rank, now, batches, self._run.settings.statistics, cost=spent, outcome=outcome)
+        if (output := self._output) is not None:
+            about = partial(_snapshot, run, output, pending, apart, step, now, cost, outcome)
+            output.delivery.submit(lambda: output.writer.write(about()))
 
     def _arm_retirement(self) -> None:
         remove, self._retire_with = self._retire_with, None
@@ -213,7 +239,7 @@ class Session:
             remove = self._run.on_forward(
                 model, model, lambda *_: self._look(), lambda *_: None, lambda f: self._run.guard("parameters", f)
             )
-            self._stack.callback(remove)
+            self._sources.callback(remove)
 
     def _look(self) -> None:
         if not self._looked:
@@ -282,3 +308,14 @@ class Session:
 
     def _of(self, optimizer: Optimizer) -> list[Watched]:
         return self._owned.get(id(optimizer), [])
+
+
+def _snapshot(
+    run: Run, output: Output, pending: Pending, apart: Apart | None, step: int, now: float, cost: Cost, outcome: str
+) -> Snapshot:
+    """On the delivery thread: waits for the device."""
+    batches, rank = pending.batches(step), run.framework.groups.rank()
+    batches += apart(step) if apart is not None else []
+    batches = output.globally(step, batches)
+    spent = {"hooks": cost.hooks, "drain": cost.drain}
+    return Snapshot(step, rank, now, batches, run.settings.statistics, cost=spent, outcome=outcome)

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from probe.core.moments import OPS
-from probe.core.settings_alerts import RULE_ARGS, Alert, Rule
+from probe.core.settings_alerts import RULE_ARGS, Alert, Rule, doubts
 from probe.core.settings_files import read
 from probe.core.settings_problems import ConfigError, problems
 from probe.core.settings_types import (
@@ -147,7 +147,18 @@ class Settings(Section):
     `layers.1` never takes `layers.10`. Empty: everything."""
     dynamic_on: Flag = False
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
-    it this key has no effect. Not built yet: accepted and checked, without effect."""
+    it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
+    one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
+    monitoring stops and false is written here."""
+    apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
+    """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
+    the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
+    dynamic_seconds: Annotated[Number, ranges.Ge(0)] = 5.0
+    """In dynamic mode with several ranks: how many seconds it takes at most until all of them see a change of the
+    file."""
+    toggle_on_signal: Flag = False
+    """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
+    ranks."""
     start_step: Integer = Field(0, ge=0)
     """First step that is collected."""
     collect_times: Integer = Field(100_000_000, ge=0)
@@ -286,19 +297,17 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
     if not set(settings.ops) - set(ALWAYS_WRITTEN):
         yield "ops names nothing to compute: norm is collected"
-    if not settings.cc_distribution.enable:
-        if settings.cc_distribution.cc_log_only:
-            yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
-        if any(rule.rule_name == "AnomalyCommNan" for rule in settings.alert.rules):
-            yield "the rule AnomalyCommNan judges collectives only, which cc_distribution.enable switches on"
+    if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
+        yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    yield from doubts(settings)
 
 
-def _dynamic(environ: Mapping[str, str]) -> bool:
+def dynamic(environ: Mapping[str, str]) -> bool:
+    """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
     return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
 
 
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
-    "dynamic_on": lambda _, environ: _dynamic(environ),
     "print_struct": lambda settings, _: settings.print_struct,
     "ur_distribution": lambda settings, _: settings.ur_distribution,
     "mg_direction": lambda settings, _: settings.mg_direction,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -92,7 +92,7 @@ class VanishArgs(Section):
     """Number of latest samples of each gradient's norm that its median is taken from."""
     warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a gradient before it is judged. Not more than window."""
-    min_ratio: Number = Field(1e4, gt=1)
+    min_ratio: Number = Field(1e3, gt=1)
     """Factor by which a norm must be below its median, and by which it must have fallen more than that gradient of the
     same kind that has kept most of its size. A norm of exactly 0 has fallen by any factor."""
     steps: Integer = Field(5, ge=1, le=10_000)
@@ -115,9 +115,10 @@ class DeadArgs(Section):
 
 
 class FrozenArgs(Section):
-    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution."""
+    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution; of ops, min or max,
+    and one of norm, mean and std."""
 
-    steps: Integer = Field(10, ge=1, le=10_000)
+    steps: Integer = Field(5, ge=1, le=10_000)
     """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
     reported."""
 
@@ -163,6 +164,10 @@ RULE_ARGS: dict[str, type[Section]] = {
 """The rules that come with probe, and the model of what each takes."""
 
 
+DEFAULT_RULES = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
+"""What judges where a configuration names no rules: each had no false alarm in healthy runs of many kinds."""
+
+
 def _known_rule(name: str) -> str:
     if name not in RULE_ARGS:
         Names((*RULE_ARGS, *(point.name for point in entry_points(group=RULES_GROUP)))).check(name)
@@ -203,12 +208,46 @@ class Rule(Section):
 class Alert(Section):
     """Automatic alerts."""
 
-    rules: tuple[Rule, ...] = (
-        Rule(rule_name="AnomalyNan", args={}),
-        Rule(rule_name="AnomalySpike", args={}),
-    )
+    rules: tuple[Rule, ...] = tuple(Rule(rule_name=name, args={}) for name in DEFAULT_RULES)
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
-    judges only the ops that are collected. Missing: AnomalyNan and AnomalySpike with their defaults. An empty list:
-    none."""
+    judges only the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead
+    and AnomalyFrozen with their defaults. An empty list: none."""
     dump: Flag = False
     """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""
+
+
+def _has(settings: Any, *ops: str) -> bool:
+    return not {*ops}.isdisjoint(settings.statistics)
+
+
+NEEDS: dict[str, tuple[tuple[Callable[[Any], bool], str], ...]] = {
+    "AnomalyCommNan": ((lambda s: s.cc_distribution.enable, "cc_distribution.enable"),),
+    "AnomalyVanish": (
+        (lambda s: s.wg_distribution or s.xy_distribution, "wg_distribution or xy_distribution"),
+        (lambda s: _has(s, "norm"), "the op norm"),
+    ),
+    "AnomalyDead": (
+        (lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
+        (lambda s: _has(s, "zeros"), "the op zeros"),
+    ),
+    "AnomalyFrozen": (
+        (lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
+        (lambda s: _has(s, "min", "max"), "the op min or max"),
+        (lambda s: _has(s, "norm", "mean", "std"), "one of the ops norm, mean and std"),
+    ),
+    "AnomalyReplica": (
+        (lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
+        (lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
+    ),
+}
+"""What the rules that judge one kind of data only cannot do without: whether settings have it, and how users switch it
+on."""
+
+
+def doubts(settings: Any) -> Iterator[str]:
+    """The rules that a configuration names but gives nothing to judge, each with what it lacks."""
+    if "rules" not in settings.alert.model_fields_set:
+        return  # those that judge by default take what there is
+    for rule in settings.alert.rules:
+        if missing := [how for has, how in NEEDS.get(rule.rule_name, ()) if not has(settings)]:
+            yield f"the rule {rule.rule_name} judges nothing: it needs {', and '.join(missing)}"

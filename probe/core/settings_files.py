@@ -65,7 +65,7 @@ _COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
 
 
-def _plain_json(text: str) -> str:
+def plain_json(text: str) -> str:
     """``text`` with blanks for comments and for the comma after a last element; every position stays."""
 
     def blank_comment(found: re.Match[str]) -> str:
@@ -87,7 +87,7 @@ def _json(name: str, text: str) -> Any:
         return result
 
     try:
-        return json.loads(_plain_json(text), object_pairs_hook=mapping)
+        return json.loads(plain_json(text), object_pairs_hook=mapping)
     except json.JSONDecodeError as error:
         known = Path(name).suffix.lower() == ".json"
         advice = "" if known else f"; a YAML file must be named {' or '.join(YAML_ENDINGS)}"

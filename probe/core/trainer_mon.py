@@ -9,9 +9,11 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from probe.core import collectives, signatures
+from probe.core.control import Control, follow
 from probe.core.endings import Endings
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
@@ -19,15 +21,17 @@ from probe.core.metrics import gradients_of, values_of
 from probe.core.moments import columns_for
 from probe.core.recorder import Recorder
 from probe.core.records import Finding
-from probe.core.run import Run
+from probe.core.run import Clock, Run
 from probe.core.run_output import FLUSH_SECONDS, Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import load, not_built_yet
+from probe.core.settings import Settings, load, not_built_yet
 from probe.core.sources import chosen
 
 _log = logging.getLogger("probe")
+NEVER = sys.maxsize
+"""A step that no training comes to."""
 Metrics = dict[str, dict[str, float]]
 
 
@@ -56,6 +60,7 @@ class Monitor:
         if opt_ty is not None:
             warnings.warn("opt_ty has no effect: leave it out", DeprecationWarning, stacklevel=2)
         self.settings = load(config_file_path)
+        self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
         if unbuilt := not_built_yet(self.settings, os.environ):
             _log.warning("accepted, but without effect in this version: %s", ", ".join(unbuilt))
         self._process_group, self._main_grad = process_group, params_have_main_grad
@@ -68,6 +73,9 @@ class Monitor:
         self._output: Output | None = None
         self._endings: Endings | None = None
         self._ended_at: int | None = None
+        self._switch: Control | None = None
+        self._on = False
+        """In dynamic mode: whether anything is collected."""
 
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attaches to a model and its optimizer.
@@ -92,26 +100,78 @@ class Monitor:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
         given = signatures.read(*args, **kwargs)
         self._faults, self._output = Faults(), None
-        run = self._new_run(given)
-        schedule = self._schedule()
+        run = self._new_run(given, given.start_iteration)
+        self._switch = follow(self._path, self.settings, given.start_iteration, self.framework.groups, self._faults)
+        collects = self._takes_part() and self._switch is None
+        follows = self._path if self._switch else None
         with ExitStack() as undo:
             if self._takes_part():
-                self._output = Output(run, self._process_group, given.start_iteration)
+                self._output = Output(run, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
-            session = Session(run, schedule, given.start_iteration, self._output)
+            schedule = Schedule(NEVER) if self._switch else self._schedule()
+            session = Session(run, schedule, given.start_iteration, self._output, self._between)
             undo.callback(session.detach)
-            session.attach(chosen(self.settings) if self._takes_part() else [])
+            session.attach(chosen(self.settings) if collects else [])
             self._check_targets(run)
             undo.pop_all()
-        self._listen(run)
-        self._run, self._session = run, session
+        if self._switch is None:
+            self._listen(run)
+        else:
+            self._stop_listening()
+        self._run, self._session, self._given, self._on = run, session, given, False
         self._endings = Endings(self._end_quietly, self.flush)
-        session.retire(lambda: self._end_quietly(False))
+        if self._switch is None:
+            session.retire(lambda: self._end_quietly(False))
+
+    def _between(self, step: int) -> None:
+        """In dynamic mode: before ``step`` begins. Collecting is switched on and off here."""
+        session, switch = self._session, self._switch
+        if session is None or switch is None:
+            return
+        if self._on and session.finished:
+            switch.finish()
+            self._turn_off(session, step)
+        settings = switch.poll(step, idle=not self._on)
+        if settings is not None and settings.dynamic_on:
+            self._turn_on(session, settings, step)
+        elif settings is not None:
+            self._turn_off(session, step)
+
+    def _turn_off(self, session: Session, step: int) -> None:
+        self._on = False
+        self._stop_listening()
+        self._run = self._new_run(self._given, step)
+        session.change(self._run, Schedule(NEVER), self._output, [])
+        if self._output is not None:
+            self._output.rest(step)
+
+    def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
+        """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
+        before, self.settings = self.settings, settings
+        try:
+            run = self._new_run(self._given, step)
+            self._check_targets(run)
+            if self._takes_part() and self._output is None:  # module_ranks has changed
+                self._output = Output(run, self._process_group, step, self._path)
+        except BaseException:
+            self.settings = before
+            raise
+        if not self._takes_part() or self._output is None:
+            return self._turn_off(session, step)
+        self._stop_listening()
+        self._output.change(run)
+        self._run = run
+        session.change(
+            run, Schedule(step, settings.step_interval, settings.collect_times), self._output, chosen(settings)
+        )
+        self._listen(run)
+        self._on = True
+        return None
 
     def _schedule(self) -> Schedule:
         settings = self.settings
         if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
-            return Schedule(start_step=sys.maxsize)  # counts steps on every rank, to stop on all in the same one
+            return Schedule(NEVER)  # counts steps on every rank, to stop on all in the same one
         times = settings.collect_times if self._takes_part() else 0
         return Schedule(settings.start_step, settings.step_interval, times)
 
@@ -123,7 +183,7 @@ class Monitor:
             run.collectives = self._collectives
             self._collectives.attach(run, self._takes_part())
 
-    def _new_run(self, given: signatures.Attachment) -> Run:
+    def _new_run(self, given: signatures.Attachment, step: int) -> Run:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
         optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
@@ -142,7 +202,9 @@ class Monitor:
             recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps),
             faults=self._faults,
             main_grad=self._main_grad,
+            clock=Clock(step),
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
 
     def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
@@ -191,6 +253,8 @@ class Monitor:
                 ending.callback(self._output.close)
             if self._endings is not None:
                 ending.callback(self._endings.forget)
+            if self._switch is not None:
+                ending.callback(self._switch.close)
             ending.callback(self._stop_listening)
             ending.callback(session.detach)
             if partial:
@@ -223,7 +287,9 @@ class Monitor:
     @property
     def monitoring(self) -> bool:
         """Whether anything will still be collected."""
-        return self._session is not None and self._takes_part() and not self._session.finished
+        if self._session is None or not self._takes_part() or self._session.finished:
+            return False
+        return self._switch is None or self._on
 
     @property
     def step(self) -> int:

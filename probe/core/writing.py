@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from probe.core.anomaly import find
 from probe.core.faults import Faults
@@ -29,6 +30,16 @@ class Writer:
         for sink in self._sinks:
             sink.open()
 
+    def change(self, rules: Sequence[Rule], sinks: Sequence[Sink]) -> None:
+        """Goes on with others. Those among them that were there before know what they knew, and stay open."""
+        kept = {id(sink) for sink in sinks}
+        before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
+        self._close(sink for sink in before if id(sink) not in kept)
+        for sink in sinks:
+            if sink not in self._sinks and self._guarded(sink, sink.open):
+                self._sinks = [*self._sinks, sink]
+        self._rules = rules
+
     def write(self, snapshot: Snapshot) -> None:
         """Everything that is done with a step."""
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
@@ -39,14 +50,20 @@ class Writer:
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for sink in self._sinks:
-            try:
-                sink.write(snapshot)
-            except Exception as error:  # noqa: BLE001 - one sink's failure is not the others'
-                self._faults.note(f"sink {type(sink).__name__}", error)
+            self._guarded(sink, partial(sink.write, snapshot))
 
     def close(self) -> None:
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as error:  # noqa: BLE001
-                self._faults.note(f"sink {type(sink).__name__}", error)
+        self._close(self._sinks)
+
+    def _close(self, sinks: Iterable[Sink]) -> None:
+        for sink in sinks:
+            self._guarded(sink, sink.close)
+
+    def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
+        """Whether it worked; one sink's failure is not the others'."""
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001
+            self._faults.note(f"sink {type(sink).__name__}", error)
+            return False
+        return True

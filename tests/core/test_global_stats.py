@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from probe.core.faults import Faults
-from probe.core.global_stats import ROWS, GlobalStats
+from probe.core.global_stats import GlobalStats
 from probe.core.records import Batch, Coverage, Key
+from probe.core.tables import ROWS
 
 SECONDS = 5.0
 
@@ -157,3 +158,61 @@ def test_what_is_whole_already_needs_nobody() -> None:
     for rank, batch in enumerate(results):
         assert batch.columns["merged"].tolist() == [1, 1]
         assert batch.columns["global_mean"].tolist() == [10.0 * rank, 6.0]
+
+
+def replicas(*given: Sequence[Batch]) -> tuple[list[Any], list[Faults], Place]:
+    """What each of two ranks makes of its copy of parameters, a batch a step."""
+    place, faults = Place(), [Faults(), Faults()]
+    stats: Any = [
+        GlobalStats(Rank(place, r), 0, "", ["mean"], SECONDS, faults[r], replicas=(0, 1))  # type: ignore[arg-type]
+        for r in (0, 1)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda rank: [stats[rank].add(each.step, [each])[0] for each in given[rank]], (0, 1)))
+    return results, faults, place
+
+
+def copy_of(values: Sequence[float], step: int = 0, signal: str = "param_updated", **changes: Any) -> Batch:
+    """Whole parameters, whose sums are ``values``."""
+    batch = batch_of(0, len(values), step)
+    return Batch(**{**vars(batch), "signal": signal, "coverage": (), "columns": {"sum": np.array(values)}, **changes})
+
+
+def test_copies_that_differ_are_told_on_both_ranks() -> None:
+    """One exchange a step; where all agree, nothing is added."""
+    mine = [copy_of([1.0, 2.0], 0), copy_of([1.0, 2.0], 1)]
+    theirs = [copy_of([1.0, 2.0], 0), copy_of([1.0, np.nextafter(2.0, 3.0)], 1)]
+    results, faults, place = replicas(mine, theirs)
+    for other, (equal, different) in zip((1.0, 0.0), results, strict=True):
+        assert set(equal.columns) == {"sum"}
+        assert different.columns["copies"].tolist() == [2, 2]
+        assert different.columns["agreeing"].tolist() == [2, 1]
+        assert different.columns["differs_from"][1] == other
+        assert np.isnan(different.columns["differs_from"][0])
+    assert place.gathered == 4
+    assert [each.counts for each in faults] == [{}, {}]
+
+
+def test_only_copies_are_compared() -> None:
+    """Gradients may differ; a parameter that one rank alone has, or another part of a tensor, is no copy."""
+    parts = [(Coverage((4,), part, (0, 1)), None) for part in ("0:2", "2:4")]
+    for mine, theirs in [
+        (copy_of([1.0], signal="grad_unreduced"), copy_of([2.0], signal="grad_unreduced")),
+        (copy_of([1.0], keys=(Key("stage 0"),)), copy_of([2.0], keys=(Key("stage 1"),))),
+    ]:
+        results, _, _ = replicas([mine], [theirs])
+        assert [set(batch.columns) for (batch,) in results] == [{"sum"}] * 2
+    shards = [copy_of([float(rank), 5.0 + rank], coverage=parts[rank]) for rank in (0, 1)]
+    results, _, _ = replicas(*([shard] for shard in shards))
+    assert [batch.columns["agreeing"].tolist() for (batch,) in results] == [[1, 1]] * 2
+    assert [batch.columns["copies"].tolist() for (batch,) in results] == [[1, 2]] * 2
+
+
+def test_a_rank_at_another_step_ends_the_comparison() -> None:
+    """As it ends what is known of wholes."""
+    results, faults, place = replicas([copy_of([1.0], n) for n in (0, 1, 2)], [copy_of([2.0], n) for n in (0, 5, 6)])
+    for first, second, third in results:
+        assert "agreeing" in first.columns
+        assert set(second.columns) == set(third.columns) == {"sum"}
+    assert place.gathered == 4
+    assert [each.counts for each in faults] == [{"global statistics: RuntimeError": 1}] * 2

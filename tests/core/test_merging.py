@@ -215,8 +215,8 @@ def test_only_the_latest_run_is_merged(tmp_path: Path) -> None:
     (row,) = merged(tmp_path, "grad_reduced_0-0.csv")
     assert_whole(row, WHOLE)
     assert [path.name for path in report.files] == ["grad_reduced_0-0.csv"]
-    assert len(report.problems) == 4
-    assert all(problem.endswith("of another run, left out") for problem in report.problems)
+    assert len(report.problems) == 2
+    assert all(problem.endswith("of an earlier run (of 2 ranks), left out") for problem in report.problems)
 
 
 def test_stages_that_count_their_layers_alike_stay_apart(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_stages_that_count_their_layers_alike_stay_apart(tmp_path: Path) -> None
 
 
 def test_a_directory_without_runs_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected directories with a manifest\.json"):
+    with pytest.raises(ValueError, match=r"expected directories such as"):
         merge_directory(tmp_path, tmp_path / "merged")
 
 
@@ -255,4 +255,4 @@ def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "grad_reduced_0-0.csv").exists()
     nothing = run(str(tmp_path / "elsewhere"))
     assert nothing.exit_code == 2
-    assert "expected directories with a manifest.json" in nothing.output
+    assert "expected directories such as" in nothing.output

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from probe.core.moments import EMPTY, columns_for
 from probe.core.records import Batch, Key
 from probe.core.rules import RULES, factory
 from probe.core.rules.history import FORGET_AFTER, Field, History
@@ -17,48 +16,9 @@ from probe.core.rules.nan import AnomalyNan
 from probe.core.rules.spike import AnomalySpike
 from probe.core.rules.turbulence import AnomalyTurbulence
 from probe.core.settings import RULE_ARGS
+from tests.core.rule_batches import OPS, W, batch_of, norms
 
-W = Key("fc.weight")
-OPS = ("min", "max", "norm", "mean", "nans", "infs", "std", "id")
 nan, inf = math.nan, math.inf
-
-
-def batch_of(tensors, step=0, ops=OPS, signal="exp_avg"):
-    """The batch that ``{key: array}`` gives, its moments by plain NumPy."""
-    with np.errstate(invalid="ignore"):
-        moments = {
-            "min": [t.min() if t.size else EMPTY["min"] for t in tensors.values()],
-            "max": [t.max() if t.size else EMPTY["max"] for t in tensors.values()],
-            "sum": [t.sum() for t in tensors.values()],
-            "sumsq": [(t**2).sum() for t in tensors.values()],
-            "m2": [t.var() * t.size if t.size else 0.0 for t in tensors.values()],
-            "nans": [np.isnan(t).sum() for t in tensors.values()],
-            "infs": [np.isinf(t).sum() for t in tensors.values()],
-        }
-    count = len(tensors)
-    return Batch(
-        signal=signal,
-        step=step,
-        keys=tuple(tensors),
-        shapes=tuple(t.shape for t in tensors.values()),
-        dtypes=("torch.float32",) * count,
-        order=np.arange(count, dtype=np.int64),
-        columns={name: np.array(moments[name], dtype=np.float64) for name in columns_for(ops)},
-    )
-
-
-def norms(values, step=0, shape=(4, 4), extra=None, **options):
-    """A batch that holds nothing but norms (and ``extra`` columns)."""
-    return Batch(
-        signal=options.get("signal", "exp_avg"),
-        step=step,
-        keys=tuple(values),
-        shapes=(shape,) * len(values),
-        dtypes=(options.get("dtype", "torch.float32"),) * len(values),
-        order=np.arange(len(values), dtype=np.int64),
-        columns={"sumsq": np.array(list(values.values()), dtype=np.float64) ** 2, **(extra or {})},
-        micro_stepped=options.get("micro_stepped", False),
-    )
 
 
 def nan_rule(threshold=None, ops=OPS):
@@ -273,6 +233,30 @@ def test_an_extreme_must_differ_by_the_square():
     assert [f.op for f in rule.judge(batch_of({W: 500 * np.ones(16)}, 13))] == ["max"]  # the norm is silent by now
 
 
+@pytest.mark.parametrize("signal", ["actv_grad", "grad_unreduced", "grad_reduced", "other"])
+def test_gradients_must_differ_by_the_square(signal):
+    """Those of a model that leaves its first plateau leap a hundredfold; twentyfold means four hundredfold."""
+    for ratio, expected in [(390.0, []), (1 / 390, []), (410.0, [12]), (1 / 410, [12])]:
+        rule, series = spike(), [2.0] * 12 + [2 * ratio]
+        assert [f.step for n, v in enumerate(series) for f in rule.judge(norms({W: v}, n, signal=signal))] == expected
+
+
+def test_an_extreme_is_compared_with_the_larger_side():
+    """One side is near 0 by nature; what would be a leap there is usual on the other side."""
+    rule = spike(ops=("norm", "min", "max"))
+    for step in range(12):
+        assert not list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [1e-3])}, step)))
+    assert not list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [0.9])}, 12)))
+    found = list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [500.0])}, 13)))
+    assert [(f.op, f.expected) for f in found] == [("norm", pytest.approx(8**0.5)), ("max", pytest.approx(1.0))]
+    mirrored = spike(ops=("norm", "min", "max"))
+    for step in range(12):
+        assert not list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-1e-3])}, step)))
+    assert not list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-0.9])}, 12)))
+    found = list(mirrored.judge(batch_of({W: np.array([1.0] * 8 + [-500.0])}, 13)))
+    assert [(f.op, f.expected) for f in found] == [("norm", pytest.approx(8**0.5)), ("min", pytest.approx(1.0))]
+
+
 def test_a_norm_of_few_elements_may_be_small():
     """By shape, or because one element makes up the norm (the output of a ReLU that is mostly off)."""
     for shape, peak, expected in [((2,), None, []), ((64,), 1e-6, []), ((64,), 2e-7, [12])]:
@@ -429,7 +413,7 @@ def test_every_rule_is_found_by_its_name():
 
 def test_an_unknown_rule_names_the_nearest():
     """And every other."""
-    with pytest.raises(ValueError, match="AnomalyNan, AnomalyReplica, .*; did you mean 'AnomalyNan'"):
+    with pytest.raises(ValueError, match=r"AnomalyNan, AnomalyReplica, .*; did you mean 'AnomalyNan'"):
         factory("AnomlyNan")
 
 

@@ -111,7 +111,8 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.step_count_per_record, settings.append_output, settings.module_ranks) == (1, (), ())
     assert (settings.queue_size, settings.when_queue_full, settings.monitor_mbs_grad) == (8, "wait", False)
     assert (settings.targets, settings.alert.dump) == ({}, False)
-    assert [rule.rule_name for rule in settings.alert.rules] == ["AnomalyNan", "AnomalySpike"]
+    rules = [rule.rule_name.removeprefix("Anomaly") for rule in settings.alert.rules]
+    assert rules == ["Nan", "Spike", "Vanish", "Dead", "Frozen"]
     assert (settings.sa_order, settings.cc_distribution.cc_codeline) == ("s,b,h,d", ())
 
 
@@ -199,7 +200,7 @@ def test_arguments_of_rules_have_defaults() -> None:
     assert spiked == (32, 10, 5.0, 30.0, 10)
     assert spike.args.ops == ("norm", "min", "max")
     assert load(rules()).alert.rules == ()
-    assert len(load({"alert": {"dump": True}}).alert.rules) == 2
+    assert len(load({"alert": {"dump": True}}).alert.rules) == 5
 
 
 def test_installed_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,6 +475,13 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"ops": ["shape"]}, "norm"),
         ({"cc_distribution": {"cc_log_only": True}}, "cc_distribution.enable"),
         ({"alert": {"rules": [{"rule_name": "AnomalyCommNan"}]}}, "cc_distribution.enable"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyDead"}]}, "xy_distribution": True}, "needs the op zeros"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyDead"}]}, "ops": ["zeros"]}, "needs xy_distribution"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyVanish"}]}}, "needs wg_distribution or xy_distribution"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyFrozen"}]}}, "needs param_distribution and wg_distribution, and"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyReplica"}]}, "param_distribution": True}, "needs global_stats"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyVanish"}]}, "wg_distribution": True}, None),
+        ({"alert": {"dump": True}}, None),
         ({"cc_distribution": {"enable": True, "cc_log_only": True}}, None),
         ({"forward_only": True, "ops": ["max"]}, None),
     ],

@@ -133,3 +133,40 @@ def test_a_healthy_run_has_no_findings(framework: Harness) -> None:
         for _ in range(3):
             train_step(loop, *inputs(framework, 2))
     assert monitor.findings == []
+
+
+JUDGED = {
+    "xy_distribution": True,
+    "ops": ["norm"],
+    "squash_name": False,
+    "alert": {"rules": [{"rule_name": "AnomalySpike", "args": {"warm_up": 4, "window": 8}}]},
+}
+
+
+def spikes(framework: Harness, first: int, *scales: float) -> list[tuple[int, str]]:
+    """Where spikes are found by a monitor that begins at step ``first``, on inputs of these scales, one a step."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    with watching(framework, JUDGED, model, optimizer, start_iteration=first) as monitor:
+        for scale in scales:
+            train_step(loop, framework.tensor(X * scale))
+    return [(finding.step, f"{finding.key.name}.{finding.key.part}") for finding in monitor.findings]
+
+
+def test_rules_remember_across_a_resume(framework: Harness) -> None:
+    """A run that goes on where another ended is judged by what that one has shown, from its first step on."""
+    assert spikes(framework, 0, *[1.0] * 6) == []
+    assert (6, "fc.input") in spikes(framework, 6, 1e4)
+
+
+def test_rules_remember_no_step_that_is_done_again(framework: Harness) -> None:
+    """Steps behind the one that a run goes on from do not count: what they had shown is not what is compared with."""
+    assert spikes(framework, 0, *[1.0] * 2, *[1e4] * 5) == []
+    assert spikes(framework, 2, 1.0, 1.0, 1.0) == []
+    assert (5, "fc.input") in spikes(framework, 5, 1e4)
+
+
+def test_without_earlier_files_rules_begin_anew(framework: Harness) -> None:
+    """A late first step alone is no memory."""
+    assert spikes(framework, 6, 1e4) == []

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from probe.core.moments import OPS, moments_of
+from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import signal_of
 from probe.core.reading.cells import coverage_of, key_of, shape_of
-from probe.core.reading.files import KEY
+from probe.core.reading.directories import RankDirectory
+from probe.core.reading.files import TableFile, is_number
 from probe.core.reading.problems import Problems
-from probe.core.reading.rows import ABOUT, Rows, is_number, quoted
-from probe.core.records import Batch, Key
+from probe.core.records import Array, Batch, Coverage, Key
 
-AT_ONCE = 20_000
-"""Rows of a signal that are held at a time, besides those of one step."""
+DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
+"""Columns that say what a row's numbers are about."""
+
+
+class Readable(Protocol):
+    """What :func:`steps` reads from: :class:`probe.core.reading.rows.Rows`, or what does without DuckDB,
+    :class:`probe.core.reading.plain.PlainRows`."""
+
+    @property
+    def directories(self) -> Sequence[RankDirectory]:
+        """Those of the ranks."""
+
+    @property
+    def files(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
+        """Every signal's files, each with the index of its directory; by directory and step."""
+
+    @property
+    def problems(self) -> Problems:
+        """Gets what cannot be read."""
+
+    def read(
+        self, files: Sequence[TableFile], first: int | None, last: int | None
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
 
 
 class Step(NamedTuple):
@@ -35,7 +56,7 @@ class Step(NamedTuple):
 
 
 def steps(
-    rows: Rows, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
+    rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
 ) -> Iterator[Step]:
     """The steps of one rank, in order; of ``signals`` or of all.
 
@@ -43,11 +64,12 @@ def steps(
     Moments are as good as the digits that were written. A key that comes twice in a step is given once, as it was
     written last.
     """
-    wanted = [signal for signal in rows.signals if signals is None or signal in set(signals)]
+    wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
+    known: dict[str, _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
-        held = [_batch(table, rows.problems) for table in tables]
+        held = [_batch(table, known, rows.problems) for table in tables]
         held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
         ops = dict.fromkeys(op for _, names in held for op in names)
         yield Step(step, rank, [batch for batch, _ in held], tuple(ops))
@@ -64,7 +86,7 @@ class _Table(NamedTuple):
     directory: Path
 
 
-def _tables(rows: Rows, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
+def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
     for n, directory in enumerate(rows.directories):
         if directory.rank != rank:
             continue
@@ -72,69 +94,80 @@ def _tables(rows: Rows, signal: str, rank: int, first: int | None, last: int | N
         yield from _of_directory(rows, signal, n, first, min(ends, default=None))
 
 
-def _of_directory(rows: Rows, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
+def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
     files = [file for of, file in rows.files[signal] if of == directory]
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = [file for file in alike if last is None or file.first <= last]
         if not group:
             continue
-        source = rows.source(group)
-        columns = group[0].columns or rows.columns(source)
-        chosen = tuple(column for column in columns if column in KEY or column in ABOUT or is_number(column))
-        conditions = [f"step >= {first}"] * (first is not None) + [f"step <= {last}"] * (last is not None)
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        query = f"SELECT {', '.join(map(quoted, chosen))} FROM {source}{where}"  # noqa: S608 - no word is a user's
-        at = chosen.index("step")
-        for step, same in groupby(_fetched(rows, query), key=lambda row: row[at]):
-            yield _Table(signal, step, chosen, list(same), "micro_step" in chosen, rows.directories[directory].path)
+        columns, read = rows.read(group, first, last)
+        at = columns.index("step")
+        for step, same in groupby(read, key=lambda row: row[at]):
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, rows.directories[directory].path)
 
 
-def _fetched(rows: Rows, query: str) -> Iterator[tuple[Any, ...]]:
-    cursor = rows.connection.cursor()
-    cursor.execute(query)
-    while found := cursor.fetchmany(AT_ONCE):
-        yield from found
-    cursor.close()
+class _About(NamedTuple):
+    """All of a batch but its numbers: mostly the same from step to step."""
+
+    cells: tuple[tuple[Any, ...] | None, ...]
+    """What the rest follows from."""
+    keys: tuple[Key, ...]
+    kept: list[int]
+    """The rows that are given: of a key that comes twice, the last one."""
+    shapes: tuple[tuple[int, ...], ...]
+    counts: Array
+    """Of elements."""
+    dtypes: tuple[str, ...]
+    coverage: tuple[Coverage | None, ...]
 
 
-def _batch(table: _Table, problems: Problems) -> tuple[Batch, tuple[str, ...]]:
+def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple[Batch, tuple[str, ...]]:
     """The batch of a table, and the ops that it was written with."""
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-    number = len(table.rows)
-    zeros = (0,) * number
-    keys = tuple(
-        key_of(table.signal, name or "", micro_step or 0, call or 0, stage or 0)
-        for name, micro_step, call, stage in zip(
-            cells["name"], cells.get("micro_step", zeros), cells.get("call", zeros), cells["vpp_stage"], strict=True
-        )
-    )
-    kept = _last_of_each(keys, table, problems)
-    shapes = [shape_of(text) for text in cells.get("shape", ("",) * number)]
-    covers = [coverage_of(text) for text in cells.get("coverage", ())]
-    ops = tuple(column for column in table.columns if is_number(column))
-    values = {op: np.array([math.nan if v is None else v for v in cells[op]], dtype=np.float64)[kept] for op in ops}
-    shapes = [shapes[row] for row in kept]
-    counts = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+    about = known.get(table.signal)
+    described = tuple(cells.get(column) for column in DESCRIBING)
+    if about is None or about.cells != described:
+        about = known[table.signal] = _about(table.signal, described)
+    if twice := len(table.rows) - len(about.kept):
+        what = f"step {table.step} has {twice} rows twice: the later ones are taken"
+        problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
+    values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
-    columns = moments_of(derived, counts) | {name: v for name, v in values.items() if name not in OPS}
+    columns = moments_of(derived, about.counts) | {name: v for name, v in values.items() if name not in OPS}
     batch = Batch(
         signal=table.signal,
         step=table.step,
-        keys=tuple(keys[row] for row in kept),
-        shapes=tuple(shapes),
-        dtypes=tuple(cells["dtype"][row] or "" for row in kept) if "dtype" in cells else ("",) * len(kept),
-        order=np.asarray(kept, dtype=np.int64),
+        keys=about.keys,
+        shapes=about.shapes,
+        dtypes=about.dtypes,
+        order=np.asarray(about.kept, dtype=np.int64),
         columns=columns,
         micro_stepped=table.micro_stepped,
-        coverage=tuple(covers[row] for row in kept) if any(covers) else (),
+        coverage=about.coverage,
     )
     return batch, tuple(derived)
 
 
-def _last_of_each(keys: Sequence[Key], table: _Table, problems: Problems) -> list[int]:
-    last = {key: row for row, key in enumerate(keys)}
-    if len(last) == len(keys):
-        return list(range(len(keys)))
-    what = f"step {table.step} has {len(keys) - len(last)} rows twice: the later ones are taken"
-    problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
-    return sorted(last.values())
+def _about(signal: str, cells: tuple[tuple[Any, ...] | None, ...]) -> _About:
+    names, stages, micro_steps, calls, shapes, dtypes, covers = cells
+    assert names is not None
+    number = len(names)
+    zeros = (0,) * number
+    keys = [
+        key_of(signal, name or "", micro_step or 0, call or 0, stage or 0)
+        for name, stage, micro_step, call in zip(
+            names, stages or zeros, micro_steps or zeros, calls or zeros, strict=True
+        )
+    ]
+    kept = sorted({key: row for row, key in enumerate(keys)}.values())
+    sizes = tuple(shape_of(shapes[row]) if shapes else () for row in kept)
+    coverage = tuple(coverage_of(covers[row]) for row in kept) if covers else ()
+    return _About(
+        cells=cells,
+        keys=tuple(keys[row] for row in kept),
+        kept=kept,
+        shapes=sizes,
+        counts=numels(sizes),
+        dtypes=tuple(dtypes[row] or "" if dtypes else "" for row in kept),
+        coverage=coverage if any(coverage) else (),
+    )

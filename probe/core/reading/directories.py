@@ -62,13 +62,14 @@ class Run(NamedTuple):
 
 
 def find(
-    root: Path, problems: Problems, time_start: str | None = None, time_end: str | None = None
+    root: Path, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
 ) -> list[RankDirectory]:
     """Every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time.
 
     Args:
         time_start: the earliest time in a directory's name, such as ``Dec03_21-34-40``, itself included.
         time_end: the latest, itself included. In January for a ``time_start`` in December: the January after it.
+        pattern: only directories with such names are looked at.
 
     Raises:
         ValueError: if there is no such directory, if none of a rank is in it, or if a time cannot be read.
@@ -78,13 +79,12 @@ def find(
         raise ValueError(f"{root}: expected the directory in which ranks have written; there is none of this name")
     within = _interval(time_start, time_end)
     alone = _read(root, problems)
-    found = (
-        [alone] if alone else [d for path in sorted(root.iterdir()) if path.is_dir() and (d := _read(path, problems))]
-    )
+    inside = sorted(path for path in root.glob(pattern) if path.is_dir())
+    found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
     kept = [directory for directory in found if not directory.time or within(directory.time)]
     if not kept:
         raise ValueError(_nothing(root, found, time_start, time_end))
-    return sorted(kept, key=lambda directory: (directory.rank, directory.began, directory.path.name))
+    return sorted(kept, key=_in_time)
 
 
 def runs(directories: Iterable[RankDirectory]) -> list[Run]:
@@ -95,7 +95,7 @@ def runs(directories: Iterable[RankDirectory]) -> list[Run]:
     an hour of each other.
     """
     chains: dict[int, list[list[RankDirectory]]] = {}
-    for directory in sorted(directories, key=lambda d: (d.rank, d.began, d.path.name)):
+    for directory in sorted(directories, key=_in_time):
         own = chains.setdefault(directory.rank, [])
         if own and directory.first_step > own[-1][-1].first_step:
             own[-1][-1] = own[-1][-1]._replace(until=directory.first_step)
@@ -108,6 +108,13 @@ def runs(directories: Iterable[RankDirectory]) -> list[Run]:
         found.append(_run([directory for rank in taken for directory in chains[rank].pop()]))
         chains = {rank: own for rank, own in chains.items() if own}
     return found[::-1]
+
+
+def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
+    """By rank, then time; of the same second, by the number of the attachment and the step."""
+    number = directory.manifest.get("run")
+    attachment = number if isinstance(number, int) else 0
+    return directory.rank, directory.began, attachment, directory.first_step, directory.path.name
 
 
 def last_run(root: Path, problems: Problems) -> Run:

@@ -16,6 +16,8 @@ KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 """Columns that tell rows apart."""
 TEXT = ("name", "shape", "dtype", "coverage")
 """Columns that are not numbers."""
+INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "call": "INTEGER"}
+"""Columns of whole numbers, with their SQL types."""
 NEEDED = ("vpp_stage", "name", "step")
 """Columns that every file has, in this order."""
 LONGEST_LINE = 1 << 16
@@ -125,3 +127,13 @@ def _look_at_parquet(path: Path) -> tuple[str, ...]:
     if head != _PARQUET or tail != _PARQUET:
         raise ValueError(f"expected a Parquet file; it does not begin and end with {_PARQUET.decode()}")
     return ()
+
+
+def is_number(column: str) -> bool:
+    """Whether a column holds a signal's numbers, as ops do."""
+    return column not in KEY and column not in TEXT
+
+
+def type_of(column: str) -> str:
+    """The SQL type of a column."""
+    return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")

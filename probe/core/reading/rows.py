@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.reading.directories import RankDirectory
-from probe.core.reading.files import KEY, TEXT, TableFile, tables
+from probe.core.reading.files import KEY, TableFile, is_number, tables, type_of
 from probe.core.reading.problems import Problems
 
 Connection = Any
 
 MEMORY = "512MB"
 """What DuckDB may take for itself; sorting and grouping beyond it go through files."""
-INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "call": "INTEGER"}
 ABOUT = ("shape", "dtype", "coverage")
+AT_ONCE = 20_000
+"""Rows that are held at a time."""
 REJECTED_A_FILE = 3
 """Lines of a file that are told one by one."""
 
@@ -100,6 +101,23 @@ class Rows:
             selects = [self._select(columns, read, numbers) for columns, read in groups]
             self.connection.execute(f"CREATE VIEW {name} AS {' UNION ALL '.join(selects)}")
         return name
+
+    def read(
+        self, files: Sequence[TableFile], first: int | None, last: int | None
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+        source = self.source(files)
+        columns = files[0].columns or self.columns(source)
+        conditions = [f"step >= {first}"] * (first is not None) + [f"step <= {last}"] * (last is not None)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return columns, self._fetched(f"SELECT {', '.join(map(quoted, columns))} FROM {source}{where}")  # noqa: S608
+
+    def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
+        cursor = self.connection.cursor()
+        cursor.execute(query)
+        while found := cursor.fetchmany(AT_ONCE):
+            yield from found
+        cursor.close()
 
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
@@ -196,16 +214,6 @@ class Rows:
         copy.write_bytes(file.path.read_bytes()[: -file.torn])
         self._originals[str(copy)] = file.path
         return file._replace(path=copy, torn=0)
-
-
-def is_number(column: str) -> bool:
-    """Whether a column holds a signal's numbers, as ops do."""
-    return column not in KEY and column not in TEXT
-
-
-def type_of(column: str) -> str:
-    """The SQL type of a column."""
-    return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")
 
 
 def _literal(text: str) -> str:

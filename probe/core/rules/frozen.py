@@ -18,7 +18,8 @@ Mask = npt.NDArray[np.bool_]
 OP = "update"
 """What findings call the change of a parameter: an op of its own, which no file has. Its value is 0."""
 GRADIENTS = ("grad_reduced", "grad_unreduced")
-SIZES = frozenset({"min", "max", "sumsq", "m2"})
+EXTREMES, SUMS = frozenset({"min", "max"}), frozenset({"sum", "sumsq", "m2"})
+SIZES = EXTREMES | {"sumsq", "m2"}
 """Moments whose relative change means something; a sum may be near 0."""
 PACE = 1e-6
 """Relative change a step, of the parameters that move, below which standing still means nothing: an element of float32
@@ -34,14 +35,16 @@ class AnomalyFrozen:
     millionth: a learning rate of 0, as in the first step of a warm-up and the last of a decay, or a skipped step. A
     parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite.
 
-    It needs ``param_distribution`` and ``wg_distribution``, and ``param_updated`` must come last of the three.
+    It needs ``param_distribution`` and ``wg_distribution``; an extreme (``min`` or ``max``), as the norm of very many
+    elements may not show a small update; and a sum (``norm``, ``mean`` or ``std``), as the extremes of an embedding may
+    stay while other rows of it move. ``param_updated`` must come last of a step's parameters and gradients.
     """
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
         self._steps: int = args.steps
         self._moments = columns_for(op for op in ops if op in OPS)
-        sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
-        self._sizes = sizes or list(range(len(self._moments)))
+        self._sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
+        self._suffices = bool(EXTREMES & {*self._moments} and SUMS & {*self._moments})
         fields = {
             "streak": Field(0, np.int64),
             "first": Field(np.nan, np.float64, (len(self._moments),)),
@@ -56,7 +59,7 @@ class AnomalyFrozen:
             self._latest[batch.signal] = batch
         elif batch.signal == "param_updated":
             before = self._latest.get("param_origin")
-            if self._moments and before is not None and before.step == batch.step and len(batch):
+            if self._suffices and before is not None and before.step == batch.step and len(batch):
                 yield from self._compare(before, batch)
 
     def _compare(self, before: Batch, after: Batch) -> Iterator[Finding]:

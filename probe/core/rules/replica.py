@@ -13,12 +13,13 @@ import numpy as np
 
 from probe.core.moments import OPS
 from probe.core.naming import SIGNALS
-from probe.core.records import Batch, Finding
+from probe.core.records import Batch, Finding, ranks_text
 from probe.core.rules.findings import Reporter
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
-"""Columns that ``global_stats`` adds: how many ranks hold a copy of this row's tensor, how many of them, this one
-included, have this one's numbers, and the lowest rank that has others (NaN if none has)."""
+"""Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: how many ranks hold a copy
+of the row's tensor, how many of them, this one included, have this one's numbers, and the lowest rank that has others
+(NaN if none has)."""
 
 
 class Split(NamedTuple):
@@ -38,17 +39,16 @@ class Split(NamedTuple):
     @property
     def text(self) -> str:
         """Who differs from whom, such as ``rank 2 differs from ranks 0,1,3`` or ``between ranks 0 and 1``."""
-        if self.majority:
-            return (
-                f"{_listed(self.ranks)} {'differ' if len(self.ranks) > 1 else 'differs'} from {_listed(self.majority)}"
-            )
-        return f"between {_listed(self.ranks, ' and ')}"
+        if not self.majority:
+            return f"between {_listed(self.ranks)}"
+        differ = "differs" if len(self.ranks) == 1 else "differ"
+        return f"{_listed(self.ranks)} {differ} from {_listed(self.majority)}"
 
 
-def _listed(ranks: Sequence[int], last: str = ",") -> str:
-    return (
-        f"rank{'s' * (len(ranks) > 1)} {last.join(map(str, ranks)) if len(ranks) == 2 else ','.join(map(str, ranks))}"
-    )
+def _listed(ranks: Sequence[int]) -> str:
+    if len(ranks) == 2:
+        return f"ranks {ranks[0]} and {ranks[1]}"
+    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
 
 
 def odd_ones(rows: Mapping[int, Mapping[str, float]], tolerance: float = 0.0) -> Split | None:
@@ -115,6 +115,7 @@ class AnomalyReplica:
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         if AGREEING not in batch.columns:
+            self._known.pop(batch.signal, None)
             return
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
         at = np.flatnonzero(2 * agreeing <= copies)

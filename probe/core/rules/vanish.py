@@ -18,7 +18,8 @@ Mask = npt.NDArray[np.bool_]
 
 SIGNALS = frozenset({"actv_grad", "grad_unreduced", "grad_reduced"})
 NOTHING = -750.0
-"""What stands for the logarithm of 0: below that of the smallest float64."""
+"""What stands for the logarithm of 0: less than twice that of the smallest norm, the root of the smallest float64, so
+that a median between 0 and anything is below all that there are."""
 
 
 class AnomalyVanish:
@@ -29,8 +30,8 @@ class AnomalyVanish:
     kept most of its size. So training that converges is silent, and so is a batch from which there is nothing to learn:
     there all gradients fall together. A learning rate that falls changes no gradient.
 
-    A gradient that was never there is not reported, nor one that is 0 as often as not (a branch that is seldom taken):
-    its median is 0 too. What dies in a layer (see ``AnomalyDead``) vanishes in all before it.
+    A gradient that was never there is not reported, nor one that is 0 more often than not (a branch that is seldom
+    taken): its median is 0 too. What dies in a layer (see ``AnomalyDead``) vanishes in all before it.
     """
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
@@ -68,7 +69,7 @@ class AnomalyVanish:
         medians[ready] = medians_of(windows[ready])
         kept = sizes - medians
         least_fallen = min(np.nanmax(kept), 0.0)
-        return low & (medians > NOTHING) & (kept < least_fallen - self._least), medians
+        return low & (medians > NOTHING / 2) & (kept < least_fallen - self._least), medians
 
     def _remember(self, slots: Indices, sizes: Array, low: Mask) -> Indices:
         """Updates the history; for how many samples each gradient has been vanishingly small."""

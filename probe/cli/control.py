@@ -1,0 +1,93 @@
+"""``probe control``: switches a run on and off while it trains, changes what it collects, and watches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from probe.core import live
+from probe.core.settings_problems import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Switch a run on and off while it trains, change what it collects, and watch it. DIR is the run's "
+    "MONITOR_OUTPUT_DIR; the run must have been started with DYNAMIC_MONITOR=True and a configuration file.",
+)
+
+Directory = Annotated[Path, typer.Argument(help="Where the run writes: its MONITOR_OUTPUT_DIR.")]
+Wait = Annotated[
+    float, typer.Option(min=0, help="Seconds to wait until every rank has taken the change up; 0: do not.")
+]
+SECONDS = 60.0
+
+
+@app.command()
+def status(directory: Directory) -> None:
+    """What every rank does now. Exit code 0; 2 if there is no run."""
+    try:
+        _show(live.states(directory))
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+@app.command()
+def start(directory: Directory, wait: Wait = SECONDS) -> None:
+    """Begin collecting at the next step. Exit code 0 if every rank did, 1 if not in time, 2 for wrong use."""
+    _change(directory, {"dynamic_on": True}, wait)
+
+
+@app.command()
+def stop(directory: Directory, wait: Wait = SECONDS) -> None:
+    """Stop collecting at the next step. Exit code 0 if every rank did, 1 if not in time, 2 for wrong use."""
+    _change(directory, {"dynamic_on": False}, wait)
+
+
+@app.command("set")
+def put(
+    directory: Directory,
+    assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Such as collect_times=10.")],
+    wait: Wait = SECONDS,
+) -> None:
+    """Change the configuration; what is wrong with it is told, and nothing written. Exit codes as of start."""
+    try:
+        values = live.values_of(assignments)
+    except ValueError as error:
+        raise _refused(error) from None
+    _change(directory, values, wait)
+
+
+def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
+    try:
+        file, before = live.configuration(directory), live.states(directory)
+        changed = live.put(file, values)
+    except (ValueError, OSError) as error:
+        raise _refused(error) from None
+    typer.echo(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
+    if not changed and values != {"dynamic_on": True}:
+        typer.echo("it was so already")
+        return
+    if not wait:
+        return
+    with Console(stderr=True).status("waiting for the ranks"):
+        done = live.wait(directory, before, wait, lambda _: None)
+    _show(live.states(directory))
+    if not done:
+        typer.echo(f"not every rank has taken it up within {wait:g} s; it still may at a later step", err=True)
+        raise typer.Exit(1)
+
+
+def _show(states: list[live.RankState]) -> None:
+    table = Table("rank", "state", "since step", "directory")
+    for state in states:
+        table.add_row(str(state.rank), state.state, str(state.step), state.directory.name)
+    Console().print(table)
+
+
+def _refused(error: Exception) -> typer.Exit:
+    told = "\n".join(error.problems) if isinstance(error, ConfigError) else str(error)
+    typer.echo(told, err=True)
+    return typer.Exit(2)

@@ -1,0 +1,42 @@
+"""SIGUSR1 as a switch, where a configuration asks for it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNAL = signal.SIGUSR1
+
+_log = logging.getLogger("probe.control")
+
+
+class Toggle:
+    """Remembers that the signal has come, until it is asked. A handler that was there before is called as well."""
+
+    def __init__(self) -> None:
+        self._come = False
+        self._before: Any = signal.getsignal(SIGNAL)
+        self._ours = threading.current_thread() is threading.main_thread() and self._before is not None
+        if self._ours:
+            signal.signal(SIGNAL, self._handle)
+        else:
+            _log.warning("SIGUSR1 does not switch monitoring: its handler cannot be set here")
+
+    def taken(self) -> bool:
+        """Whether the signal has come since this was last asked."""
+        come, self._come = self._come, False
+        return come
+
+    def forget(self) -> None:
+        """Puts back the handler that was there, unless another has come since."""
+        main = threading.current_thread() is threading.main_thread()
+        if self._ours and main and signal.getsignal(SIGNAL) == self._handle:
+            signal.signal(SIGNAL, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._come = True
+        if callable(self._before):
+            self._before(number, frame)

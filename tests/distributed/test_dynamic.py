@@ -1,0 +1,104 @@
+"""Dynamic start and stop in two processes: all switch at one step, however late the file shows itself to some."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.models import Net, batch, loss_of
+from tests.distributed.ranks import Ranks
+from tests.required import require
+
+torch = require("torch")
+
+import torch.distributed as dist  # noqa: E402 - only where torch is
+
+CONFIG = {"wg_distribution": True, "format": "api", "dynamic_on": False, "dynamic_seconds": 0}
+
+
+def train(
+    folder: str, steps: int, edits: dict[int, dict[str, Any]], delay: int
+) -> tuple[list[int], dict[str, int], str]:
+    """The steps that this rank has collected, what failed, and the file at the end.
+
+    The second rank sees every state of the file ``delay`` steps late.
+    """
+    from probe.pytorch import TrainerMon
+
+    os.environ["DYNAMIC_MONITOR"] = "True"
+    leads = dist.get_rank() == 0
+    own = Path(folder) / ("monitor.json" if leads else "seen_late.json")
+    own.write_text(json.dumps(CONFIG))
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    collected = []
+    with TrainerMon(own) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(steps):
+            if leads and step in edits:
+                values = json.loads(own.read_text()) | edits[step]
+                own.write_text(json.dumps(values))
+            dist.barrier()
+            if not leads:
+                shutil.copy(Path(folder) / "monitor.json", Path(folder) / f"state{step}.json")
+                if step >= delay:
+                    (Path(folder) / f"state{step - delay}.json").replace(own)
+            dist.barrier()
+            loss_of(model(batch(step, dist.get_rank()))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor.generate_wgrad_metrics()[0]:
+                collected.append(step)
+    os.environ.pop("DYNAMIC_MONITOR")
+    return collected, monitor.faults, own.read_text()
+
+
+ON = {"dynamic_on": True, "collect_times": 3}
+
+
+def test_all_ranks_begin_at_the_step_that_the_first_one_names(two_ranks: Ranks, tmp_path: Path) -> None:
+    """An edit during step 2, which the other rank sees a step later: both begin at the step written into the file."""
+    (one, faults, text), (other, more, _) = two_ranks.run(train, str(tmp_path), 12, {2: ON}, 1)
+    assert one == other == [5, 6, 7]
+    assert faults == more == {}
+    assert json.loads(text) == CONFIG | ON | {"dynamic_on": False, "apply_at_step": 5}
+
+
+def test_a_second_change_has_a_step_of_its_own(two_ranks: Ranks, tmp_path: Path) -> None:
+    """The step of an earlier change, still in the file, is not taken for that of the next."""
+    edits = {1: ON, 9: {"dynamic_on": True, "collect_times": 1}}
+    (one, faults, _), (other, more, _) = two_ranks.run(train, str(tmp_path), 16, edits, 1)
+    assert one == other == [4, 5, 6, 12]
+    assert faults == more == {}
+
+
+def test_a_step_that_the_user_names_holds_for_all(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Nothing is written where nothing is missing."""
+    edits = {1: ON | {"apply_at_step": 8}}
+    (one, _, text), (other, _, _) = two_ranks.run(train, str(tmp_path), 14, edits, 3)
+    assert one == other == [8, 9, 10]
+    assert json.loads(text)["apply_at_step"] == 8
+
+
+def test_a_rank_that_sees_it_too_late_says_so(two_ranks: Ranks, tmp_path: Path) -> None:
+    """It begins as soon as it can, and counts the fault; training goes on."""
+    (one, faults, _), (other, more, _) = two_ranks.run(train, str(tmp_path), 16, {2: ON}, 6)
+    assert one == [5, 6, 7]
+    assert faults == {}
+    assert len(other) == 3
+    assert other[0] > 8
+    assert more == {"control: TimeoutError": 1}
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_switching_off_holds_for_all(two_ranks: Ranks, tmp_path: Path, delay: int) -> None:
+    """``dynamic_on: false`` while collecting ends it at one step."""
+    edits = {1: ON | {"collect_times": 100}, 6: {"dynamic_on": False}}
+    (one, faults, _), (other, more, _) = two_ranks.run(train, str(tmp_path), 14, edits, delay)
+    assert one == other == [4, 5, 6, 7, 8]
+    assert faults == more == {}
