@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from probe.core.causes.located import Located
 from probe.core.moments import OPS
 from probe.core.naming import cell_name
-from probe.core.reading.files import TableFile
-from probe.core.reading.rows import Rows, is_number, quoted
+from probe.core.reading.files import TableFile, is_number
+from probe.core.reading.rows import Rows, quoted
 from probe.core.records import Key
 
 BEFORE = 2

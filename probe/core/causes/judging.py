@@ -22,8 +22,6 @@ from probe.core.settings_alerts import Alert
 from probe.core.settings_alerts import Rule as Configured
 
 ALWAYS = "AnomalyNan"
-BY_DEFAULT = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
-"""Rules that judge the files of a run that had the default ones: these, which cost such a run nothing, join them."""
 KEPT = 100
 """Findings of a rank that are kept in one episode: the first of each rule and row."""
 EPISODES = 10
@@ -71,7 +69,7 @@ class Judged:
 
 
 def configured(manifest: Mapping[str, Any], path: Path, problems: Problems) -> Alert:
-    """The alert rules of a run: its own if it had others than the defaults, and ``AnomalyNan`` always."""
+    """The alert rules of a run, the default ones if it does not say; ``AnomalyNan`` always."""
     config = manifest.get("config")
     given = config.get("alert") if isinstance(config, Mapping) else None
     alert = Alert()
@@ -81,11 +79,9 @@ def configured(manifest: Mapping[str, Any], path: Path, problems: Problems) -> A
     except ValidationError as error:
         what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones judge"
         problems.add(path / "manifest.json", what, skipped=False)
-    wanted = BY_DEFAULT if alert.rules == Alert().rules else (ALWAYS,)
-    missing = [name for name in wanted if name not in {rule.rule_name for rule in alert.rules}]
-    added = tuple(Configured(rule_name=name, args={}) for name in missing)
-    rules = (*added, *alert.rules) if ALWAYS in missing else (*alert.rules, *added)
-    return alert.model_copy(update={"rules": rules})
+    if any(rule.rule_name == ALWAYS for rule in alert.rules):
+        return alert
+    return alert.model_copy(update={"rules": (Configured(rule_name=ALWAYS, args={}), *alert.rules)})
 
 
 def rules_of(alert: Alert, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:
@@ -96,9 +92,9 @@ def rules_of(alert: Alert, rank: int, ops: Sequence[str]) -> tuple[list[Rule], d
 
 
 def ops_of(rows: Rows) -> list[str]:
-    """The ops that any signal has, in the order of the table of ops."""
-    held = {number for signal in rows.signals for number in rows.numbers(signal)}
-    return [op for op in OPS if op in held]
+    """The ops that any signal has, in the order of their columns: that in which the run was told to write them."""
+    held = dict.fromkeys(number for signal in rows.signals for number in rows.numbers(signal))
+    return [number for number in held if number in OPS]
 
 
 class Judging:
