@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+
+
+def require_program(*names: str) -> str:
+    """The path of the first of the programs ``names`` that is installed."""
+    found = next(filter(None, map(shutil.which, names)), None)
+    return found or _absent(f"none of {', '.join(names)} is installed")
 
 
 def require(name: str) -> Any:
@@ -19,7 +26,10 @@ def require(name: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
             raise
-    reason = f"{name} is not installed (make venv)"
+    return _absent(f"{name} is not installed (make venv)")
+
+
+def _absent(reason: str) -> NoReturn:
     if os.environ.get("CI", "").lower() == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason, allow_module_level=True)

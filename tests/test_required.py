@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.required import require
+from tests.required import require, require_program
 
 
 def test_a_package_that_is_there_is_returned() -> None:
@@ -24,6 +24,17 @@ def test_absence_skips_for_users_and_fails_in_ci(
     monkeypatch.setenv("CI", ci)
     with pytest.raises(outcome, match=f"{name} is not installed"):
         require(name)
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", pytest.skip.Exception), ("true", pytest.fail.Exception)])
+def test_an_absent_program_is_treated_alike(
+    ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first program that is there is taken; none at all skips for users and fails in CI."""
+    monkeypatch.setenv("CI", ci)
+    assert Path(require_program("absent_program", "python3")).name == "python3"
+    with pytest.raises(outcome, match="none of absent_program, absent_too is installed"):
+        require_program("absent_program", "absent_too")
 
 
 def test_a_broken_package_is_no_absent_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

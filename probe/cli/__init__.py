@@ -13,10 +13,12 @@ from probe import __version__
 
 VERBS: dict[str, str] = {
     "anomalies": "probe.cli.anomalies:anomalies",
+    "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
+    "report": "probe.cli.report:report",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -95,11 +95,11 @@ def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int
 
 
 def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
-    files = [file for of, file in rows.files[signal] if of == directory]
+    files = [file for of, file in rows.files[signal] if of == directory and (last is None or file.first <= last)]
+    begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
+    files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
-        group = [file for file in alike if last is None or file.first <= last]
-        if not group:
-            continue
+        group = list(alike)
         columns, read = rows.read(group, first, last)
         at = columns.index("step")
         for step, same in groupby(read, key=lambda row: row[at]):
@@ -127,7 +127,7 @@ def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple
     about = known.get(table.signal)
     described = tuple(cells.get(column) for column in DESCRIBING)
     if about is None or about.cells != described:
-        about = known[table.signal] = _about(table.signal, described)
+        about = known[table.signal] = _about(table, described, problems)
     if twice := len(table.rows) - len(about.kept):
         what = f"step {table.step} has {twice} rows twice: the later ones are taken"
         problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
@@ -148,20 +148,29 @@ def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple
     return batch, tuple(derived)
 
 
-def _about(signal: str, cells: tuple[tuple[Any, ...] | None, ...]) -> _About:
+def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: Problems) -> _About:
     names, stages, micro_steps, calls, shapes, dtypes, covers = cells
     assert names is not None
     number = len(names)
     zeros = (0,) * number
     keys = [
-        key_of(signal, name or "", micro_step or 0, call or 0, stage or 0)
+        key_of(table.signal, name or "", micro_step or 0, call or 0, stage or 0)
         for name, stage, micro_step, call in zip(
             names, stages or zeros, micro_steps or zeros, calls or zeros, strict=True
         )
     ]
     kept = sorted({key: row for row, key in enumerate(keys)}.values())
-    sizes = tuple(shape_of(shapes[row]) if shapes else () for row in kept)
-    coverage = tuple(coverage_of(covers[row]) for row in kept) if covers else ()
+
+    def said(read: Callable[[str | None], Any], row: int, text: str | None) -> Any:
+        try:
+            return read(text)
+        except ValueError:
+            what = f"{table.signal}: step {table.step}, {names[row]}: {text!r} cannot be read: taken for nothing"
+            problems.add(table.directory, what)
+            return read(None)
+
+    sizes = tuple(said(shape_of, row, shapes[row]) if shapes else () for row in kept)
+    coverage = tuple(said(coverage_of, row, covers[row]) for row in kept) if covers else ()
     return _About(
         cells=cells,
         keys=tuple(keys[row] for row in kept),

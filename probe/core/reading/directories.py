@@ -146,8 +146,10 @@ def _run(directories: list[RankDirectory]) -> Run:
     ranks = {directory.rank for directory in directories}
     expected: set[int] = set()
     for directory in directories:
-        wanted = (directory.manifest.get("config") or {}).get("module_ranks") or []
-        world = range(int(directory.manifest.get("world_size") or 0))
+        config, size = directory.manifest.get("config"), directory.manifest.get("world_size")
+        wanted = config.get("module_ranks") if isinstance(config, dict) else None
+        wanted = wanted if isinstance(wanted, list) else []
+        world = range(size) if isinstance(size, int) else range(0)
         expected |= set(wanted) & set(world) if wanted else set(world)
     return Run(tuple(directories), tuple(sorted(expected - ranks)))
 

@@ -106,7 +106,8 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
         raise _HeaderError("expected a header; its line is not finished")
     columns = tuple(next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")])))
     if columns[: len(NEEDED)] != NEEDED or len(set(columns)) < len(columns):
-        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {line[:60]!r}")
+        there = line[:60].decode("utf-8", "replace")
+        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
     if torn:
         number = sum(1 for _ in _lines(path))
         problems.add(path, f"the last line is not finished ({torn} bytes): left out", number)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
         raise ImportError('reading many files needs duckdb: pip install "probe-monitor[analysis]"') from missing
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory}'")
+    connection.execute("SET enable_progress_bar = false")  # it would be drawn into what a command prints
     if threads:
         connection.execute(f"SET threads = {threads}")
     return connection
@@ -53,12 +57,22 @@ class Rows:
     there once.
 
     Use as a context manager: lines that could not be read are told to ``problems`` at the end.
+
+    Args:
+        connection: one that others use too, and close; else one of its own.
+        schema: where in the database the views are, so that several runs find place in one.
     """
 
     def __init__(
-        self, directories: Sequence[RankDirectory], problems: Problems, connection: Connection | None = None
+        self,
+        directories: Sequence[RankDirectory],
+        problems: Problems,
+        connection: Connection | None = None,
+        schema: str = "main",
     ) -> None:
         self.connection = connection or connect()
+        self._owned = connection is None
+        self._schema = quoted(schema)
         self.directories = tuple(directories)
         self.problems = problems
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
@@ -70,6 +84,7 @@ class Rows:
             for file in self._readable(tables(directory.path, problems)):
                 self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
         self._numbers: dict[str, tuple[str, ...]] = {}
+        self._ends: dict[str, list[tuple[TableFile, float]]] = {}
         self._list_directories()
 
     def __enter__(self) -> Rows:
@@ -93,14 +108,27 @@ class Rows:
         Raises:
             KeyError: if there is no file of it.
         """
-        name = quoted(f"rows {signal}")
+        name = f"{self._schema}.{quoted(f'rows {signal}')}"
         if signal not in self._numbers:
             groups = self._groups([file for _, file in self.files[signal]])
             numbers = dict.fromkeys(column for columns, _ in groups for column in columns if is_number(column))
             self._numbers[signal] = tuple(numbers)
-            selects = [self._select(columns, read, numbers) for columns, read in groups]
-            self.connection.execute(f"CREATE VIEW {name} AS {' UNION ALL '.join(selects)}")
+            self.connection.execute(f"CREATE VIEW {name} AS {self._union(groups, numbers)}")
         return name
+
+    def between(self, signal: str, first: int, last: int) -> str:
+        """As the signal's view, of the steps from ``first`` to ``last``, reading only files that may hold them; ready
+        to be put behind FROM.
+
+        Raises:
+            KeyError: if there is no file of the signal.
+        """
+        self.view(signal)
+        files = [file for file, end in self._spans(signal) if file.first <= last and first < end]
+        if not files:
+            return f"(SELECT * FROM {self.view(signal)} LIMIT 0)"  # noqa: S608 - no word is a user's
+        read = self._union(self._groups(files), self._numbers[signal])
+        return f"(SELECT * FROM ({read}) WHERE step BETWEEN {first} AND {last})"  # noqa: S608 - no word is a user's
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
@@ -113,36 +141,47 @@ class Rows:
         return columns, self._fetched(f"SELECT {', '.join(map(quoted, columns))} FROM {source}{where}")  # noqa: S608
 
     def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
-        cursor = self.connection.cursor()
-        cursor.execute(query)
-        while found := cursor.fetchmany(AT_ONCE):
-            yield from found
-        cursor.close()
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(query)
+            try:
+                while found := cursor.fetchmany(AT_ONCE):
+                    yield from found
+            finally:
+                self._tell_rejected(cursor)  # a cursor has temporary tables of its own
 
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
         paths = f"[{', '.join(_literal(str(file.path)) for file in files)}]"
         if files[0].format == "parquet":
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
+        keys = ", ".join(_literal(column) for column in files[0].columns if column in KEY)
         types = ", ".join(f"{_literal(column)}: {_literal(type_of(column))}" for column in files[0].columns)
         return (
             f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
-            "delim = ',', quote = '\"', escape = '\"', filename = true, store_rejects = true)"
+            f"delim = ',', quote = '\"', escape = '\"', force_not_null = [{keys}], filename = true, "
+            "store_rejects = true)"
         )
 
     def close(self) -> None:
         """Tells which lines were left out, and gives back what was taken."""
         self.tell_rejected()
         self._mended.cleanup()
-        self.connection.close()
+        if self._owned:
+            self.connection.close()
 
     def tell_rejected(self) -> None:
         """Lines that could not be read by the queries so far."""
-        known = {row[0] for row in self.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        self._tell_rejected(self.connection)
+
+    def _tell_rejected(self, connection: Connection) -> None:
+        known = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
         if not {"reject_errors", "reject_scans"} <= known:
             return
-        told = self.connection.execute(_REJECTED).fetchall()
+        own = {path for path, _ in self._places}
+        told = connection.execute(_REJECTED).fetchall()
         for path, line, what, place, lines in told:
+            if str(Path(path).parent) not in own:  # another's, that shares the connection
+                continue
             where = self._originals.get(path, Path(path))
             if place <= REJECTED_A_FILE:
                 self.problems.add(where, f"{' '.join(what.split())}: this line is left out", line)
@@ -177,6 +216,14 @@ class Rows:
         read = [(columns, self.source(group)) for (_, columns), group in groups.items()]
         return [(columns or self.columns(source), source) for columns, source in read]
 
+    def _spans(self, signal: str) -> list[tuple[TableFile, float]]:
+        if signal not in self._ends:
+            self._ends[signal] = list(_with_ends(self.files[signal]))
+        return self._ends[signal]
+
+    def _union(self, groups: Iterable[tuple[tuple[str, ...], str]], numbers: Iterable[str]) -> str:
+        return " UNION ALL ".join(self._select(columns, read, numbers) for columns, read in groups)
+
     def columns(self, source: str) -> tuple[str, ...]:
         """The columns of a source."""
         described = self.connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()  # noqa: S608 - our own words
@@ -191,16 +238,18 @@ class Rows:
         cells += [cell(column, "NULL::DOUBLE") for column in numbers]
         return (
             f"SELECT d.rank, d.directory, {', '.join(cells)} FROM {source} AS f "  # noqa: S608 - no word is a user's
-            "JOIN directories AS d ON d.path = parse_dirpath(f.filename) WHERE d.until IS NULL OR f.step < d.until"
+            f"JOIN {self._schema}.directories AS d ON d.path = parse_dirpath(f.filename) "
+            "WHERE d.until IS NULL OR f.step < d.until"
         )
 
     def _list_directories(self) -> None:
+        self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
         self.connection.execute(
-            "CREATE TABLE directories (path VARCHAR, directory INTEGER, rank INTEGER, until BIGINT)"
+            f"CREATE TABLE {self._schema}.directories (path VARCHAR, directory INTEGER, rank INTEGER, until BIGINT)"
         )
         listed = [(path, n, self.directories[n].rank, self.directories[n].until) for path, n in self._places]
         if listed:
-            self.connection.executemany("INSERT INTO directories VALUES (?, ?, ?, ?)", listed)
+            self.connection.executemany(f"INSERT INTO {self._schema}.directories VALUES (?, ?, ?, ?)", listed)  # noqa: S608
 
     def _mend(self, directory: int, file: TableFile) -> TableFile:
         """A copy without the unfinished last line, if there is one."""
@@ -214,6 +263,14 @@ class Rows:
         copy.write_bytes(file.path.read_bytes()[: -file.torn])
         self._originals[str(copy)] = file.path
         return file._replace(path=copy, torn=0)
+
+
+def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
+    """Files, by directory and step, each with the step up to which it goes, itself excluded: where the next begins."""
+    for _, own in groupby(files, key=lambda pair: pair[0]):
+        alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
+        for group, after in zip(alike, [*alike[1:], None], strict=True):
+            yield from ((file, after[0].first if after else math.inf) for file in group)
 
 
 def _literal(text: str) -> str:

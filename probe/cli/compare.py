@@ -1,0 +1,99 @@
+"""``probe compare``: the first row in which two runs differ."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from probe.core.compare.comparing import Comparison
+    from probe.core.compare.sides import Options
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="Where the ranks of one run have written, or a folder of `probe merge`.")],
+    b: Annotated[Path, typer.Argument(help="The same of the other.")],
+    mapping: Annotated[
+        Path | None, typer.Option("--map", help="JSON or YAML: names of A and what B calls them; see docs/compare.md.")
+    ] = None,
+    steps: Annotated[str, typer.Option(help="Steps of A, both included: 0-99, 100- or 7.")] = "",
+    step_offset: Annotated[int, typer.Option(help="What is added to a step of A to get that of B.")] = 0,
+    rank: Annotated[
+        str, typer.Option(help="One rank of both, or one of A and one of B: 0:3. Else all in common.")
+    ] = "",
+    signals: Annotated[str, typer.Option(help="Signals, separated by commas: actv,grad_reduced. Else all.")] = "",
+    ops: Annotated[str, typer.Option(help="Numbers, separated by commas: norm,mean. Else all.")] = "",
+    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance; else by the coarsest dtype.")] = None,
+    common: Annotated[bool, typer.Option("--common", help="What only one run has is no difference.")] = False,
+    most: Annotated[int, typer.Option("--top", "-k", min=1, help="How many rows to show.")] = 20,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, such as compare.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
+) -> None:
+    """Compare two runs, of whatever machine, framework, version or precision: the first row that differs by more than
+    rounding does, in the order of cause and effect.
+
+    Exit code 0 if the runs are the same within the tolerance; 1 if they differ, or if data had to be left out; 2 for
+    wrong use.
+    """
+    from probe.core.compare.comparing import compare as compared
+
+    try:
+        options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
+        found = compared(a, b, options, most)
+        page = _page(out, found) if out else None
+    except (ValueError, ImportError) as error:
+        typer.echo(f"probe compare: {error}", err=True)
+        raise typer.Exit(2) from None
+    if out and page is not None:
+        out.write_text(page, encoding="utf-8")
+    from probe.core.compare import telling
+
+    if as_json:
+        typer.echo(telling.as_json(found))
+    else:
+        telling.show(found, out)
+    raise typer.Exit(0 if found.same and not found.skipped else 1)
+
+
+def _page(out: Path, found: Comparison) -> str:
+    from probe.core.compare.page import page
+
+    if not out.resolve().parent.is_dir():
+        raise ValueError(f"{out}: expected a folder that is there")
+    return page(found)
+
+
+def _options(
+    mapping: Path | None, steps: str, offset: int, rank: str, signals: str, ops: str, rtol: float | None, common: bool
+) -> Options:
+    from probe.core.compare.mapping import NameMap, read
+    from probe.core.compare.sides import Options
+
+    first, last = _span(steps)
+    names = read(mapping) if mapping else NameMap()
+    return Options(first, last, offset, _ranks(rank), _listed(signals), _listed(ops), rtol, common, names)
+
+
+def _span(text: str) -> tuple[int | None, int | None]:
+    found = re.fullmatch(r"(\d*)(-?)(\d*)", text)
+    if found is None or text == "-":
+        raise ValueError(f"--steps: expected 0-99, 100-, -99 or 7; got {text!r}")
+    first, to, last = found.groups()
+    span = (int(first) if first else None), (int(last) if last else None) if to else (int(first) if first else None)
+    if span[0] is not None and span[1] is not None and span[0] > span[1]:
+        raise ValueError(f"--steps: expected the smaller first; got {text!r}")
+    return span
+
+
+def _ranks(text: str) -> tuple[int, int] | None:
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if text and found is None:
+        raise ValueError(f"--rank: expected 3, or 0:3 for A's rank 0 and B's rank 3; got {text!r}")
+    return (int(found[1]), int(found[2] or found[1])) if found else None
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

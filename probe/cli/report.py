@@ -1,0 +1,34 @@
+"""``probe report``: one HTML page about a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
+
+    The file needs no network and nothing but a browser. Exit code 0 if everything was read; 1 if data were left out,
+    which is told line by line; 2 for wrong use.
+    """
+    from probe.core.report.writing import write_report
+
+    console = Console()
+    try:
+        with console.status("reading") as status:
+            written = write_report(directory, out, observe=status.update)
+    except (ValueError, ImportError, OSError) as error:
+        typer.echo(f"probe report: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(written.diagnosis.paragraph)
+    typer.echo(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {written.ranks} ranks")
+    for line in written.problems.lines():
+        typer.echo(line, err=True)
+    raise typer.Exit(1 if written.problems.skipped else 0)

@@ -1,0 +1,215 @@
+"""Which names of one run are which of the other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+REGEX = "re:"
+"""What a name begins with that is a regular expression."""
+OTHER_LAST = {"gamma": ("weight",), "beta": ("bias",), "embedding_table": ("weight",)} | {
+    "weight": ("gamma", "embedding_table"),
+    "bias": ("beta",),
+}
+"""What PyTorch and MindSpore call the parameters of norms and embeddings, by what the other does."""
+
+
+class Entry(NamedTuple):
+    """One line of a mapping."""
+
+    of_a: str
+    of_b: str
+    find: re.Pattern[str]
+    replace: str | Callable[[re.Match[str]], str]
+
+    def map(self, name: str) -> str | None:
+        """What ``name`` is called in the other run; None if this line is not about it."""
+        found = self.find.fullmatch(name)
+        if found is None:
+            return None
+        return self.replace(found) if callable(self.replace) else found.expand(self.replace)
+
+
+class NameMap(NamedTuple):
+    """What a mapping file says."""
+
+    names: tuple[Entry, ...] = ()
+    signals: Mapping[str, str] = {}
+    source: str = ""
+    """The file."""
+
+
+class Pairs(NamedTuple):
+    """What became of the names of two runs."""
+
+    renamed: dict[str, str]
+    """Names of A that are called otherwise in B."""
+    frameworks: int
+    """How many of them are the parameters of norms and embeddings, which frameworks call differently."""
+
+
+def read(path: Path) -> NameMap:
+    """A mapping file: JSON, or YAML where its name ends in ``.yaml`` or ``.yml``.
+
+    Raises:
+        ValueError: if it is not one, with everything that is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected a mapping file; {error}") from None
+    content = _yaml(path, text) if path.suffix in (".yaml", ".yml") else _json(path, text)
+    problems = _problems(content)
+    if problems:
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
+    names = (content.get("names") or {}) if isinstance(content, dict) else {}
+    signals = (content.get("signals") or {}) if isinstance(content, dict) else {}
+    return NameMap(tuple(entry(a, b) for a, b in names.items()), dict(signals), str(path))
+
+
+def entry(of_a: str, of_b: str) -> Entry:
+    """One line: a name, one with ``*`` for any text without dots, or ``re:`` and a regular expression.
+
+    A name stands for what is beneath it too: ``encoder`` for ``encoder.fc.weight``.
+
+    Raises:
+        ValueError: if it means nothing.
+    """
+    if of_a.startswith(REGEX):
+        try:
+            find = re.compile(of_a.removeprefix(REGEX))
+            re.sub(find.pattern + "|", of_b, "")  # raises if of_b has groups that the expression has not
+        except (re.error, IndexError) as error:
+            raise ValueError(
+                f"{of_a!r}: {of_b!r}: expected a regular expression and its replacement; {error}"
+            ) from None
+        return Entry(of_a, of_b, find, of_b)
+    if of_a.count("*") != of_b.count("*"):
+        raise ValueError(f"{of_a!r}: {of_b!r}: expected as many * on both sides")
+    find = re.compile(re.escape(of_a).replace(r"\*", r"([^.]*)") + r"(\..*)?", re.DOTALL)
+    return Entry(of_a, of_b, find, lambda found: _filled(of_b, found.groups()))
+
+
+def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across: bool) -> Pairs:
+    """What the names of A are called in B.
+
+    Args:
+        across: whether the runs are of two frameworks.
+
+    Raises:
+        ValueError: if a line of the mapping is about no name of A, or names nothing of B; with the nearest that are.
+    """
+    renamed: dict[str, str] = {}
+    hits: dict[Entry, list[str]] = {line: [] for line in mapping.names}
+    for name in of_a:
+        for line in mapping.names:
+            target = line.map(name)
+            if target is not None:
+                renamed[name] = target
+                hits[line].append(target)
+                break
+    problems = [_unknown(line, of_a) for line, targets in hits.items() if not targets]
+    known = set(of_b)
+    problems += [_missing(e, t, of_b) for e, t in hits.items() if t and known.isdisjoint(t)]
+    if problems:
+        raise ValueError("\n".join(f"{mapping.source}: {problem}" for problem in problems))
+    _refuse_meeting(mapping, renamed, of_a, known)
+    by_framework = _across(set(of_a) - set(renamed), set(of_a), known) if across else {}
+    return Pairs({a: b for a, b in (renamed | by_framework).items() if a != b}, len(by_framework))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`` (nearest: 'fc.weight')``, or nothing."""
+    close = get_close_matches(name, list(names), 1, 0.5)
+    return f" (nearest: {close[0]!r})" if close else ""
+
+
+def _across(names: Collection[str], of_a: Collection[str], of_b: Collection[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        if name in of_b:
+            continue
+        head, dot, last = name.rpartition(".")
+        others = (head + dot + other for other in OTHER_LAST.get(last, ()))
+        target = next((other for other in others if other in of_b and other not in of_a), None)
+        if target is not None:
+            found[name] = target
+    return found
+
+
+def _refuse_meeting(mapping: NameMap, renamed: Mapping[str, str], of_a: Collection[str], of_b: Collection[str]) -> None:
+    """Raises if two names of A would be the same of B."""
+    taken: dict[str, str] = {}
+    for name in of_a:
+        target = renamed.get(name, name)
+        if target in of_b and target in taken:
+            raise ValueError(f"{mapping.source}: {taken[target]!r} and {name!r} of A would both be {target!r} of B")
+        taken[target] = name
+
+
+def _filled(pattern: str, groups: tuple[str | None, ...]) -> str:
+    pieces = pattern.split("*")
+    *texts, rest = groups
+    return "".join(piece + (text or "") for piece, text in zip(pieces, [*texts, rest], strict=True))
+
+
+def _unknown(line: Entry, of_a: Collection[str]) -> str:
+    return f"{line.of_a!r} is no name of A{nearest(line.of_a, _stems(of_a))}"
+
+
+def _missing(line: Entry, targets: list[str], of_b: Collection[str]) -> str:
+    return f"{line.of_b!r} is no name of B: expected {targets[0]!r} there{nearest(line.of_b, _stems(of_b))}"
+
+
+def _stems(names: Iterable[str]) -> set[str]:
+    """Names and what they lie beneath."""
+    return {name[:end] for name in names for end in [len(name), *(m.start() for m in re.finditer(r"\.", name))]} - {""}
+
+
+def _json(path: Path, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON; {error}") from None
+
+
+def _yaml(path: Path, text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: expected YAML; {error}") from None
+
+
+def _problems(content: object) -> list[str]:
+    if not isinstance(content, dict):
+        return [f'expected {{"names": {{...}}, "signals": {{...}}}}; there is {type(content).__name__}']
+    keys = ("names", "signals")
+    found = [
+        f"unknown key {key!r}{nearest(str(key), keys)}; there are {', '.join(keys)}"
+        for key in content
+        if key not in keys
+    ]
+    for key in keys:
+        said = content.get(key) or {}
+        if not isinstance(said, dict):
+            found.append(f"{key}: expected names of A, each with that of B; there is {type(said).__name__}")
+            continue
+        wrong = [a for a, b in said.items() if not isinstance(a, str) or not isinstance(b, str)]
+        found += [f"{key}: {a!r}: expected a text for a text; there is {said[a]!r}" for a in wrong]
+        if key == "names":
+            found += [problem for a, b in said.items() if a not in wrong and (problem := _meaningless(a, b))]
+    return found
+
+
+def _meaningless(of_a: str, of_b: str) -> str | None:
+    try:
+        entry(of_a, of_b)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,310 @@
+"""What ranks have written comes back as it was, by DuckDB and by Python alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from probe.core.array_moments import moments
+from probe.core.moments import columns_for
+from probe.core.output import write_manifest
+from probe.core.reading.batches import Step, steps
+from probe.core.reading.directories import RankDirectory, last_run
+from probe.core.reading.plain import PlainRows
+from probe.core.reading.problems import Problems
+from probe.core.reading.rows import Rows
+from probe.core.records import Batch, Coverage, Key, Snapshot
+from probe.core.sinks.csv_files import CsvSink
+from tests.core.sink_data import context
+from tests.required import require
+
+require("duckdb")
+
+OPS = ("min", "max", "mean", "norm", "zeros", "nans", "infs", "std")
+COLUMNS = columns_for(OPS)
+READERS = (Rows, PlainRows)
+
+
+def batch(signal: str, step: int, rows: dict[Key, Any], **fields: Any) -> Batch:
+    """The moments of ``rows``."""
+    block = np.array([moments([x], COLUMNS, 1e-8)[0] for x in rows.values()])
+    return Batch(
+        signal=signal,
+        step=step,
+        keys=tuple(rows),
+        shapes=tuple(x.shape for x in rows.values()),
+        dtypes=("torch.float32",) * len(rows),
+        order=np.arange(len(rows)),
+        columns={name: block[:, n] for n, name in enumerate(COLUMNS)},
+        **fields,
+    )
+
+
+def write(root: Path, batches: Iterable[Batch], rank: int = 0, ops: tuple[str, ...] = OPS, **fields: Any) -> Path:
+    """As a rank does; its directory."""
+    directory = root / f"Dec03_21-34-40-rank{rank}-0000000{rank}"
+    sink = CsvSink(context(root, directory=directory, rank=rank, **fields))
+    sink.open()
+    write_manifest(directory, {"rank": rank, "world_size": 1, "run": 0, "start_time": "2025-12-03T21:34:40+0800"})
+    for each in batches:
+        sink.write(Snapshot(each.step, rank, 0.0, [each], ops))
+    return directory
+
+
+def read(root: Path, reader: Any, **wanted: Any) -> tuple[list[Step], Problems]:
+    problems = Problems()
+    directories = last_run(root, problems).directories
+    rows = reader(directories, problems)
+    found = list(steps(rows, 0, **wanted))
+    if isinstance(rows, Rows):
+        rows.close()
+    return found, problems
+
+
+def assert_same(found: Batch, wanted: Batch, ops: tuple[str, ...] = OPS, digits: float = 5e-6) -> None:
+    """All but ``order``, which files do not tell; numbers to their printed digits."""
+    for field in ("signal", "step", "keys", "shapes", "dtypes", "micro_stepped", "coverage"):
+        assert getattr(found, field) == getattr(wanted, field), field
+    for op in ops:
+        np.testing.assert_allclose(found.op(op), wanted.op(op), rtol=digits, atol=1e-7, err_msg=op)
+
+
+RANDOM = np.random.default_rng(8)
+ODD = ["a,b", 'say "x"', "two\nlines", "per%cent", "größe", "", " blank "]
+
+
+def cases() -> dict[str, tuple[list[Batch], tuple[str, ...]]]:
+    """Batches of every kind, with the ops to write."""
+
+    def draw(*shape: int) -> Any:
+        return RANDOM.normal(0.5, 2, shape)
+
+    odd = np.array([np.nan, 1.0, -np.inf, 0.0, 3e38, -1e-30]).reshape(3, 2)
+    covered = (Coverage((8, 4), "0:16", (0, 1)), None, Coverage((6,), "dim 0: 1/2", (0, 2, 4), term=True))
+    parts = {
+        Key("fc", "input_1", 1, 0, 2): draw(3, 2),
+        Key("", "output", 0): draw(2),
+        Key("a.b", "input"): draw(2, 2, 2),
+    }
+    calls = {Key("fc", "output", 0, call): draw(3, 2) for call in range(3)}
+    return {
+        "parameters": (
+            [batch("grad_reduced", s, {Key("fc.weight"): draw(3, 4), Key("b"): draw()}) for s in (0, 1, 7)],
+            OPS,
+        ),
+        "activations": ([batch("actv", s, dict(parts), micro_stepped=True) for s in range(3)], OPS),
+        "calls": ([batch("actv_grad", s, dict(calls), micro_stepped=True) for s in range(2)], OPS),
+        "calls that come later": (
+            [
+                batch("actv", 0, {Key("fc", "output"): draw(3, 2)}, micro_stepped=True),
+                batch("actv", 1, dict(calls), micro_stepped=True),
+            ],
+            OPS,
+        ),
+        "not finite": ([batch("param_origin", 0, {Key("w"): odd, Key("v"): np.full(3, np.inf)})], OPS),
+        "shared": (
+            [batch("exp_avg", 0, {Key("x"): draw(16), Key("y"): draw(2), Key("z"): draw(6)}, coverage=covered)],
+            OPS,
+        ),
+        "other names": ([batch("grad_reduced", 0, {Key(name): draw(2) for name in ODD})], OPS),
+        "state called anything": ([batch("my state/é", 0, {Key("w"): draw(2)})], OPS),
+        "few ops": ([batch("grad_reduced", 4, {Key("w"): draw(2)})], ("norm",)),
+    }
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("case", cases())
+def test_what_was_written_is_read(tmp_path: Path, reader: Any, case: str) -> None:
+    """Keys, shapes, dtypes, what is covered and all numbers, whatever the names."""
+    batches, ops = cases()[case]
+    write(tmp_path, batches, ops=ops, steps_per_file=2)
+    found, problems = read(tmp_path, reader)
+    assert problems.lines() == []
+    assert [step.step for step in found] == [each.step for each in batches]
+    for step, wanted in zip(found, batches, strict=True):
+        (each,) = step.batches
+        assert_same(each, wanted, ops)
+        assert step.ops == ops
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_signals_of_a_step_come_together(tmp_path: Path, reader: Any) -> None:
+    """In the order in which a step takes its course; a signal that misses a step is missing there."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    written = [("grad_reduced", (0, 1, 2)), ("param_updated", (0, 2)), ("actv", (1, 2)), ("param_origin", (0, 1, 2))]
+    write(tmp_path, [batch(signal, s, rows) for signal, there in written for s in there], steps_per_file=2)
+    found, _ = read(tmp_path, reader)
+    assert {step.step: [each.signal for each in step.batches] for step in found} == {
+        0: ["param_origin", "grad_reduced", "param_updated"],
+        1: ["param_origin", "actv", "grad_reduced"],
+        2: ["param_origin", "actv", "grad_reduced", "param_updated"],
+    }
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("first", "last"), [(None, None), (3, None), (None, 4), (3, 7), (4, 4), (20, None), (8, 2)])
+def test_a_range_of_steps(tmp_path: Path, reader: Any, first: int | None, last: int | None) -> None:
+    """From ``first`` to ``last``, both included, also where files end at other steps and columns change."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    write(tmp_path, [batch("grad_reduced", s, rows) for s in range(6)], steps_per_file=4)
+    write(tmp_path, [batch("grad_reduced", s, rows) for s in range(6, 10)], steps_per_file=4, ops=("norm", "max"))
+    found, problems = read(tmp_path, reader, first=first, last=last)
+    low, high = (0 if first is None else first), (9 if last is None else last)
+    assert [step.step for step in found] == [s for s in range(10) if low <= s <= high]
+    assert [step.ops for step in found] == [OPS if step.step < 6 else ("norm", "max") for step in found]
+    assert problems.lines() == []
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_rows_that_come_twice_are_read_as_written_last(tmp_path: Path, reader: Any) -> None:
+    """And told."""
+    old, new = ({Key("w"): RANDOM.normal(size=3), Key("v"): RANDOM.normal(size=3)} for _ in range(2))
+    write(tmp_path, [batch("grad_reduced", 0, old), batch("grad_reduced", 0, new)])
+    (step,), problems = read(tmp_path, reader)
+    assert_same(step.batches[0], batch("grad_reduced", 0, new))
+    assert "grad_reduced: step 0 has 2 rows twice: the later ones are taken" in "".join(problems.lines())
+    assert not problems.skipped
+
+
+def _cell(path: Path, line: int, column: str, text: str) -> None:
+    """Puts ``text`` into one cell of a file whose rows have no quoted commas before it."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    at = lines[0].rstrip().split(",").index(column)
+    cells = lines[line - 1].split(",")
+    cells[at] = text
+    lines[line - 1] = ",".join(cells)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("column", "text"), [("norm", "much"), ("step", "one"), ("vpp_stage", ""), ("min", "1,2")])
+def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column: str, text: str) -> None:
+    """With its file and number; the others are read."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}
+    path = (
+        write(tmp_path, [batch("grad_reduced", s, rows) for s in range(2)], steps_per_file=2) / "grad_reduced_0-1.csv"
+    )
+    _cell(path, 3, column, text)
+    found, problems = read(tmp_path, reader)
+    assert [[key.name for key in step.batches[0].keys] for step in found] == [["u", "w"], ["u", "v", "w"]]
+    assert len(problems.kept) == 1
+    assert (problems.kept[0].path, problems.kept[0].line) == (path, 3)
+    assert problems.skipped
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("column", "text"), [("shape", "[three]"), ("shape", "3"), ("coverage", "x of y")])
+def test_text_that_means_nothing_stops_nothing(tmp_path: Path, reader: Any, column: str, text: str) -> None:
+    """A shape or coverage that nobody writes leaves the rest as it is."""
+    covered = (Coverage((8, 4), "0:16", (0, 1)), None)
+    rows = {Key("v"): RANDOM.normal(size=16), Key("w"): RANDOM.normal(size=3)}
+    written = batch("grad_reduced", 0, rows, coverage=covered)
+    path = write(tmp_path, [written, batch("grad_reduced", 1, rows, coverage=covered)]) / "grad_reduced_0-0.csv"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    cell = (
+        lines[1].split(",torch")[0].rsplit(",", 1)[1] if column == "shape" else '"16 of [8, 4] at 0:16 over ranks 0-1"'
+    )
+    assert cell in lines[1]
+    path.write_text(lines[0] + lines[1].replace(cell, text) + lines[2], encoding="utf-8")
+    found, problems = read(tmp_path, reader)
+    assert [step.step for step in found] == [0, 1]
+    assert problems.skipped == (text == "[three]")
+    assert found[0].batches[0].keys[-1] == Key("w")
+    assert_same(found[1].batches[0], batch("grad_reduced", 1, rows, coverage=covered))
+
+
+BROKEN = {
+    "empty": (b"", "expected a table; the file is empty", None),
+    "a torn header": (b"vpp_stage,name,st", "expected a header; its line is not finished", 1),
+    "foreign": (
+        b"date,price\n1,2\n",
+        "expected a header that begins with vpp_stage,name,step; there is 'date,price'",
+        1,
+    ),
+    "binary": (bytes(range(128, 256)) * 40 + b"\n", "expected a header that begins with", 1),
+    "a column twice": (b"vpp_stage,name,step,norm,norm\n", "expected a header that begins with", 1),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_is_left_out(tmp_path: Path, reader: Any, kind: str) -> None:
+    """And told with what was expected; the rest is read."""
+    content, expected, line = BROKEN[kind]
+    directory = write(tmp_path, [batch("grad_reduced", s, {Key("w"): RANDOM.normal(size=3)}) for s in range(3)])
+    (directory / "grad_reduced_1-1.csv").write_bytes(content)
+    found, problems = read(tmp_path, reader)
+    assert [step.step for step in found] == [0, 2]
+    (problem,) = problems.kept
+    assert (problem.path, problem.line, problem.skipped) == (directory / "grad_reduced_1-1.csv", line, True)
+    assert expected in problem.what
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_with_a_header_alone_is_empty(tmp_path: Path, reader: Any) -> None:
+    """Which is nothing wrong."""
+    directory = write(tmp_path, [batch("grad_reduced", s, {Key("w"): RANDOM.normal(size=3)}) for s in range(2)])
+    path = directory / "grad_reduced_1-1.csv"
+    path.write_text(path.read_text(encoding="utf-8").splitlines(keepends=True)[0], encoding="utf-8")
+    found, problems = read(tmp_path, reader)
+    assert ([step.step for step in found], problems.lines()) == ([0], [])
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_an_unfinished_last_line_is_left_out(tmp_path: Path, reader: Any, cut: int) -> None:
+    """As a run that is still writing, or was killed, leaves it; the lines before it are read."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "vw"}
+    path = write(tmp_path, [batch("grad_reduced", s, rows) for s in (0, 1)], steps_per_file=2) / "grad_reduced_0-1.csv"
+    path.write_bytes(path.read_bytes()[:-cut])
+    before = path.read_bytes()
+    found, problems = read(tmp_path, reader)
+    assert [[key.name for key in step.batches[0].keys] for step in found] == [["v", "w"], ["v"]]
+    (problem,) = problems.kept
+    assert (problem.path, problem.line) == (path, 5)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_steps_are_read_as_they_are_taken(tmp_path: Path, reader: Any) -> None:
+    """One step at a time: a reader that stops early has not read what lies behind."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)])
+    problems = Problems()
+    taken = steps(reader([RankDirectory(directory, 0, "", 0.0, {}, 0)], problems), 0)
+    assert next(taken).step == 0
+    taken.close()
+
+
+def test_views_hold_every_row(tmp_path: Path) -> None:
+    """One view a signal over all ranks and files, with every number that any file has."""
+    rows = {Key("w"): np.array([3.0, 4.0])}
+    for rank in (0, 1):
+        write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], rank=rank, ops=("norm", "max")[: 1 + rank])
+    problems = Problems()
+    with Rows(last_run(tmp_path, problems).directories, problems) as read_rows:
+        query = f'SELECT rank, step, name, micro_step, norm, "max" FROM {read_rows.view("grad_reduced")} ORDER BY ALL'
+        found = read_rows.connection.execute(query).fetchall()
+        assert read_rows.numbers("grad_reduced") == ("norm", "max")
+        (few,) = read_rows.connection.execute(
+            f"SELECT list(step) FROM {read_rows.between('grad_reduced', 1, 1)}"
+        ).fetchall()
+    assert found == [(rank, s, "w", 0, 5.0, 4.0 if rank else None) for rank in (0, 1) for s in range(3)]
+    assert few == ([1, 1],)
+
+
+def test_moments_are_those_that_the_ops_were_derived_from(tmp_path: Path) -> None:
+    """So that rules and merging can go on from them: sums and sums of squares."""
+    x = RANDOM.normal(3, 2, (5, 4))
+    write(tmp_path, [batch("grad_reduced", 0, {Key("w"): x})])
+    ((step,), _) = read(tmp_path, Rows)
+    columns = step.batches[0].columns
+    wanted = {"sum": x.sum(), "sumsq": (x * x).sum(), "m2": ((x - x.mean()) ** 2).sum(), "min": x.min(), "max": x.max()}
+    for name, value in wanted.items():
+        assert columns[name][0] == pytest.approx(value, rel=2e-5), name
+    assert math.isclose(columns["nans"][0], 0)
