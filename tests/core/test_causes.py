@@ -139,6 +139,12 @@ def test_a_weight_bad_after_the_update_of_one_rank(tmp_path: Path) -> None:
     assert classes(analysis) == {0: {"cascade"}, 1: {"cascade"}, 2: {"initiating", "cascade"}}
 
 
+def test_a_weight_of_one_rank_is_not_in_anothers_next_forward(tmp_path: Path) -> None:
+    """Before gradients are averaged nothing leads there: the other rank's activation has begun by itself."""
+    write_run(tmp_path, 2, STEPS, bad(("param_updated", 0, AT, "a.weight"), ("actv", 1, AT + 1, "b.output")))
+    assert classes(analyse(tmp_path)) == {0: {"initiating"}, 1: {"initiating"}}
+
+
 def test_a_spike_and_the_nan_that_follows_are_one_story(tmp_path: Path) -> None:
     """The spike, which is another rule's, names the cause; that it became NaN is said."""
 

@@ -16,7 +16,10 @@ torch = require("torch")
 
 import torch.distributed as dist  # noqa: E402 - only where torch is
 from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
 from probe.demo.pytorch.faults import _Amplify  # noqa: E402
 from probe.pytorch import TrainerMon  # noqa: E402
@@ -26,6 +29,7 @@ WIDTH, ROWS, TIME = 8, 4, 6
 STEPS, WARM = 28, 12
 """Steps of a run, and how many there are before anything can happen."""
 MICRO_BATCHES = 2
+SHARED = {"fc1": ColwiseParallel, "fc2": RowwiseParallel}
 OPS = ["min", "max", "norm", "zeros"]
 RULES = ["AnomalyNan", "AnomalySpike", "AnomalyDead", "AnomalyFrozen", "AnomalyVanish"]
 
@@ -223,24 +227,33 @@ def train(fault: Fault, seed: int, way: str) -> str:
     """Trains with the fault and a monitor; gives the monitor's directory.
 
     Args:
-        way: ``alone``, ``ddp``, ``reduced`` (gradients and a part of the forward summed up by hand) or ``pipeline``.
+        way: ``alone``, ``ddp``, ``accumulated`` (the same with micro batches that are each averaged), ``fsdp``,
+            ``tensor`` (layers shared out), ``reduced`` (gradients and a part of the forward summed up by hand) or
+            ``pipeline``.
     """
     rank = 0 if way == "alone" else dist.get_rank()
     if way == "pipeline":
         return _pipeline(fault, seed, rank)
     inner = Net(seed, shared=way == "reduced")
+    if way == "tensor":
+        share = {f"blocks.{n}.{name}": how() for n in (0, 1) for name, how in SHARED.items()}
+        parallelize_module(inner, init_device_mesh("cpu", (dist.get_world_size(),)), share)
+    if way == "fsdp":
+        fully_shard(inner)
     optimizer = torch.optim.Adam(inner.parameters(), 1e-3)
     planted = Planted(fault, inner, optimizer, rank)
-    model = nn.parallel.DistributedDataParallel(inner) if way == "ddp" else inner
+    model = nn.parallel.DistributedDataParallel(inner) if way in ("ddp", "accumulated") else inner
+    micro_batches = MICRO_BATCHES if way == "accumulated" else 1
     more: dict[str, Any] = {}
     if way == "reduced":
         more = {"cc_distribution": {"enable": True, "cc_pre_hook": True}}
     monitor = TrainerMon(configuration(**more), params_have_main_grad=False)
-    monitor.set_monitor(model, 1, optimizer)
+    monitor.set_monitor(model, micro_batches, optimizer)
     for step in _steps(fault):
         planted.step = step
-        x, y = batch(step, seed, rank)
-        (model(planted.data(x)) - y).square().mean().backward()
+        for micro_batch in range(micro_batches):
+            x, y = batch(step, seed + 10 * micro_batch, 0 if way == "tensor" else rank)
+            (model(planted.data(x)) - y).square().mean().backward()
         if way == "reduced":
             for parameter in inner.parameters():
                 dist.all_reduce(parameter.grad)

@@ -136,7 +136,22 @@ def test_pipeline(two_ranks: Ranks, kind: str, seed: int, output: Path) -> None:
     assert_named(run(two_ranks, fault, seed, "pipeline", output), fault)
 
 
-@pytest.mark.parametrize(("way", "seed"), [("alone", 1), ("alone", 2), ("ddp", 3), ("reduced", 4), ("pipeline", 5)])
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("way", "kind"), [("accumulated", "overflow"), ("tensor", "overflow"), ("tensor", "bad batch")]
+)
+def test_where_ranks_hand_on_in_the_middle_of_a_step(
+    two_ranks: Ranks, way: str, kind: str, seed: int, output: Path
+) -> None:
+    """Averages of an earlier micro batch, and layers that are shared out, bring it to the other rank before the end."""
+    fault = draw(kind, seed, 2)
+    assert_named(run(two_ranks, fault, seed, way, output), fault)
+
+
+@pytest.mark.parametrize(
+    ("way", "seed"),
+    [("alone", 1), ("alone", 2), ("ddp", 3), ("reduced", 4), ("pipeline", 5), ("accumulated", 6), ("tensor", 7)],
+)
 def test_healthy_runs_give_none(two_ranks: Ranks, way: str, seed: int, output: Path) -> None:
     """No finding at all."""
     fault = draw("none", seed, 2)

@@ -14,6 +14,7 @@ from probe.core.causes.exchanges import exchanged, givers
 from probe.core.causes.judging import Judged, Judging, configured, ops_of
 from probe.core.causes.located import Located
 from probe.core.causes.replicas import compare
+from probe.core.causes.sharing import sharers
 from probe.core.causes.topology import Topology, topology
 from probe.core.causes.words import Kind, kind_of, on_ranks, origins, paragraph, rivals
 from probe.core.naming import cell_name, tag
@@ -96,7 +97,7 @@ def analyse(
         judged, rules = _judge(rows, run, topo, wanted, told)
         of_rank = {each.rank: each for each in judged}
         extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
-        topo = topology(run.directories, extra.mates)
+        topo = topology(run.directories, extra.mates, sharers(rows))
         told("comparing replicas")
         differing, aliens = compare(rows, topo, wanted)
         _place(judged, extra)

@@ -64,7 +64,7 @@ class Reach:
     def __call__(self, one: Located, other: Located) -> bool:
         """Whether there is a way from ``one`` to ``other``, which comes later in order."""
         if one.rank == other.rank:
-            return one.order < other.order
+            return True
         if one.began < other.began:
             return self._later(one, other)
         return one.began == other.began and self._within(one, other)
@@ -74,7 +74,7 @@ class Reach:
         t = self._topology
         return (
             t.are_replicas(one, other)
-            or t.are_tensor_peers(one, other)
+            or t.are_peers(one, other)
             or t.are_in_one_pipeline(one, other)
             or any(one in t.place(rank).pipeline and t.are_replicas(rank, other) for rank in t.ranks)
         )
@@ -115,7 +115,7 @@ class Reach:
 
     def _forward(self, one: Located, other: Located) -> bool:
         t, ranks = self._topology, (one.rank, other.rank)
-        if t.are_tensor_peers(*ranks) and one.position < other.position:
+        if t.are_peers(*ranks) and one.position < other.position:
             return True
         return t.are_in_one_pipeline(*ranks) and one.chunk < other.chunk
 
@@ -126,7 +126,11 @@ class Reach:
             return other.phase != STATE and self._are_connected(*ranks)
         if other.phase == EXCHANGE:
             return False
-        if t.are_tensor_peers(*ranks) and one.position < other.position:
+        if other.finding.signal == "grad_unreduced" and t.are_replicas(*ranks):
+            # gradients that are averaged after each micro batch are added to: a later sum holds what others gave
+            earlier = one.micro_step is not None and one.micro_step + 1 < one.micro_steps
+            return earlier and (other.micro_step is None or other.micro_step > (one.micro_step or 0))
+        if t.are_peers(*ranks) and one.position < other.position:
             return True
         came_forward = one.phase <= FORWARD
         return t.are_in_one_pipeline(*ranks) and (came_forward or one.chunk > other.chunk)

@@ -167,13 +167,15 @@ class Judging:
         episode.number += len(found)
         episode.by_rule.update(finding.rule for finding in found)
         batches = {batch.signal: batch for batch in step.batches}
+        apart = (batch for batch in step.batches if batch.micro_stepped)
+        micro_steps = 1 + max((key.micro_step for batch in apart for key in batch.keys), default=0)
         for finding in found:
             row = finding.rule, finding.signal, finding.key
             if row not in self._seen and len(episode.kept) < KEPT:
                 self._seen.add(row)
-                episode.kept.append(self._locate(finding, batches[finding.signal]))
+                episode.kept.append(self._locate(finding, batches[finding.signal], micro_steps))
 
-    def _locate(self, finding: Finding, batch: Batch) -> Located:
+    def _locate(self, finding: Finding, batch: Batch, micro_steps: int) -> Located:
         wait = self._waits.get(finding.rule, 1)
         earlier = [*self._latest, finding.step][-wait:]
         at = batch.keys.index(finding.key)
@@ -183,6 +185,7 @@ class Judging:
             began=earlier[0],
             pp_stage=self._pp_stage,
             head=batch.signal == "actv" and at == min(_peers(batch, finding)),
+            micro_steps=micro_steps,
             ranks=coverage.ranks if coverage else (),
         )
 

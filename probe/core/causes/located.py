@@ -27,6 +27,8 @@ class Located(NamedTuple):
     pp_stage: int = 0
     head: bool = False
     """Whether it is about the first row of its micro step: what the model itself was given."""
+    micro_steps: int = 1
+    """How many micro batches its rank had in the step."""
     ranks: tuple[int, ...] = ()
     """Who share the tensor out; empty for a whole one."""
     live: bool = False

@@ -18,8 +18,9 @@ class Place(NamedTuple):
     """The ranks of its pipeline, itself included; empty if unknown."""
     replicas: tuple[int, ...] = ()
     """The ranks that hold the same part of the model and average gradients; empty if unknown."""
-    tensor: tuple[int, ...] = ()
-    """The ranks that share its tensors out and compute together within a step; empty if unknown."""
+    peers: tuple[int, ...] = ()
+    """The ranks with which it computes together within a forward: tensor, context and expert parallel; empty if
+    unknown."""
     experts: bool = False
     """Whether experts are spread over ranks, so that replicas do not hold them alike."""
 
@@ -51,11 +52,11 @@ class Topology:
         known = self.place(one).replicas
         if known:
             return other in known
-        return self.stage(one) == self.stage(other) and not self.are_tensor_peers(one, other)
+        return self.stage(one) == self.stage(other) and not self.are_peers(one, other)
 
-    def are_tensor_peers(self, one: int, other: int) -> bool:
-        """Whether two ranks compute on parts of the same tensors."""
-        return other in self.place(one).tensor
+    def are_peers(self, one: int, other: int) -> bool:
+        """Whether two ranks exchange activations within a forward."""
+        return other in self.place(one).peers
 
     def are_in_one_pipeline(self, one: int, other: int) -> bool:
         """Whether activations of one rank can reach the other."""
@@ -66,8 +67,7 @@ class Topology:
         """Groups of two ranks or more that should hold parameters alike."""
         groups: dict[tuple[object, ...], set[int]] = {}
         for place in self._places.values():
-            about: tuple[object, ...] = place.replicas or (place.stage, place.tensor)
-            groups.setdefault(about, set()).add(place.rank)
+            groups.setdefault(place.replicas or ("stage", place.stage), set()).add(place.rank)
         return [tuple(sorted(group)) for group in groups.values() if len(group) > 1]
 
     @property
@@ -76,17 +76,28 @@ class Topology:
         return any(place.replicas for place in self._places.values())
 
 
-def topology(directories: Iterable[RankDirectory], mates: Mapping[int, Sequence[int]] | None = None) -> Topology:
+Groups = Mapping[int, Sequence[int]]
+TOGETHER = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+"""Groups in which activations are exchanged within a forward."""
+
+
+def topology(
+    directories: Iterable[RankDirectory], mates: Groups | None = None, sharers: Groups | None = None
+) -> Topology:
     """Who can infect whom in a run.
 
     Args:
         mates: pipeline groups by rank, where something besides the manifests knows them.
+        sharers: those with whom a rank computes on parts of the same tensors, as its rows tell.
     """
     latest = {directory.rank: directory.manifest for directory in directories}
-    return Topology(_place(rank, manifest, (mates or {}).get(rank, ())) for rank, manifest in latest.items())
+    return Topology(
+        _place(rank, manifest, (mates or {}).get(rank, ()), (sharers or {}).get(rank, ()))
+        for rank, manifest in latest.items()
+    )
 
 
-def _place(rank: int, manifest: Mapping[str, Any], mates: Collection[int]) -> Place:
+def _place(rank: int, manifest: Mapping[str, Any], mates: Collection[int], sharers: Collection[int]) -> Place:
     groups = manifest.get("groups")
     named = {name: _ranks(ranks) for name, ranks in groups.items()} if isinstance(groups, Mapping) else {}
     pipeline = named.get("pipeline_parallel") or _ranks(list(mates))
@@ -96,7 +107,8 @@ def _place(rank: int, manifest: Mapping[str, Any], mates: Collection[int]) -> Pl
     stage = told if isinstance(told, int) and told else pipeline.index(rank) if pipeline else 0
     replicas = named.get("data_and_context_parallel") or named.get("data_parallel") or ()
     experts = len(named.get("expert_parallel") or ()) > 1
-    return Place(rank, stage, pipeline, replicas, named.get("tensor_parallel") or (), experts)
+    peers = set(sharers).union(*(named.get(group, ()) for group in TOGETHER))
+    return Place(rank, stage, pipeline, replicas, tuple(sorted(peers)), experts)
 
 
 def _ranks(value: object) -> tuple[int, ...]:
