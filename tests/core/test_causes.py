@@ -236,6 +236,18 @@ def test_nan_through_a_collective_in_the_forward(tmp_path: Path) -> None:
     assert not analysis.diagnosis.rivals  # type: ignore[union-attr]
 
 
+def test_ranks_that_gave_nan_from_the_same_place_are_both_named(tmp_path: Path) -> None:
+    """A collective explains what comes later in the program, not what is at the same place before it."""
+    places = [*rows_of("actv", (1, 2), "a.output"), *rows_of("actv", (0, 1, 2), "b.input")]
+    change = everything_after(AT, (0, 1, 2), bad(*places))
+    for rank in range(3):
+        extra = exchanges(range(AT, STEPS), (1, 2), (0, 1, 2))
+        write_rank(tmp_path, rank, range(STEPS), change, world_size=3, extra=extra)
+    diagnosis = analyse(tmp_path).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.ranks, diagnosis.rivals) == ((1, 2), ())
+
+
 def test_without_the_collective_the_same_is_ambiguous(tmp_path: Path) -> None:
     """Nothing recorded leads from one rank to the others: all that began at that step are named."""
     places = [*rows_of("actv", (1,), "a.output"), *rows_of("actv", (0, 2), "b.input")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import shutil
@@ -103,10 +104,17 @@ def assert_named(analysis: Analysis, fault: Fault, everywhere: bool = False) -> 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("kind", ["nan weight", "overflow", "gradient", "dead", "frozen", "bad batch"])
-def test_one_process(kind: str, seed: int, output: Path) -> None:
-    """Each fault is named, with module, step and kind."""
+def test_one_process(kind: str, seed: int, output: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each fault is named, with module, step and kind; and what is bad at once, in the log of its very step."""
     fault = draw(kind, seed, 1)
-    assert_named(run(None, fault, seed, "alone", output), fault)
+    with caplog.at_level(logging.WARNING, "probe.anomaly"):
+        analysis = run(None, fault, seed, "alone", output)
+    assert_named(analysis, fault)
+    if kind not in EVERYWHERE:
+        said = next(record.getMessage() for record in caplog.records if "First bad" in record.getMessage())
+        assert f"at step {fault.step}" in said
+        module = fault.place.removesuffix(".weight").removesuffix(".bias")
+        assert f"in module {module} is" in said or (not module and "in the root module is" in said)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -138,12 +146,13 @@ def test_pipeline(two_ranks: Ranks, kind: str, seed: int, output: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
-    ("way", "kind"), [("accumulated", "overflow"), ("tensor", "overflow"), ("tensor", "bad batch")]
+    ("way", "kind"),
+    [("accumulated", "overflow"), ("fsdp", "overflow"), ("fsdp", "gradient"), ("tensor", "overflow")],
 )
-def test_where_ranks_hand_on_in_the_middle_of_a_step(
+def test_other_ways_in_which_ranks_train_together(
     two_ranks: Ranks, way: str, kind: str, seed: int, output: Path
 ) -> None:
-    """Averages of an earlier micro batch, and layers that are shared out, bring it to the other rank before the end."""
+    """Averages of an earlier micro batch, parameters and layers that are shared out: the rank is named."""
     fault = draw(kind, seed, 2)
     assert_named(run(two_ranks, fault, seed, way, output), fault)
 
