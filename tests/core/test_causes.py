@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -204,7 +205,18 @@ def test_nan_that_ends_a_run_is_its_cause(tmp_path: Path) -> None:
     )  # fmt: skip
     analysis = analyse(tmp_path)
     assert first(analysis) == (0, AT, "actv", "b.output", 0)
-    assert "unfinished" in analysis.diagnosis.text  # type: ignore[union-attr]
+    assert analysis.diagnosis is not None
+    assert analysis.diagnosis.kind.value == "NaN"
+    assert "unfinished" in analysis.diagnosis.text
+
+
+def test_what_an_unfinished_step_makes_small_is_no_cause(tmp_path: Path) -> None:
+    """A gradient that had not come together when the run ended."""
+    write_rank(
+        tmp_path, 0, range(AT + 1), bad(("grad_unreduced", 0, AT, "a.weight"), value=1e-9),
+        leave_out=lambda signal, step: step == AT and signal in ("grad_reduced", "param_updated"),
+    )  # fmt: skip
+    assert classes(analyse(tmp_path)) == {0: {"teardown"}}
 
 
 def exchanges(steps: range, gave: tuple[int, ...], got: tuple[int, ...]) -> Callable[[int, int], list[Batch]]:
@@ -246,6 +258,50 @@ def test_ranks_that_gave_nan_from_the_same_place_are_both_named(tmp_path: Path) 
     diagnosis = analyse(tmp_path).diagnosis
     assert diagnosis is not None
     assert (diagnosis.ranks, diagnosis.rivals) == ((1, 2), ())
+
+
+def dump(root: Path, rank: int, **fields: object) -> None:
+    """What a rank's own rules have found while it ran."""
+    tag = f"0:all_reduce.ranks0-2.train.py[7].pre/rank{rank}/other"
+    message = f"Rule AnomalyCommNan reports anomaly signal in ('{tag}', 'nonfinite') at step {AT}, current value 4.0."
+    values = {"rank": rank, "step": AT, "micro_step": 0, "pp_stage": 0, "vpp_stage": 0, "call_id": 5, "tag_name": tag}
+    path = root / "anomaly_detected" / f"rank{rank}" / "anomaly.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"x": {**values, "message": message, "group_mates": [rank], **fields}}))
+
+
+def test_who_gave_nan_by_its_own_account_comes_first(tmp_path: Path) -> None:
+    """AnomalyCommNan saw the order of calls, which files do not tell: of two ranks that gave NaN, it names one."""
+    places = [*rows_of("actv", (1, 2), "a.output"), *rows_of("actv", (0, 1, 2), "b.input")]
+    change = everything_after(AT, (0, 1, 2), bad(*places))
+    for rank in range(3):
+        extra = exchanges(range(AT, STEPS), (1, 2), (0, 1, 2))
+        write_rank(tmp_path, rank, range(STEPS), change, world_size=3, extra=extra)
+    dump(tmp_path, 1)
+    analysis = analyse(tmp_path)
+    assert analysis.diagnosis is not None
+    assert (analysis.diagnosis.ranks, analysis.diagnosis.rivals) == ((1,), ())
+    live = [located for located, _ in analysis.findings() if located.live]
+    assert [(located.finding.rule, located.rank) for located in live] == [("AnomalyCommNan", 1)]
+
+
+def test_dumps_of_other_runs_are_left_out(tmp_path: Path) -> None:
+    """Findings stay in anomaly.json over runs: of several, what the files do not confirm may be another's."""
+    write_rank(tmp_path, 0, range(STEPS), time="Dec02_10-00-00", start_time="2026-12-02T10:00:00+0800")
+    write_rank(tmp_path, 0, range(STEPS))
+    dump(tmp_path, 0)
+    analysis = analyse(tmp_path)
+    assert analysis.diagnosis is None
+    assert any("may be another run's" in line for line in analysis.problems.lines())
+
+
+def test_dumped_positions_are_kept(tmp_path: Path) -> None:
+    """What files and dump both have gets the dumped call id."""
+    write_run(tmp_path, 1, STEPS, bad(("actv", 0, AT, "b.output")))
+    dump(tmp_path, 0, tag_name="0:b.output:0/rank0/actv", call_id=4711, message="")
+    told = as_json(analyse(tmp_path))
+    assert told["diagnosis"]["first"]["call_id"] == 4711
+    assert told["findings"] == 3
 
 
 def test_without_the_collective_the_same_is_ambiguous(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def dumped(
         row = entry.rank, entry.step, entry.signal, entry.row, entry.micro_step
         if row in rows:
             result.calls[row] = entry.call_id
-            continue
+            if not entry.rule:
+                continue
         within = rank.first_step <= entry.step <= rank.last_step
         if within and entry.rule not in rules and kept.setdefault(entry.rank, 0) < MOST:
             kept[entry.rank] += 1
