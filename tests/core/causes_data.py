@@ -49,8 +49,8 @@ def everything_after(step: int, ranks: Iterable[int], first: Change) -> Change:
     return change
 
 
-def batches(rank: int, step: int, micro_steps: int, change: Change) -> list[Batch]:
-    """One step of one rank: what all ranks hold alike depends on the step alone."""
+def batches(rank: int, step: int, micro_steps: int, change: Change, ids: bool = False) -> list[Batch]:
+    """One step of one rank: what all ranks hold alike depends on the step alone; ``a`` is given ``ids``, or numbers."""
     backward = tuple(reversed(micro(FORWARD, micro_steps)))
     layout = {
         "actv": (micro(FORWARD, micro_steps), True, False),
@@ -69,7 +69,8 @@ def batches(rank: int, step: int, micro_steps: int, change: Change) -> list[Batc
             other = change(signal, rank, step, key)
             if other is not None:
                 columns["sumsq"][row], columns["min"][row], columns["max"][row] = other**2, -other / 4, other / 4
-        shapes, dtypes = ((4, 4),) * len(keys), ("torch.float32",) * len(keys)
+        shapes = ((4, 4),) * len(keys)
+        dtypes = tuple(f"torch.{'int64' if ids and (k.name, k.part) == ('a', 'input') else 'float32'}" for k in keys)
         made.append(Batch(signal, step, keys, shapes, dtypes, np.arange(len(keys)), columns, micro_stepped))
     return made
 
@@ -80,6 +81,7 @@ def write_rank(
     steps: Iterable[int],
     change: Change = nothing,
     micro_steps: int = 1,
+    ids: bool = False,
     time: str = "Dec03_21-34-40",
     leave_out: Callable[[str, int], bool] = lambda signal, step: False,
     extra: Callable[[int, int], Iterable[Batch]] = lambda rank, step: (),
@@ -95,7 +97,7 @@ def write_rank(
     sink = CsvSink(context(root, directory=directory, rank=rank, steps_per_file=5))
     sink.open()
     for step in steps:
-        kept = [b for b in batches(rank, step, micro_steps, change) if not leave_out(b.signal, step)]
+        kept = [b for b in batches(rank, step, micro_steps, change, ids) if not leave_out(b.signal, step)]
         sink.write(snapshot(step, *kept, *extra(rank, step), ops=OPS))
     sink.close()
     start = {"schema": 1, "rank": rank, "start_time": f"2026-12-03T21:34:{40 + rank % 10}+0800"}

@@ -163,6 +163,33 @@ def test_a_spike_and_the_nan_that_follows_are_one_story(tmp_path: Path) -> None:
     assert analysis.others == ()
 
 
+@pytest.mark.parametrize(
+    ("ids", "row", "value", "kind"),
+    [
+        (False, "a.input", 1e7, "bad batch"),
+        (False, "a.input", nan, "bad batch"),
+        (False, "a.output", 1e7, "spike"),
+        (True, "a.output", 1e7, "bad batch"),
+        (True, "a.output", nan, "NaN"),
+        (True, "b.input", 1e7, "spike"),
+    ],
+)
+def test_bad_batches(tmp_path: Path, ids: bool, row: str, value: float, kind: str) -> None:
+    """What the model is given, or, where that is ids, a leap in what the first layer makes of them."""
+    write_run(tmp_path, 2, STEPS, bad(("actv", 1, AT, row), ("actv", 1, AT, "b.output"), value=value), ids=ids)
+    diagnosis = analyse(tmp_path).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.kind.value, diagnosis.ranks) == (kind, (1,))
+
+
+def test_a_bad_batch_is_one_ranks(tmp_path: Path) -> None:
+    """What all ranks are given at once is no bad batch of one."""
+    write_run(tmp_path, 2, STEPS, bad(*rows_of("actv", (0, 1), "a.input"), value=1e7))
+    diagnosis = analyse(tmp_path).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.kind.value == "spike"
+
+
 def test_what_is_long_over_is_another_story(tmp_path: Path) -> None:
     """A leap forty steps before the NaN is told apart from it."""
 

@@ -18,6 +18,7 @@ from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule, factory
+from probe.core.rules.history import measures
 from probe.core.settings_alerts import Alert
 from probe.core.settings_alerts import Rule as Configured
 
@@ -184,13 +185,13 @@ class Judging:
             finding,
             began=earlier[0],
             pp_stage=self._pp_stage,
-            head=batch.signal == "actv" and at == min(_peers(batch, finding)),
+            head=batch.signal == "actv" and at == min(_peers(batch, finding), default=-1),
             micro_steps=micro_steps,
             ranks=coverage.ranks if coverage else (),
         )
 
 
 def _peers(batch: Batch, finding: Finding) -> Iterator[int]:
-    """The rows of the same micro step and virtual stage."""
-    key = finding.key
-    return (n for n, k in enumerate(batch.keys) if (k.micro_step, k.stage) == (key.micro_step, key.stage))
+    """The rows of the same micro step and virtual stage that are measurements, not ids or masks."""
+    key, judged = finding.key, measures(batch.dtypes)
+    return (n for n, k in enumerate(batch.keys) if judged[n] and (k.micro_step, k.stage) == (key.micro_step, key.stage))

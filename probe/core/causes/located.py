@@ -26,7 +26,8 @@ class Located(NamedTuple):
     row."""
     pp_stage: int = 0
     head: bool = False
-    """Whether it is about the first row of its micro step: what the model itself was given."""
+    """Whether it is about the first row of numbers of its micro step: what the model itself was given, or what its
+    first layer makes of ids."""
     micro_steps: int = 1
     """How many micro batches its rank had in the step."""
     ranks: tuple[int, ...] = ()

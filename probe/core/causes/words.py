@@ -100,7 +100,7 @@ def kind_of(story: Story, first: Located, ranks: Sequence[int]) -> Kind:
     finding = first.finding
     if not story.of(Cause.initiating):
         return Kind.ending
-    if _is_of_batch(first, ranks):
+    if _is_of_batch(story, first, ranks):
         return Kind.bad_batch
     if finding.rule in RULES and (finding.rule == "AnomalyReplica" or not first.is_non_finite):
         return RULES[finding.rule]
@@ -119,12 +119,15 @@ def _leap(first: Located) -> Kind:
     return Kind.explosion if first.phase in (BACKWARD, REDUCED) else Kind.spike
 
 
-def _is_of_batch(first: Located, ranks: Sequence[int]) -> bool:
-    """Whether what the model was given is the first bad thing, on one rank."""
+def _is_of_batch(story: Story, first: Located, ranks: Sequence[int]) -> bool:
+    """Whether what the model was given is the first bad thing, on one rank; or what its first layer made of it, if that
+    is finite and was over after the step."""
     rules = ("AnomalyNan", "AnomalySpike", "AnomalyTurbulence", "AnomalyThreshold")
     if first.phase != FORWARD or first.finding.rule not in rules or len(ranks) > 1 or first.chunk != (0, 0):
         return False
-    return first.head and first.finding.key.part.startswith("input")
+    forward = (located for located, _ in story.findings if located.phase == FORWARD)
+    is_over = all(located.began == first.began for located in forward) and not story.is_non_finite
+    return first.head and (first.finding.key.part.startswith("input") or is_over)
 
 
 def _has_infinity(story: Story, first: Located) -> bool:
