@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.core.anomaly_processor import write
-from probe.core.causes.analysis import Analysis, Diagnosis, analyse, as_json, entry, key_of_entry
+from probe.core.causes.analysis import Analysis, Diagnosis, analyse
 from probe.core.causes.classes import Cause
 from probe.core.causes.located import Located
+from probe.core.causes.objects import as_json, entry, key_of_entry
 from probe.core.causes.words import value
 from probe.core.naming import cell_name
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.core.causes.analysis import Analysis, analyse, as_json
+from probe.core.causes.analysis import Analysis, analyse
 from probe.core.causes.classes import Cause
+from probe.core.causes.objects import as_json
 from probe.core.naming import cell_name
 from probe.core.records import Batch, Key
 from tests.core.causes_data import Change, bad, everything_after, write_rank, write_run

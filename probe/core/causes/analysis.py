@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from probe.core.causes.classes import Cause, Reach, Story, tell
 from probe.core.causes.dumped import Dumped, call_of, dumped
@@ -17,7 +16,6 @@ from probe.core.causes.replicas import compare
 from probe.core.causes.sharing import sharers
 from probe.core.causes.topology import Topology, topology
 from probe.core.causes.words import Kind, kind_of, on_ranks, origins, paragraph, rivals
-from probe.core.naming import cell_name, tag
 from probe.core.reading.directories import Run, find, last_run
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Connection, Rows
@@ -205,76 +203,3 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Judge
     for rank in judged:
         if 0 <= rank.last_step < last:
             yield f"rank {rank.rank} ends at step {rank.last_step}, others go on to step {last}"
-
-
-def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Everything, for machines. NaN and the infinities, which JSON lacks, are texts."""
-    return {
-        "run": analysis.run.name,
-        "ranks": list(analysis.run.ranks),
-        "missing_ranks": list(analysis.run.missing),
-        "findings": analysis.number,
-        "diagnosis": _of(analysis.diagnosis) if analysis.diagnosis else None,
-        "others": [_of(diagnosis) for diagnosis in analysis.others],
-        "kept": [entry(located, cause) for located, cause in analysis.findings()],
-        "notes": list(analysis.notes),
-        "problems": [str(problem) for problem in analysis.problems.kept],
-        "skipped": analysis.problems.skipped,
-    }
-
-
-def _of(diagnosis: Diagnosis) -> dict[str, Any]:
-    story, shown = diagnosis.story, diagnosis.evidence
-    return {
-        "kind": diagnosis.kind.value,
-        "text": diagnosis.text,
-        "first": entry(diagnosis.first, Cause.initiating),
-        "ranks": list(diagnosis.ranks),
-        "ambiguous_with": [entry(rival, Cause.initiating) for rival in diagnosis.rivals],
-        "evidence": {
-            "file": shown.file,
-            "op": shown.op,
-            "values": [[step, _plain(value)] for step, value in shown.values],
-        },
-        "first_step": story.first,
-        "last_step": story.last,
-        "findings": story.number,
-        "by_rank": {str(rank): number for rank, number in sorted(story.by_rank.items())},
-        "by_rule": dict(sorted(story.by_rule.items())),
-    }
-
-
-def entry(located: Located, cause: Cause) -> dict[str, Any]:
-    """A finding as ``anomaly.json`` has it, then what is known of it besides."""
-    finding = located.finding
-    call = located.call if located.call >= 0 else finding.order
-    return {
-        "rank": finding.rank,
-        "step": finding.step,
-        "micro_step": finding.key.micro_step,
-        "pp_stage": located.pp_stage,
-        "vpp_stage": finding.key.stage,
-        "call_id": call,
-        "tag_name": tag(finding.signal, finding.key, finding.rank, finding.micro_stepped),
-        "message": finding.message,
-        "group_mates": [],
-        "cause": cause.value,
-        "began": located.began,
-        "rule": finding.rule,
-        "signal": finding.signal,
-        "name": cell_name(finding.key),
-        "op": finding.op,
-        "value": _plain(finding.value),
-        "expected": _plain(finding.expected),
-        "live": located.live,
-    }
-
-
-def key_of_entry(located: Located) -> str:
-    """The key of an entry in ``anomaly_analyse.json``."""
-    finding, fields = located.finding, entry(located, Cause.initiating)
-    return f"{fields['tag_name']}_step_{finding.step}_call_{fields['call_id']}_{finding.op}"
-
-
-def _plain(number: float) -> float | str:
-    return number if abs(number) < float("inf") else str(number)
