@@ -130,6 +130,16 @@ def file_of(folder: Path, case: Case) -> Path:
     return folder / f"{case.name.replace(' ', '_')}-{case.seed}-{case.steps}.pickle"
 
 
+def kept(folder: Path) -> list[Case]:
+    """The recordings in ``folder``."""
+    found = []
+    for path in sorted(folder.glob("*.pickle")):
+        name, seed, steps = path.stem.rsplit("-", 2)
+        framework = "mindspore" if name.startswith("mindspore") else "pytorch"
+        found.append(Case(framework, name.replace("_", " "), int(seed), int(steps)))
+    return found
+
+
 def kept_or_recorded(case: Case, text: bytes, folder: Path | None) -> list[Sequence[Batch]]:
     """As :func:`record`, from ``folder`` if it is there; else it is kept there."""
     if folder is None:

@@ -1,10 +1,12 @@
 """False alarms: what every rule finds in healthy trainings of many kinds, and how far their values leap.
 
-    python benchmarks/false_alarms.py [--rounds 2] [--first 0] [--text FOLDER ...] [--keep FOLDER] [--only NAME ...]
+    python benchmarks/false_alarms.py [--rounds 2] [--first 0] [--text FOLDER ...] [--keep FOLDER [--again]]
+        [--only NAME ...]
 
-Each round runs every training with another seed, the texts in turn (without ``--text``, Python's standard library).
-With ``--keep``, what the monitor collected stays in a folder and is read from there next time, so that other settings
-of the rules are tried in seconds.
+Each round runs every kind of training with another seed, the texts in turn (without ``--text``, Python's standard
+library).
+With ``--keep``, what the monitor collected stays in a folder and is read from there next time; with ``--again``,
+nothing is trained, and all that the folder has is judged: so other settings of the rules are tried in a minute.
 
 Ends with 1 if a rule has more than one false alarm in 1,000 sampled steps, all rows together.
 """
@@ -24,13 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from _healthy import texts
 from _leaps import leaps
-from _recording import OPS, Case, kept_or_recorded, names
+from _recording import OPS, Case, kept, kept_or_recorded, names
 from _report import arguments, publish, table
 
 from probe.core.anomaly import explain
 from probe.core.rules import factory
 from probe.core.rules.spike import EXTREMES, LEAPING
-from probe.core.settings import load
+from probe.core.settings import RULE_ARGS
 
 JUDGED = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
 """Rules with limits of their own that can fire in one process. ``AnomalyReplica`` and ``AnomalyCommNan`` need several;
@@ -54,7 +56,7 @@ class Result(NamedTuple):
 
 def arguments_of(rule: str) -> Any:
     """What ``rule`` takes by default."""
-    return load({"alert": {"rules": [{"rule_name": rule}]}}).alert.rules[0].args
+    return RULE_ARGS[rule]()
 
 
 def judge(case: Case, text: bytes, folder: Path | None) -> Result:
@@ -71,7 +73,10 @@ def judge(case: Case, text: bytes, folder: Path | None) -> Result:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    """Every training with every seed."""
+    """Every training with every seed; or what was kept."""
+    if args.again:
+        yield from (case for case in kept(args.keep) if not args.only or case.name in args.only)
+        return
     for seed in range(args.first, args.first + args.rounds):
         for framework, trainings in names().items():
             for name, steps in trainings.items():
@@ -142,15 +147,18 @@ def main() -> int:
     parser.add_argument("--length", type=float, default=1.0, help="factor on the number of steps of each training")
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="folders of source files to train on")
     parser.add_argument("--keep", type=Path, help="folder for what was collected")
+    parser.add_argument("--again", action="store_true", help="judge what --keep has, train nothing")
     parser.add_argument("--only", nargs="*", default=[], help="names of trainings")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     args = parser.parse_args()
+    if args.again and args.keep is None:
+        parser.error("--again needs --keep FOLDER")
     found = list(results(args))
     alarms, within = alarm_table(found)
     steps, values = sum(result.steps for result in found), sum(result.values for result in found)
     kinds = len({result.case.name for result in found})
     note = (
-        f"{len(found)} healthy runs of {kinds} trainings ({steps:,} sampled steps, {values:,} values): everything "
+        f"{len(found)} healthy runs of {kinds} kinds ({steps:,} sampled steps, {values:,} values): everything "
         f"watched, default settings, every finding counted."
     )
     ratios = (

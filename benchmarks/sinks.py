@@ -19,7 +19,7 @@ from probe.core.rules import RULES, factory
 from probe.core.sinks import SINKS
 from probe.core.sinks.context import SinkContext
 
-CHOSEN = ("min", "max", "mean", "norm", "nans")
+CHOSEN = ("min", "max", "mean", "norm", "zeros")
 ROWS = {"grad_unreduced": 149, "grad_reduced": 149, "param_origin": 149, "param_updated": 149}
 ROWS |= {"exp_avg": 149, "exp_avg_sq": 149, "actv": 203, "actv_grad": 203}
 """1,300 rows with five values each: what the GPT of ``overhead.py`` gives with everything switched on."""
@@ -36,7 +36,7 @@ def snapshot(step: int) -> Snapshot:
 
 def _batch(signal: str, rows: int, step: int, generator: np.random.Generator) -> Batch:
     columns = {name: np.abs(generator.normal(1, 0.1, rows)) for name in columns_for(CHOSEN)}
-    columns["nans"] = np.zeros(rows)
+    columns["below"] = np.zeros(rows)
     inner = signal.startswith("actv")
     keys = tuple(Key(f"layers.{i // 12}.part{i % 12}", "output" if inner else "") for i in range(rows))
     shapes, dtypes = ((256, 1024),) * rows, ("torch.float32",) * rows
@@ -61,10 +61,10 @@ def writers(root: Path) -> dict[str, Write]:
 
 
 def _arguments_of(rule: str) -> object:
-    from probe.core.settings import load
+    from probe.core.settings import RULE_ARGS
 
     args = {"AnomalyTurbulence": {"threshold": 0.5}, "AnomalyThreshold": {"above": 1e9}}.get(rule, {})
-    return load({"alert": {"rules": [{"rule_name": rule, "args": args}]}}).alert.rules[0].args
+    return RULE_ARGS[rule](**args)
 
 
 def training_step() -> Callable[[], object]:

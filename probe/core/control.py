@@ -7,13 +7,12 @@ far enough ahead for every rank to see it in time; see ``docs/decisions/0012-dyn
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.ahead import Ahead
 from probe.core.faults import Faults
 from probe.core.framework import Groups
 from probe.core.settings import Settings, dynamic, load
@@ -21,8 +20,6 @@ from probe.core.settings_edit import change
 from probe.core.settings_problems import ConfigError
 from probe.core.toggling import Toggle
 
-FEWEST_STEPS = 2
-"""How many steps ahead several ranks switch at least."""
 SETTLING_SECONDS = 2.0
 """A file this young is read again though its time is the same: some file systems count in whole seconds."""
 
@@ -45,7 +42,7 @@ class Control:
         first: number of the first step of training.
         alone: whether there is one rank only.
         leads: whether this rank writes the step at which all switch.
-        now: seconds of a monotonic clock.
+        ahead: in how many steps every rank will have seen what is written now.
     """
 
     def __init__(
@@ -56,15 +53,13 @@ class Control:
         alone: bool,
         leads: bool,
         faults: Faults,
-        now: Callable[[], float] = time.monotonic,
+        ahead: Ahead,
     ) -> None:
-        self._path, self._alone, self._leads, self._faults, self._now = path, alone, leads, faults, now
-        self._seconds = settings.dynamic_seconds
+        self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
         self._seen, self._content = self._look(), self._read()
         self._broken: bytes | None = None
         self._stale: int | None = None
         """The step in the file that has had its effect."""
-        self._began, self._first = now(), first
         self._pending: Settings | None = None
         self._since = first
         self._toggle = Toggle() if settings.toggle_on_signal and leads else None
@@ -138,11 +133,6 @@ class Control:
         self._pending, self._stale = None, settings.apply_at_step
         return settings
 
-    def _ahead(self, step: int) -> int:
-        """In how many steps every rank will have seen what is written now."""
-        a_step = (self._now() - self._began) / max(step - self._first, 1)
-        return max(FEWEST_STEPS, math.ceil(self._seconds / a_step) if a_step > 0 else FEWEST_STEPS)
-
     def _announce(self, settings: Settings, at: int) -> None:
         self._write({"apply_at_step": at})
         self._pending = _at(settings, at)
@@ -167,11 +157,13 @@ def _at(settings: Settings, step: int) -> Settings:
     return settings.model_copy(update={"apply_at_step": step})
 
 
-def follow(path: Path | None, settings: Settings, first: int, groups: Groups, faults: Faults) -> Control | None:
+def follow(
+    path: Path | None, settings: Settings, first: int, groups: Groups, faults: Faults, ahead: Ahead
+) -> Control | None:
     """What switches on and off while training runs; None where the environment does not ask for that."""
     if not dynamic(os.environ):
         return None
     if path is None:
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
-    return Control(path, settings, first, groups.world_size() == 1, groups.rank() == 0, faults)
+    return Control(path, settings, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead)

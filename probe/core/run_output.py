@@ -18,6 +18,8 @@ from probe.core import output
 from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
 from probe.core.naming import Name
+from probe.core.pace import Pace
+from probe.core.past import Past
 from probe.core.records import Batch
 from probe.core.remembering import remember
 from probe.core.rules import Rule, factory
@@ -55,6 +57,9 @@ class Output:
         self._sinks: list[tuple[object, Sink]] = []
         self._changes: list[dict[str, object]] = []
         self._noted = 0
+        self._seconds = self._own = 0.0
+        self.pace: Pace | None = None
+        self._held_back: tuple[int, Past | None] = 0, None
         self._control: dict[str, object] = {} if follows is None else _followed(follows, first)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
@@ -64,7 +69,7 @@ class Output:
             self._root = root
             self._choose()
             self._remember()
-            self.writer = Writer(self._judges, self._writers, run.faults)
+            self.writer = Writer(self._judges, self._writers, run.faults, self._past())
             self.writer.open()
         except BaseException:
             self._remove()
@@ -84,13 +89,14 @@ class Output:
             self.directory = output.create(self._root, self._rank, time.time())
         self._choose()
         self._exchange = next(_runs)
+        past = self._past()
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
         def act() -> None:
             before, self._together = self._together, together
             if before is not None:
                 before.close()
-            self.writer.change(judges, writers)
+            self.writer.change(judges, writers, past)
 
         self.delivery.submit(act, must=True)
         self._note_change(run)
@@ -98,6 +104,10 @@ class Output:
     def rest(self, step: int) -> None:
         """Nothing is collected from ``step`` on."""
         self._note({"step": step, "collecting": False})
+
+    def deepen(self, run: Run, names: Sequence[str]) -> None:
+        """More is collected, of the modules of these names; or no more, if there are none."""
+        self._note({"step": run.clock.step, "collecting": True, "suspects": list(names)})
 
     def _note_change(self, run: Run) -> None:
         """In the manifest: the configuration as it is now, and which keys changed at which step."""
@@ -109,9 +119,11 @@ class Output:
 
     def _note(self, change: dict[str, object]) -> None:
         self._changes = [*self._changes[-MOST_CHANGES:], change]
-        self._noted += 1
-        self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
-        self._manifest |= {"changes": self._changes, "control": self._control}
+        if self._control:
+            self._noted += 1
+            self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
+            self._manifest["control"] = self._control
+        self._manifest["changes"] = self._changes
         self._write_manifest()
 
     def _choose(self) -> None:
@@ -190,10 +202,23 @@ class Output:
         """``batches`` with what is known of whole tensors; on the delivery thread."""
         return batches if self._together is None else self._together.add(step, batches)
 
+    def timed(self, seconds: float, own: float) -> None:
+        """A step took ``seconds``, of which ``own`` were the monitor's."""
+        self._seconds += seconds
+        self._own += own
+
+    @property
+    def overhead(self) -> float:
+        """What the monitor has taken so far, on the training thread and beside it, as a part of the time that training
+        would have taken without; 0 before the first step has ended."""
+        plain = self._seconds - self._own
+        return (self._own + self.delivery.seconds) / plain if plain > 0 else 0.0
+
     @property
     def cost(self) -> dict[str, float]:
-        """Seconds that probe itself spent, and the steps collected."""
-        return self.writer.cost | {"delivery": self.delivery.seconds, "steps": float(self.writer.steps)}
+        """Seconds that probe itself spent, the steps collected, and its overhead as a part of training's time."""
+        spent = {"delivery": self.delivery.seconds, "steps": float(self.writer.steps), "overhead": self.overhead}
+        return self.writer.cost | spent
 
     def discard(self) -> None:
         """Leaves nothing of an attachment that has failed."""
@@ -201,15 +226,30 @@ class Output:
         self.writer.close()
         self._remove()
 
-    def close(self) -> None:
-        """Writes what is pending and what is known only now."""
+    def _past(self) -> Past | None:
+        """What holds steps back; the same as before if it is to hold as many."""
+        steps = self._run.settings.history
+        if steps != self._held_back[0]:
+            self._held_back = steps, Past(steps) if steps else None
+        return self._held_back[1]
+
+    def close(self, incident: bool = False) -> None:
+        """Writes what is pending and what is known only now.
+
+        Args:
+            incident: whether training ends by an exception.
+        """
         if not self.delivery.here:
             return
         self.delivery.close(FLUSH_SECONDS)
         if self._together is not None:
             self._together.close()
-        self.writer.close()
+        self.writer.close(incident)
         faults = self._run.faults.counts
+        if self.pace is not None:
+            self._manifest["pace"] = {"interval": self.pace.interval, "skipped": self.pace.skipped}
+        if (past := self._held_back[1]) is not None:
+            self._manifest["history"] = {"unwritten": past.unwritten}
         ended = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         self._write_manifest(end_time=ended, cost_seconds=self.cost, findings=self.writer.found, faults=faults)
         if faults:

@@ -77,14 +77,14 @@ class Selection:
 
     def watches(self, parameter: Watched) -> bool:
         """Whether a parameter is among the targets or inside one. ``layers.1`` never takes ``layers.10``."""
-        names = _names(parameter.full)
-        found = [t for t in self._of(parameter.stage) if any(_inside(name, t.name) for name in names)]
+        names = names_of(parameter.full)
+        found = [t for t in self._of(parameter.stage) if any(inside(name, t.name) for name in names)]
         self._matched(found)
         return bool(found) or not self._targets
 
     def places(self, module: Watched) -> dict[str, Any]:
         """What of a module is watched: place -> element selector, or None for all elements."""
-        names = _names(module.full)
+        names = names_of(module.full)
         found = [t for t in self._of(module.stage) if t.name in names]
         self._matched(found)
         if found:
@@ -117,10 +117,10 @@ def _target(key: str, entry: Any) -> Target:
     return Target(int(prefix.group(1)) if prefix else None, name, chosen or dict.fromkeys(PLACES))
 
 
-def _names(full: str) -> set[str]:
+def names_of(full: str) -> set[str]:
     """All that a thing may be called: as the user has it, squashed, and as what wraps it has made of it."""
     return {full, squash_name(full), getattr(full, "raw", full)}
 
 
-def _inside(name: str, target: str) -> bool:
+def inside(name: str, target: str) -> bool:
     return not target or name == target or name.startswith(f"{target}.")

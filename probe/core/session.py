@@ -49,6 +49,8 @@ class Session:
         self._between = between
         self._turns = Turns(run.optimizers)
         self._looked = False
+        self._ended, self._delivered = time.perf_counter(), 0.0
+        """When the last step ended, and how long the delivery thread had worked by the last sampled one."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
@@ -118,6 +120,11 @@ class Session:
         self._retire_with = remove
 
     @property
+    def schedule(self) -> Schedule:
+        """Which steps are sampled."""
+        return self._schedule
+
+    @property
     def finished(self) -> bool:
         """Whether nothing more will be sampled."""
         return self._schedule.finished
@@ -179,11 +186,13 @@ class Session:
         """Hands a sampled step over and begins the next."""
         run, step = self._run, self._run.clock.step
         self.last = None
+        sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         try:
-            if run.clock.sampled:
+            if sampled:
                 self._hand_over(self._outcome)
-                self._schedule.collected += 1
         finally:
+            self._schedule.ended(step, sampled)
+            self._time(sampled, hooks, handing)
             self._turns.clear()
             self._looked = False
             run.clock.begin(step + 1, False)
@@ -192,6 +201,18 @@ class Session:
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
+
+    def _time(self, sampled: bool, hooks: float, handing: float) -> None:
+        """How long the step has taken, and what of that was the monitor's: ``hooks``, and all since ``handing``."""
+        now = time.perf_counter()
+        took, own, self._ended = now - self._ended, hooks + now - handing, now
+        if self._output is not None:
+            self._output.timed(took, own)
+        if (pace := self._schedule.pace) is not None:
+            pace.step(took, own)
+            if sampled and self._output is not None:
+                beside, self._delivered = self._output.delivery.seconds - self._delivered, self._output.delivery.seconds
+                pace.sampled(own + beside)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
@@ -318,4 +339,5 @@ def _snapshot(
     batches += apart(step) if apart is not None else []
     batches = output.globally(step, batches)
     spent = {"hooks": cost.hooks, "drain": cost.drain}
-    return Snapshot(step, rank, now, batches, run.settings.statistics, cost=spent, outcome=outcome)
+    scalars = {"probe/overhead": output.overhead}
+    return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=spent, outcome=outcome)

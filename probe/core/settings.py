@@ -122,6 +122,33 @@ class CcDistribution(Section):
     second training step training is then stopped, on every rank, by the exception TrainingStopped."""
 
 
+class Arm(Section):
+    """What is collected besides when something was found."""
+
+    xy_distribution: Flag = False
+    """Whether inputs, outputs and their gradients are collected."""
+    wg_distribution: Flag = False
+    """Whether weight gradients are collected."""
+    param_distribution: Flag = False
+    """Whether parameters are collected."""
+    mv_distribution: Flag = False
+    """Whether the optimizer's state is collected."""
+    targets: Annotated[Text, Names(("suspects", "all"))] = "suspects"
+    """Of which modules: `suspects` are the blocks (such as `layers.1`) that the first findings were about; `all` is the
+    whole model."""
+
+
+class OnAnomaly(Section):
+    """Deeper monitoring that the run switches on by itself."""
+
+    arm: Arm
+    """What is collected besides what the configuration says anyway."""
+    steps: Integer = Field(10, ge=1)
+    """For how many steps; each of them is collected, whatever step_interval says."""
+    cool_down: Integer = Field(100, ge=0)
+    """Steps after that in which nothing that is found switches it on again."""
+
+
 class L2Targets(Section):
     """Modules of the interpretable features."""
 
@@ -165,6 +192,15 @@ class Settings(Section):
     """Number of steps that are collected; then monitoring ends."""
     step_interval: Integer = Field(1, ge=1)
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
+    max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
+    """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
+    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
+    rank by itself, so that ranks may collect different steps. Missing: no limit. The manifest says how many steps were
+    left out."""
+    history: Integer = Field(0, ge=0, le=10_000)
+    """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
+    exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
+    manifest. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written after the first step and training is then stopped.
     Not built yet: accepted and checked, without effect."""
@@ -212,6 +248,9 @@ class Settings(Section):
     """Monitoring of collective communication."""
     alert: Alert = Alert()
     """Rules that report suspicious values while training runs."""
+    on_anomaly: OnAnomaly | None = None
+    """What the run collects besides when a rule has found something, on all ranks from the same step on; that step is
+    dynamic_seconds ahead where there are several ranks. Missing: nothing."""
     format: Annotated[
         tuple[Annotated[Text, _FORMATS], ...],
         AfterValidator(not_empty),

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from probe.core import collectives, signatures
-from probe.core.control import Control, follow
+from probe.core import signatures
+from probe.core.collecting import Collecting
 from probe.core.endings import Endings
-from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter
 from probe.core.metrics import gradients_of, values_of
-from probe.core.moments import columns_for
-from probe.core.recorder import Recorder
 from probe.core.records import Finding
-from probe.core.run import Clock, Run
-from probe.core.run_output import FLUSH_SECONDS, Output
-from probe.core.schedule import Schedule
-from probe.core.selection import Selection, watched
-from probe.core.session import Session
-from probe.core.settings import Settings, load, not_built_yet
-from probe.core.sources import chosen
+from probe.core.run_output import FLUSH_SECONDS
 
 _log = logging.getLogger("probe")
-NEVER = sys.maxsize
-"""A step that no training comes to."""
 Metrics = dict[str, dict[str, float]]
 
 
-class Monitor:
+class Monitor(Collecting):
     """Watches a training run as configured.
 
     Args:
@@ -48,8 +33,6 @@ class Monitor:
         ConfigError: naming every problem of the configuration.
     """
 
-    framework: FrameworkAdapter
-
     def __init__(
         self,
         config_file_path: str | os.PathLike[str] | Mapping[str, Any],
@@ -59,23 +42,9 @@ class Monitor:
     ) -> None:
         if opt_ty is not None:
             warnings.warn("opt_ty has no effect: leave it out", DeprecationWarning, stacklevel=2)
-        self.settings = load(config_file_path)
-        self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
-        if unbuilt := not_built_yet(self.settings, os.environ):
-            _log.warning("accepted, but without effect in this version: %s", ", ".join(unbuilt))
-        self._process_group, self._main_grad = process_group, params_have_main_grad
-        self._faults = Faults()
-        self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
-        if self._collectives is not None:
-            weakref.finalize(self, self._collectives.stop)  # a monitor that is dropped without stop() listens no more
-        self._run: Run | None = None
-        self._session: Session | None = None
-        self._output: Output | None = None
+        super().__init__(config_file_path, process_group, params_have_main_grad)
         self._endings: Endings | None = None
         self._ended_at: int | None = None
-        self._switch: Control | None = None
-        self._on = False
-        """In dynamic mode: whether anything is collected."""
 
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attaches to a model and its optimizer.
@@ -99,139 +68,10 @@ class Monitor:
         if self._session is not None:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
         given = signatures.read(*args, **kwargs)
-        self._faults, self._output = Faults(), None
-        run = self._new_run(given, given.start_iteration)
-        self._switch = follow(self._path, self.settings, given.start_iteration, self.framework.groups, self._faults)
-        collects = self._takes_part() and self._switch is None
-        follows = self._path if self._switch else None
-        with ExitStack() as undo:
-            if self._takes_part():
-                self._output = Output(run, self._process_group, given.start_iteration, follows)
-                undo.callback(self._discard_output)
-            schedule = Schedule(NEVER) if self._switch else self._schedule()
-            session = Session(run, schedule, given.start_iteration, self._output, self._between)
-            undo.callback(session.detach)
-            session.attach(chosen(self.settings) if collects else [])
-            self._check_targets(run)
-            undo.pop_all()
-        if self._switch is None:
-            self._listen(run)
-        else:
-            self._stop_listening()
-        self._run, self._session, self._given, self._on = run, session, given, False
+        self._begin(given)
         self._endings = Endings(self._end_quietly, self.flush)
-        if self._switch is None:
-            session.retire(lambda: self._end_quietly(False))
-
-    def _between(self, step: int) -> None:
-        """In dynamic mode: before ``step`` begins. Collecting is switched on and off here."""
-        session, switch = self._session, self._switch
-        if session is None or switch is None:
-            return
-        if self._on and session.finished:
-            switch.finish()
-            self._turn_off(session, step)
-        settings = switch.poll(step, idle=not self._on)
-        if settings is not None and settings.dynamic_on:
-            self._turn_on(session, settings, step)
-        elif settings is not None:
-            self._turn_off(session, step)
-
-    def _turn_off(self, session: Session, step: int) -> None:
-        self._on = False
-        self._stop_listening()
-        self._run = self._new_run(self._given, step)
-        session.change(self._run, Schedule(NEVER), self._output, [])
-        if self._output is not None:
-            self._output.rest(step)
-
-    def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
-        """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
-        before, self.settings = self.settings, settings
-        try:
-            run = self._new_run(self._given, step)
-            self._check_targets(run)
-            if self._takes_part() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path)
-        except BaseException:
-            self.settings = before
-            raise
-        if not self._takes_part() or self._output is None:
-            return self._turn_off(session, step)
-        self._stop_listening()
-        self._output.change(run)
-        self._run = run
-        session.change(
-            run, Schedule(step, settings.step_interval, settings.collect_times), self._output, chosen(settings)
-        )
-        self._listen(run)
-        self._on = True
-        return None
-
-    def _schedule(self) -> Schedule:
-        settings = self.settings
-        if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
-            return Schedule(NEVER)  # counts steps on every rank, to stop on all in the same one
-        times = settings.collect_times if self._takes_part() else 0
-        return Schedule(settings.start_step, settings.step_interval, times)
-
-    def _listen(self, run: Run) -> None:
-        """Gives ``run`` the collectives heard so far and those to come."""
-        if self._collectives is None:  # stopped, and attached again
-            self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
-        if self._collectives is not None:
-            run.collectives = self._collectives
-            self._collectives.attach(run, self._takes_part())
-
-    def _new_run(self, given: signatures.Attachment, step: int) -> Run:
-        chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
-        optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
-        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
-        for _, model in chunks:
-            self.framework.hooks.check_model(model, self.settings)
-        for optimizer in optimizers:
-            self.framework.hooks.check_optimizer(optimizer)
-        settings = self.settings
-        needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
-        return Run(
-            settings=settings,
-            framework=self.framework,
-            chunks=chunks,
-            optimizers=optimizers,
-            selection=Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only),
-            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps),
-            faults=self._faults,
-            main_grad=self._main_grad,
-            clock=Clock(step),
-            repeats=list(self._repeats(given.dp_group, given.tp_group)),
-            replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
-        )
-
-    def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
-        """The groups in which another rank is first."""
-        rank = self.framework.groups.rank()
-        for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
-            if rank in ranks and rank != ranks[0]:
-                yield tuple(ranks)
-
-    def _takes_part(self) -> bool:
-        ranks = self.settings.module_ranks
-        return not ranks or self.framework.groups.rank() in ranks
-
-    def _check_targets(self, run: Run) -> None:
-        """A target that names nothing is an error; with several processes another rank may have it."""
-        if not self._takes_part():
-            return
-        names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
-        names += [name for _, model in run.chunks for name, _ in run.framework.hooks.parameters(model)]
-        for stage, model in run.chunks:
-            for name, module in run.framework.hooks.modules(model):
-                run.selection.places(watched(stage, name, name, module))
-        if problems := run.selection.check(names):
-            if self.framework.groups.world_size() > 1:
-                _log.warning("not on this rank: %s", "; ".join(problems))
-            else:
-                raise ValueError("\n".join(problems))
+        if self._switch is None and self._session is not None:
+            self._session.retire(lambda: self._end_quietly(False))
 
     # The end.
 
@@ -250,7 +90,7 @@ class Monitor:
         self._ended_at = self._run.clock.step
         with ExitStack() as ending:  # each, whatever becomes of the others
             if self._output is not None:
-                ending.callback(self._output.close)
+                ending.callback(self._output.close, incident=partial)
             if self._endings is not None:
                 ending.callback(self._endings.forget)
             if self._switch is not None:
@@ -259,16 +99,6 @@ class Monitor:
             ending.callback(session.detach)
             if partial:
                 session.flush_partial()
-
-    def _stop_listening(self) -> None:
-        listening, self._collectives = self._collectives, None
-        if listening is not None:
-            listening.stop()
-
-    def _discard_output(self) -> None:
-        output, self._output = self._output, None
-        if output is not None:
-            output.discard()
 
     def _end_quietly(self, partial: bool) -> None:
         try:
@@ -283,13 +113,6 @@ class Monitor:
         self._end(partial=kind is not None)
 
     # What a program may ask.
-
-    @property
-    def monitoring(self) -> bool:
-        """Whether anything will still be collected."""
-        if self._session is None or not self._takes_part() or self._session.finished:
-            return False
-        return self._switch is None or self._on
 
     @property
     def step(self) -> int:

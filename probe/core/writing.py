@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from probe.core.anomaly import find
 from probe.core.faults import Faults
+from probe.core.past import Past
 from probe.core.records import Finding, Snapshot
 from probe.core.rules import Rule
 from probe.core.sinks import Sink
 
 FINDINGS_KEPT = 1000
+NEWS_KEPT = 100
 
 
 class Writer:
     """Judges each snapshot and gives it to every sink; one that fails is counted and tried again next time."""
 
-    def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults) -> None:
+    def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
         self._rules, self._sinks, self._faults = rules, sinks, faults
+        self.past = past
+        """Holds back what nothing was found in; None if everything is written."""
         self.findings: list[Finding] = []
         """The first findings of the run, in causal order within each step."""
+        self.news: deque[Finding] = deque(maxlen=NEWS_KEPT)
+        """The latest findings, for who takes them out."""
         self.found = 0
         self.steps = 0
         self.cost: dict[str, float] = {}
@@ -30,8 +37,11 @@ class Writer:
         for sink in self._sinks:
             sink.open()
 
-    def change(self, rules: Sequence[Rule], sinks: Sequence[Sink]) -> None:
+    def change(self, rules: Sequence[Rule], sinks: Sequence[Sink], past: Past | None = None) -> None:
         """Goes on with others. Those among them that were there before know what they knew, and stay open."""
+        if self.past is not None and past is not self.past:
+            self.past.forget()
+        self.past = past
         kept = {id(sink) for sink in sinks}
         before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
         self._close(sink for sink in before if id(sink) not in kept)
@@ -45,14 +55,24 @@ class Writer:
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
         snapshot = dataclasses.replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
+        self.news.extend(found[:NEWS_KEPT])
         self.found += len(found)
         self.steps += 1
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
+        for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
+            self._put(due)
+
+    def _put(self, snapshot: Snapshot) -> None:
         for sink in self._sinks:
             self._guarded(sink, partial(sink.write, snapshot))
 
-    def close(self) -> None:
+    def close(self, incident: bool = False) -> None:
+        """Closes every sink. What was held back is written if training ends by an ``incident``, else given up."""
+        if self.past is not None:
+            for due in self.past.release() if incident else ():
+                self._put(due)
+            self.past.forget()
         self._close(self._sinks)
 
     def _close(self, sinks: Iterable[Sink]) -> None:

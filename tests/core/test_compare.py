@@ -15,7 +15,7 @@ from probe.core.compare.tolerance import RELATIVE, coarsest
 from tests.core.compare_data import MICRO_STEPS, MODULES, Array, Change, Where, rounding, same, write_run
 from tests.required import require
 
-require("duckdb")
+duckdb = require("duckdb")
 
 ROWS_A_STEP = 2 * len(MODULES) * 3 + len(MODULES) * MICRO_STEPS * 2
 
@@ -339,3 +339,25 @@ def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.M
     assert in_portions == at_once
     assert at_once.rows == 2 * 8 * ROWS_A_STEP
     assert [where(row) for row in at_once.first] == [(place.signal, place.name, *place[2:])]
+
+
+def test_a_signal_of_each_micro_step_is_not_one_of_the_step(tmp_path: Path) -> None:
+    """What one run has for each micro step and the other in all is told, and not compared."""
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", signals={"actv": "x", "grad_reduced": "actv"})
+    found = compare(a, b)
+    assert found.only_signals.a == ["actv (each micro step)", "grad_reduced"]
+    assert found.only_signals.b == ["actv (once a step)", "x"]
+    assert "actv" not in found.signals
+    assert (found.beyond, found.same) == (0, False)
+
+
+def test_parquet_stands_beside_csv(tmp_path: Path) -> None:
+    """The same tables in the other format are the same run, and what differs is the same."""
+    place = PLACES[1]
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", scaled(place, 1.5))
+    of_csv = compare(a, b)
+    for path in b.glob("*/*.csv"):
+        duckdb.sql(f"COPY (FROM read_csv('{path}')) TO '{path.with_suffix('.parquet')}' (FORMAT parquet)")
+        path.unlink()
+    assert compare(a, b) == of_csv
+    assert [where(row)[2:] for row in of_csv.first] == [place[2:]]

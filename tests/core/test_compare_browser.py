@@ -33,8 +33,7 @@ def change(at: Where, tensor: Array) -> Array:
 
 
 def test_cells_show_what_was_found(tmp_path: Path) -> None:
-    """The signal of the first difference is drawn; its cells are the differences; nothing is fetched, nothing fails, and
-    names are text."""
+    """The signal of the first difference is drawn, its differences as cells; nothing is fetched; names are text."""
     rename = {"layers.1": EVIL}
     found = compare(write_run(tmp_path / "a", rename=rename), write_run(tmp_path / "b", change, rename=rename))
     path = tmp_path / "page.html"

@@ -216,3 +216,16 @@ def test_a_rank_at_another_step_ends_the_comparison() -> None:
         assert set(second.columns) == set(third.columns) == {"sum"}
     assert place.gathered == 4
     assert [each.counts for each in faults] == [{"global statistics: RuntimeError": 1}] * 2
+
+
+def test_copies_for_which_there_was_no_room_are_compared_in_the_next_step() -> None:
+    """All that came when they met fits; of many more a step later, those that do, and all of them after that."""
+    many, odd = 20 * ROWS, 20 * ROWS - 1
+    mine = [copy_of([1.0] * ROWS, 0), *(copy_of([1.0] * many, step) for step in (1, 2))]
+    theirs = [copy_of([1.0] * ROWS, 0), *(copy_of([1.0] * odd + [2.0], step) for step in (1, 2))]
+    results, faults, _ = replicas(mine, theirs)
+    for first, second, third in results:
+        assert set(first.columns) == set(second.columns) == {"sum"}
+        assert third.columns["copies"].tolist() == [2] * many
+        assert np.flatnonzero(third.columns["agreeing"] == 1).tolist() == [odd]
+    assert [each.counts for each in faults] == [{}, {}]

@@ -17,7 +17,7 @@ from probe.core.reading.batches import Step, steps
 from probe.core.reading.directories import RankDirectory, last_run
 from probe.core.reading.plain import PlainRows
 from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Rows
+from probe.core.reading.rows import Rows, connect
 from probe.core.records import Batch, Coverage, Key, Snapshot
 from probe.core.sinks.csv_files import CsvSink
 from tests.core.sink_data import context
@@ -308,3 +308,17 @@ def test_moments_are_those_that_the_ops_were_derived_from(tmp_path: Path) -> Non
     for name, value in wanted.items():
         assert columns[name][0] == pytest.approx(value, rel=2e-5), name
     assert math.isclose(columns["nans"][0], 0)
+
+
+def test_what_does_not_fit_goes_to_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to where the command is run, and nothing of it stays."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "spill").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spill"))
+    connection = connect("32MB", threads=1)
+    connection.execute("CREATE TABLE t AS SELECT hash(range) AS a, hash(range + 1) AS b FROM range(2_500_000)")
+    assert any((tmp_path / "spill").iterdir())
+    connection.close()
+    assert not any((tmp_path / "spill").iterdir())
+    assert not any((tmp_path / "here").iterdir())

@@ -7,8 +7,7 @@ import pytest
 
 from probe.core.records import Batch, Key
 from probe.core.rules import factory
-from probe.core.settings import load
-from probe.core.settings_alerts import DEFAULT_RULES
+from probe.core.settings_alerts import DEFAULT_RULES, RULE_ARGS
 
 OPS = ("norm", "min", "max", "zeros")
 KEYS = tuple(Key(f"layers.{n}.weight") for n in range(6))
@@ -19,8 +18,7 @@ BEGIN = 30
 
 def rule_of(name):
     """A rule with its defaults."""
-    (configured,) = load({"alert": {"rules": [{"rule_name": name}]}}).alert.rules
-    return factory(name)(configured.args, 0, OPS)
+    return factory(name)(RULE_ARGS[name](), 0, OPS)
 
 
 def step_of(step, broken):

@@ -125,10 +125,19 @@ def rule():
 
 @pytest.mark.parametrize(
     ("copies", "agreeing", "reported"),
-    [(4.0, 4.0, 0), (4.0, 3.0, 0), (4.0, 2.0, 1), (4.0, 1.0, 1), (2.0, 1.0, 1), (3.0, 2.0, 0)],
+    [
+        (4.0, 4.0, 0),
+        (4.0, 3.0, 0),
+        (4.0, 2.0, 1),
+        (4.0, 1.0, 1),
+        (2.0, 1.0, 1),
+        (3.0, 2.0, 0),
+        (0.0, 0.0, 0),
+        (1.0, 0.0, 0),
+    ],
 )
 def test_a_rank_reports_itself_unless_most_agree_with_it(copies, agreeing, reported):
-    """One of four, two of four, one of two; but neither three of four nor two of three."""
+    """One of four, two of four, one of two; neither three of four nor two of three, nor where no two were heard of."""
     assert len(list(rule().judge(compared(copies, agreeing, 0.0)))) == reported
 
 
@@ -143,7 +152,7 @@ def test_what_stays_different_is_reported_when_it_begins():
 def test_the_finding_names_who_differs():
     """The rank itself, another, the row, and a number of it."""
     (found,) = rule().judge(compared(4.0, 1.0, 2.0, 7))
-    assert (found.rank, found.key, found.op, found.step) == (5, W, "replica", 7)
+    assert (found.rank, found.key, found.op, found.step) == (5, W, "replica_norm", 7)
     assert found.value == pytest.approx(math.sqrt(18))
     assert found.message.endswith("Rank 5 differs from rank 2; of 4 replicas 1 has these numbers.")
 

@@ -13,7 +13,7 @@ def sampled(schedule: Schedule, steps: range = range(12)) -> list[int]:
     for step in steps:
         if schedule.samples(step):
             found.append(step)
-            schedule.collected += 1
+            schedule.ended(step, sampled=True)
     return found
 
 

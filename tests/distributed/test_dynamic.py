@@ -102,3 +102,46 @@ def test_switching_off_holds_for_all(two_ranks: Ranks, tmp_path: Path, delay: in
     (one, faults, _), (other, more, _) = two_ranks.run(train, str(tmp_path), 14, edits, delay)
     assert one == other == [4, 5, 6, 7, 8]
     assert faults == more == {}
+
+
+def dig(steps: int, bad: dict[int, int]) -> tuple[list[int], dict[str, int]]:
+    """The steps in which this rank has collected activations; ``bad`` says on which rank a step has NaN in its data."""
+    from probe.pytorch import TrainerMon
+
+    config = {
+        "param_distribution": True,
+        "format": "api",
+        "dynamic_seconds": 0,
+        "alert": {"rules": [{"rule_name": "AnomalySpike", "args": {"warm_up": 2, "window": 4, "cool_down": 1}}]},
+        "on_anomaly": {"arm": {"xy_distribution": True}, "steps": 2, "cool_down": 3},
+    }
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    deep = []
+    with TrainerMon(config) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(steps):
+            if bad.get(step) == dist.get_rank():
+                with torch.no_grad():
+                    next(model.parameters()).mul_(1e6)
+            loss_of(model(batch(step, dist.get_rank()))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if bad.get(step) == dist.get_rank():
+                with torch.no_grad():
+                    next(model.parameters()).div_(1e6)
+            if monitor.generate_xy_metrics()[0]:
+                deep.append(step)
+            monitor.flush()
+            dist.barrier()
+    return deep, monitor.faults
+
+
+def test_what_one_rank_finds_makes_all_look_deeper(two_ranks: Ranks) -> None:
+    """At one step, for as long; and not again before the rest is over, whoever finds something then."""
+    (one, faults), (other, more) = two_ranks.run(dig, 24, {5: 1, 8: 0, 16: 0})
+    assert one == other
+    assert len(one) == 4
+    assert one[0] > 6
+    assert one[2] > 16
+    assert faults == more == {}

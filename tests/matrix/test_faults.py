@@ -170,3 +170,64 @@ def test_rules_remember_no_step_that_is_done_again(framework: Harness) -> None:
 def test_without_earlier_files_rules_begin_anew(framework: Harness) -> None:
     """A late first step alone is no memory."""
     assert spikes(framework, 6, 1e4) == []
+
+
+def written_with_history(framework: Harness, *scales: float) -> list[int]:
+    """The steps in the files of a run that holds two back; inputs of these scales, one a step."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    with watching(framework, JUDGED | {"history": 2}, model, optimizer) as monitor:
+        for scale in scales:
+            train_step(loop, framework.tensor(X * scale))
+    return sorted({row.step for row in rows_of(monitor)})
+
+
+def test_history_is_written_around_what_is_found(framework: Harness) -> None:
+    """Two steps before the spike and two after it; nothing of a healthy run."""
+    assert written_with_history(framework, *[1.0] * 9) == []
+    assert written_with_history(framework, *[1.0] * 6, 1e4, *[1.0] * 5) == [4, 5, 6, 7, 8]
+
+
+def test_history_is_written_when_training_raises(framework: Harness) -> None:
+    """An exception is an incident."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    monitor = framework.TrainerMon(JUDGED | {"history": 2})
+
+    def train() -> None:
+        with monitor:
+            monitor.set_monitor(model, 1, optimizer)
+            for _ in range(5):
+                train_step(loop, *inputs(framework, 1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert sorted({row.step for row in rows_of(monitor)}) == [3, 4]
+
+
+def test_around_what_is_found_more_is_collected(framework: Harness) -> None:
+    """After a spike in fc2's input: its parameters, besides activations, for three steps; once more after a rest."""
+    about = {"arm": {"param_distribution": True}, "steps": 3, "cool_down": 4}
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    config = JUDGED | {"on_anomaly": about, "targets": {"fc2": {"input": "tensor"}}}
+    with watching(framework, config, model, optimizer) as monitor:
+        for step in range(30):
+            train_step(loop, framework.tensor(X * (1e4 if step in (6, 9, 20) else 1.0)))
+            monitor.flush()
+    rows = rows_of(monitor)
+    assert {row.step for row in rows if row.signal == "actv"} == set(range(30))
+    deep = [row for row in rows if row.signal == "param_origin"]
+    assert sorted({row.step for row in deep}) == [8, 9, 10, 22, 23, 24]
+    assert {row.name for row in deep} == {"fc2.weight"}
+    manifest = json.loads((Path(monitor.output_directory or "") / "manifest.json").read_text())
+    assert [(change["step"], change["suspects"]) for change in manifest["changes"]] == [
+        (8, ["fc2"]),
+        (11, []),
+        (22, ["fc2"]),
+        (25, []),
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +83,22 @@ def test_the_step_is_counted_whether_sampled_or_not(framework: Harness) -> None:
             train_step(loop, *inputs(framework))
     assert seen == [(10, True), (11, True), (12, True), (13, False)]
     assert {row.step for row in rows_of(monitor)} == {10, 12}
+
+
+def test_a_budget_stretches_the_interval(framework: Harness) -> None:
+    """A toy's step costs less than watching it: few steps are sampled, and the manifest says how many were left out."""
+    config = EVERYTHING | {"max_overhead": 0.02}
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.001, momentum=0.5)
+    loop = framework.loop(model, optimizer)
+    with watching(framework, config, model, optimizer) as monitor:
+        for _ in range(60):
+            train_step(loop, *inputs(framework, 1))
+    steps = sorted({row.step for row in rows_of(monitor)})
+    manifest = json.loads((Path(monitor.output_directory or "") / "manifest.json").read_text())
+    assert steps[:3] == [0, 1, 2]
+    assert len(steps) < 15
+    assert manifest["pace"]["skipped"] == 60 - len(steps)
+    assert manifest["pace"]["interval"] > 4
+    assert manifest["cost_seconds"]["overhead"] == pytest.approx(monitor.cost["overhead"], rel=0.5)
+    assert monitor.cost["overhead"] > 0

@@ -32,6 +32,7 @@ def each_step(*signals: str, steps: range = range(STEPS)) -> set[str]:
 PROMISED: dict[str, set[str]] = {
     "activations": each_step(*ACTIVATIONS),
     "activations_of_targets": each_step(*ACTIVATIONS),
+    "alert_layers": each_step(*WEIGHTS, *ACTIVATIONS, "param_origin", "param_updated"),
     "alert_nan": each_step(*WEIGHTS),
     "alert_spike": each_step(*WEIGHTS, *ACTIVATIONS),
     "alert_turbulence": each_step(*WEIGHTS),

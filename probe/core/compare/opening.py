@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,8 +45,6 @@ def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
     with ExitStack() as stack:
         connection = connect()
         stack.callback(connection.close)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="probe-"))
-        connection.execute("SET temp_directory = ?", [folder])
         sides = []
         for letter, root in (("a", a), ("b", b)):
             problems = Problems()

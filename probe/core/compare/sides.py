@@ -57,10 +57,7 @@ class Sides:
         self.ranks = self._pair_ranks()
         self.signals = self._pair_signals()
         """Signals of A that B has too, with their names there; in causal order."""
-        self.only_signals = OnlyIn(
-            sorted(self._wanted(a.rows.signals) - self.signals.keys()),
-            [] if options.signals else sorted(set(b.rows.signals) - set(self._named_in_b().values())),
-        )
+        self.only_signals = self._only_signals()
         self.only_ranks = OnlyIn(
             [] if options.ranks else [str(rank) for rank in a.run.ranks if rank not in b.run.ranks],
             [] if options.ranks else [str(rank) for rank in b.run.ranks if rank not in a.run.ranks],
@@ -145,7 +142,8 @@ class Sides:
         if told:
             raise ValueError("\n".join(told))
         wanted = self._wanted(a)
-        common = {s: name for s, name in self._named_in_b().items() if s in wanted and name in b}
+        shared = {s: name for s, name in self._named_in_b().items() if s in wanted and name in b}
+        common = {s: b for s, b in shared.items() if _alike(_micro_stepped(self.a, s), _micro_stepped(self.b, b))}
         if not common:
             raise ValueError(
                 f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}"
@@ -155,6 +153,16 @@ class Sides:
         if unknown:
             raise ValueError("\n".join(unknown))
         return dict(sorted(common.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])))
+
+    def _only_signals(self) -> OnlyIn:
+        """A signal that one run has for each micro step and the other once a step is in neither of them the same."""
+        of_a = [s for s in self.a.rows.signals if s in self._wanted(self.a.rows.signals) and s not in self.signals]
+        told = {name for s, name in self._named_in_b().items() if s in self.signals}
+        of_b = [s for s in self.b.rows.signals if s not in told and not self.options.signals]
+        return OnlyIn(
+            [_described(self.a, s) if self._named_in_b()[s] in self.b.rows.files else s for s in sorted(of_a)],
+            [_described(self.b, s) if s in self._named_in_b().values() else s for s in sorted(of_b)],
+        )
 
     def _see(self) -> None:
         """Looks through all rows once: names, steps, dtypes, and how large elements are."""
@@ -207,6 +215,20 @@ class Sides:
                 f"the runs have no step in common: A has {spans[0]}; B {spans[1]} (see --steps, --step-offset)"
             )
         return OnlyIn(told[0], told[1])
+
+
+def _micro_stepped(side: Side, signal: str) -> bool | None:
+    """Whether the signal's files have a column for micro steps; None if that cannot be seen, as in Parquet files."""
+    columns = [file.columns for _, file in side.rows.files[signal] if file.columns]
+    return any("micro_step" in each for each in columns) if columns else None
+
+
+def _alike(one: bool | None, other: bool | None) -> bool:
+    return one is None or other is None or one == other
+
+
+def _described(side: Side, signal: str) -> str:
+    return f"{signal} ({'each micro step' if _micro_stepped(side, signal) else 'once a step'})"
 
 
 def _idle(ops: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
@@ -37,6 +38,8 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
         raise ImportError('reading many files needs duckdb: pip install "probe-monitor[analysis]"') from missing
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory}'")
+    spill = Path(tempfile.gettempdir()) / f"probe-{uuid.uuid4().hex}"  # made, and removed, by DuckDB if it is needed
+    connection.execute("SET temp_directory = ?", [str(spill)])
     connection.execute("SET enable_progress_bar = false")  # it would be drawn into what a command prints
     if threads:
         connection.execute(f"SET threads = {threads}")

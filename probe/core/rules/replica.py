@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from probe.core.moments import OPS
 from probe.core.naming import SIGNALS
-from probe.core.records import Batch, Finding, ranks_text
+from probe.core.records import Array, Batch, Finding, Key, ranks_text
 from probe.core.rules.findings import Reporter
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
@@ -110,33 +111,37 @@ class AnomalyReplica:
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002
         self._ops = ops
-        self._known: dict[str, tuple[int, frozenset[Any]]] = {}
+        self._known: dict[str, tuple[int, frozenset[Key]]] = {}
         self._reporter = Reporter("AnomalyReplica", rank, "majority's")
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         if AGREEING not in batch.columns:
             self._known.pop(batch.signal, None)
             return
-        agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
-        at = np.flatnonzero(2 * agreeing <= copies)
-        step, before = self._known.get(batch.signal, (-1, frozenset()))
-        known = before if step <= batch.step else frozenset()
-        odd = frozenset(batch.keys[row] for row in at)
-        self._known[batch.signal] = batch.step, odd
-        fresh = np.array([row for row in at.tolist() if batch.keys[row] not in known], dtype=np.int64)
-        values = self._values(batch)
-        for found, row in zip(
-            self._reporter.findings(batch, "replica", fresh, values[fresh], np.full(len(fresh), np.nan)),
-            fresh,
-            strict=True,
-        ):
-            other, same = int(batch.columns[OTHER][row]), int(agreeing[row])
-            yield found._replace(
-                message=f"{found.message} Rank {found.rank} differs from rank {other}; of {int(copies[row])} replicas "
+        at = self._begun(batch)
+        op, values = self._number(batch)
+        expected = np.full(len(at), np.nan)
+        found = self._reporter.findings(batch, f"replica_{op}", at, values[at], expected)
+        for finding, row in zip(found, at.tolist(), strict=True):
+            copies, same, other = (int(batch.columns[name][row]) for name in (COPIES, AGREEING, OTHER))
+            yield finding._replace(
+                message=f"{finding.message} Rank {finding.rank} differs from rank {other}; of {copies} replicas "
                 f"{same} {'has' if same == 1 else 'have'} these numbers."
             )
 
-    def _values(self, batch: Batch) -> Any:
+    def _begun(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """The rows in which this rank is not of the majority, and was when they came last. A row of which no copy was
+        heard of (more came than there was room for) is not judged."""
+        agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
+        odd = {batch.keys[row]: row for row in np.flatnonzero((2 * agreeing <= copies) & (copies >= 2)).tolist()}
+        step, known = self._known.get(batch.signal, (-1, frozenset()))
+        self._known[batch.signal] = batch.step, frozenset(odd)
+        fresh = [row for key, row in odd.items() if key not in known or step > batch.step]
+        return np.array(fresh, dtype=np.int64)
+
+    def _number(self, batch: Batch) -> tuple[str, Array]:
         """A number that says something of each row: the first op that is collected."""
-        op = next((op for op in self._ops if op in OPS and OPS[op].moment in batch.columns), None)
-        return batch.op(op) if op else np.full(len(batch), np.nan)
+        for op in self._ops:
+            if op in OPS and OPS[op].moment in batch.columns:
+                return op, batch.op(op)
+        return AGREEING, batch.columns[AGREEING]

@@ -1,0 +1,158 @@
+"""Looking deeper when it matters: more is collected around what a rule has found, on all ranks, for some steps.
+
+Ranks agree as in :mod:`probe.core.control`, by the number of a step in a file: here ``arming/{n}.json`` beside their
+directories. Who finds something first writes it, and nobody can write it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.anomaly import causal_order, module_of
+from probe.core.faults import Faults
+from probe.core.records import Finding
+from probe.core.selection import PLACES, Selection, Watched, inside, names_of
+from probe.core.settings import Settings
+
+FOLDER = "arming"
+MOST = 8
+"""Findings of a step whose modules are suspects: the first in causal order."""
+SUSPECTS = "suspects"
+
+_BLOCK = re.compile(r"(.*\.\d+|\d+)(?:\..*)?", re.DOTALL)
+
+
+class Order(NamedTuple):
+    """What was written by who found something first."""
+
+    step: int
+    """From which more is collected."""
+    suspects: tuple[str, ...]
+    """Names of modules: what is inside them is looked at."""
+    rank: int
+
+
+def suspects(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """The blocks that the first of ``findings`` are about: ``layers.1`` for what was found in ``layers.1.mlp.fc``; a
+    module outside all blocks itself; the empty name is the whole model."""
+    first = sorted(findings, key=causal_order)[:MOST]
+    return tuple(dict.fromkeys(_block(module_of(finding)) for finding in first))
+
+
+def _block(module: str) -> str:
+    found = _BLOCK.fullmatch(module)
+    return found[1] if found else module
+
+
+class Deeper(Selection):
+    """What ``base`` chooses, and all that is inside the suspects.
+
+    Args:
+        parameters: whether ``base`` chooses among parameters; else those inside the suspects alone are watched.
+        modules: the same of modules.
+    """
+
+    def __init__(self, base: Selection, suspects: Sequence[str], parameters: bool, modules: bool) -> None:
+        self._base, self._suspects, self._parameters, self._modules = base, tuple(suspects), parameters, modules
+
+    def watches(self, parameter: Watched) -> bool:
+        return self._suspect(parameter) or (self._parameters and self._base.watches(parameter))
+
+    def places(self, module: Watched) -> dict[str, Any]:
+        known = self._base.places(module) if self._modules else {}
+        return dict.fromkeys(PLACES) | known if self._suspect(module) else known
+
+    def check(self, names: Iterable[str]) -> list[str]:
+        return self._base.check(names)
+
+    def _suspect(self, watched: Watched) -> bool:
+        names = names_of(watched.full)
+        return any(inside(name, suspect) for suspect in self._suspects for name in names)
+
+
+class Arming:
+    """Decides on one rank when to look deeper; asked once a step.
+
+    Args:
+        root: the output directory that all ranks share.
+        rank: this one.
+        steps: for which more is collected.
+        cool_down: steps after that in which nothing new is ordered.
+        ahead: in how many steps every rank will have seen what is written at a step.
+    """
+
+    def __init__(
+        self, root: Path, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
+    ) -> None:
+        self._folder, self._rank, self._steps, self._cool_down = root / FOLDER, rank, steps, cool_down
+        self._ahead, self._faults = ahead, faults
+        self._next = 1 + max((int(path.stem) for path in self._folder.glob("[0-9]*.json")), default=-1)
+        self._order: Order | None = None
+        self._quiet_until = 0
+
+    def poll(self, step: int, findings: Sequence[Finding]) -> Order | None:
+        """The order that takes effect with ``step``, which is about to begin.
+
+        Args:
+            findings: what has been found since this was last asked.
+        """
+        try:
+            self._look()
+            if self._order is None and findings and step >= self._quiet_until:
+                self._give(Order(step + self._ahead(step), suspects(findings), self._rank))
+                self._look()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._faults.note("arming", error)
+        order = self._order
+        if order is None or step < order.step:
+            return None
+        if step > order.step:
+            self._faults.note("arming", TimeoutError(f"seen at step {step}, too late for step {order.step}"))
+        self._order, self._quiet_until = None, order.step + self._steps + self._cool_down
+        return order
+
+    def _look(self) -> None:
+        """Reads the next order, if somebody has given it."""
+        path = self._folder / f"{self._next}.json"
+        if self._order is not None or not path.exists():
+            return
+        told: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        self._next += 1
+        self._order = Order(int(told["step"]), tuple(map(str, told["suspects"])), int(told["rank"]))
+
+    def _give(self, order: Order) -> None:
+        """Writes ``order`` whole, unless another rank has been first."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._folder / f".{self._rank}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(order._asdict()) + "\n", encoding="utf-8")
+        try:
+            os.link(temporary, self._folder / f"{self._next}.json")
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+
+
+SIGNALS = ("xy_distribution", "wg_distribution", "param_distribution", "mv_distribution")
+
+
+def deeper(settings: Settings) -> Settings:
+    """``settings`` with what they collect besides when something was found."""
+    assert settings.on_anomaly is not None
+    arm = settings.on_anomaly.arm
+    return settings.model_copy(update={name: True for name in SIGNALS if getattr(arm, name)})
+
+
+def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Deeper:
+    """What ``settings`` choose, and all that is inside the suspects."""
+    return Deeper(
+        base,
+        suspects,
+        parameters=settings.wg_distribution or settings.param_distribution or settings.mv_distribution,
+        modules=settings.xy_distribution,
+    )

@@ -1,0 +1,255 @@
+"""What a monitor collects, and how that changes while training runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from probe.core import collectives, signatures
+from probe.core.ahead import Ahead
+from probe.core.arming import SUSPECTS, Arming, around, deeper
+from probe.core.control import Control, follow
+from probe.core.faults import Faults
+from probe.core.framework import FrameworkAdapter
+from probe.core.moments import columns_for
+from probe.core.output import output_root
+from probe.core.pace import Pace
+from probe.core.recorder import Recorder
+from probe.core.run import Clock, Run
+from probe.core.run_output import Output
+from probe.core.schedule import Schedule
+from probe.core.selection import Selection, watched
+from probe.core.session import Session
+from probe.core.settings import Settings, load, not_built_yet
+from probe.core.sources import chosen
+
+_log = logging.getLogger("probe")
+NEVER = sys.maxsize
+"""A step that no training comes to."""
+
+
+class Collecting:
+    """The part of a monitor that makes of its settings what is collected: when it attaches, and between steps where the
+    configuration changes (dynamic mode) or something was found (``on_anomaly``)."""
+
+    framework: FrameworkAdapter
+
+    def __init__(
+        self, config_file_path: str | os.PathLike[str] | Mapping[str, Any], process_group: Any, main_grad: bool
+    ) -> None:
+        self.settings = load(config_file_path)
+        self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
+        if unbuilt := not_built_yet(self.settings, os.environ):
+            _log.warning("accepted, but without effect in this version: %s", ", ".join(unbuilt))
+        self._process_group, self._main_grad = process_group, main_grad
+        self._faults = Faults()
+        self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
+        if self._collectives is not None:
+            weakref.finalize(self, self._collectives.stop)  # a monitor that is dropped without stop() listens no more
+        self._run: Run | None = None
+        self._session: Session | None = None
+        self._output: Output | None = None
+        self._switch: Control | None = None
+        self._arming: Arming | None = None
+        self._deeper: tuple[int, Schedule] | None = None
+        """While more is collected: until which step, and which steps are sampled then."""
+        self._on = False
+        """In dynamic mode: whether anything is collected."""
+
+    @property
+    def monitoring(self) -> bool:
+        """Whether anything will still be collected."""
+        if self._session is None or not self._takes_part() or self._session.finished:
+            return False
+        return self._switch is None or self._on
+
+    def _begin(self, given: signatures.Attachment) -> None:
+        """Attaches; nothing stays behind if that fails."""
+        self._given = given
+        self._faults, self._output = Faults(), None
+        run = self._new_run(given, given.start_iteration)
+        groups = self.framework.groups
+        ahead = Ahead(groups.world_size() == 1, self.settings.dynamic_seconds, given.start_iteration)
+        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead)
+        self._arming = self._deeper = None
+        if (about := self.settings.on_anomaly) is not None:
+            root = output_root(os.environ).absolute()
+            self._arming = Arming(root, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
+        collects = self._takes_part() and self._switch is None
+        follows = self._path if self._switch else None
+        with ExitStack() as undo:
+            if self._takes_part():
+                self._output = Output(run, self._process_group, given.start_iteration, follows)
+                undo.callback(self._discard_output)
+            schedule = Schedule(NEVER) if self._switch else self._schedule()
+            session = Session(run, schedule, given.start_iteration, self._output, self._between)
+            undo.callback(session.detach)
+            session.attach(chosen(self.settings) if collects else [])
+            self._check_targets(run)
+            undo.pop_all()
+        if self._switch is None:
+            self._listen(run)
+        else:
+            self._stop_listening()
+        self._run, self._session, self._on = run, session, False
+
+    def _discard_output(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            output.discard()
+
+    def _between(self, step: int) -> None:
+        """Before ``step`` begins. What is collected changes here and nowhere else."""
+        session, output = self._session, self._output
+        if session is None:
+            return
+        if output is not None and self._deeper is not None and step >= self._deeper[0]:
+            (_, schedule), self._deeper = self._deeper, None
+            self._run = self._new_run(self._given, step)
+            session.change(self._run, schedule, output, chosen(self.settings))
+            self._listen(self._run)
+            output.deepen(self._run, [])
+        if self._switch is not None:
+            self._obey(session, self._switch, step)
+        if output is not None and self._arming is not None:
+            self._look_deeper(session, self._arming, output, step)
+
+    def _look_deeper(self, session: Session, arming: Arming, output: Output, step: int) -> None:
+        """Around what was found, for some steps."""
+        news = [output.writer.news.popleft() for _ in range(len(output.writer.news))]
+        if not self.monitoring or self._deeper is not None:
+            return
+        if (order := arming.poll(step, news)) is not None:
+            about = self.settings.on_anomaly
+            assert about is not None
+            armed = deeper(self.settings)
+            self._deeper = step + about.steps, session.schedule
+            self._run = self._new_run(self._given, step)
+            names = order.suspects if about.arm.targets == SUSPECTS else [""]
+            self._run.settings = armed
+            self._run.selection = around(self._run.selection, names, self.settings)
+            session.change(self._run, Schedule(step, 1, about.steps), output, chosen(armed))
+            self._listen(self._run)
+            output.deepen(self._run, names)
+
+    def _obey(self, session: Session, switch: Control, step: int) -> None:
+        """In dynamic mode: collecting is switched on and off."""
+        if self._on and session.finished:
+            switch.finish()
+            self._turn_off(session, step)
+        settings = switch.poll(step, idle=not self._on)
+        if settings is not None and settings.dynamic_on:
+            self._turn_on(session, settings, step)
+        elif settings is not None:
+            self._turn_off(session, step)
+
+    def _turn_off(self, session: Session, step: int) -> None:
+        self._on, self._deeper = False, None
+        self._stop_listening()
+        self._run = self._new_run(self._given, step)
+        session.change(self._run, Schedule(NEVER), self._output, [])
+        if self._output is not None:
+            self._output.rest(step)
+
+    def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
+        """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
+        before, self.settings = self.settings, settings
+        try:
+            run = self._new_run(self._given, step)
+            self._check_targets(run)
+            if self._takes_part() and self._output is None:  # module_ranks has changed
+                self._output = Output(run, self._process_group, step, self._path)
+        except BaseException:
+            self.settings = before
+            raise
+        if not self._takes_part() or self._output is None:
+            return self._turn_off(session, step)
+        self._stop_listening()
+        self._output.change(run)
+        self._run, self._deeper = run, None
+        session.change(run, self._paced(step, settings, settings.collect_times), self._output, chosen(settings))
+        self._listen(run)
+        self._on = True
+        return None
+
+    def _schedule(self) -> Schedule:
+        settings = self.settings
+        if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
+            return Schedule(NEVER)  # counts steps on every rank, to stop on all in the same one
+        times = settings.collect_times if self._takes_part() else 0
+        return self._paced(settings.start_step, settings, times)
+
+    def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
+        pace = Pace(settings.max_overhead, settings.step_interval) if settings.max_overhead else None
+        if self._output is not None:
+            self._output.pace = pace
+        return Schedule(start, settings.step_interval, times, pace)
+
+    def _listen(self, run: Run) -> None:
+        """Gives ``run`` the collectives heard so far and those to come."""
+        if self._collectives is None:  # stopped, and attached again
+            self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
+        if self._collectives is not None:
+            run.collectives = self._collectives
+            self._collectives.attach(run, self._takes_part())
+
+    def _stop_listening(self) -> None:
+        listening, self._collectives = self._collectives, None
+        if listening is not None:
+            listening.stop()
+
+    def _new_run(self, given: signatures.Attachment, step: int) -> Run:
+        chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
+        optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
+        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
+        for _, model in chunks:
+            self.framework.hooks.check_model(model, self.settings)
+        for optimizer in optimizers:
+            self.framework.hooks.check_optimizer(optimizer)
+        settings = self.settings
+        needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
+        return Run(
+            settings=settings,
+            framework=self.framework,
+            chunks=chunks,
+            optimizers=optimizers,
+            selection=Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only),
+            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps),
+            faults=self._faults,
+            main_grad=self._main_grad,
+            clock=Clock(step),
+            repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
+        )
+
+    def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
+        """The groups in which another rank is first."""
+        rank = self.framework.groups.rank()
+        for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
+            if rank in ranks and rank != ranks[0]:
+                yield tuple(ranks)
+
+    def _takes_part(self) -> bool:
+        ranks = self.settings.module_ranks
+        return not ranks or self.framework.groups.rank() in ranks
+
+    def _check_targets(self, run: Run) -> None:
+        """A target that names nothing is an error; with several processes another rank may have it."""
+        if not self._takes_part():
+            return
+        names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
+        names += [name for _, model in run.chunks for name, _ in run.framework.hooks.parameters(model)]
+        for stage, model in run.chunks:
+            for name, module in run.framework.hooks.modules(model):
+                run.selection.places(watched(stage, name, name, module))
+        if problems := run.selection.check(names):
+            if self.framework.groups.world_size() > 1:
+                _log.warning("not on this rank: %s", "; ".join(problems))
+            else:
+                raise ValueError("\n".join(problems))

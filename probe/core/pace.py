@@ -1,0 +1,58 @@
+"""How often a run can be sampled within a budget, from what sampling has cost so far."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+SAMPLES = 5
+"""Sampled steps whose cost is remembered."""
+STEPS = 21
+"""Steps whose duration is remembered."""
+FEWEST = 3
+"""Sampled steps before the interval changes: the first ones pay for what is made once."""
+
+
+class Pace:
+    """Stretches the interval between sampled steps, so that all that sampling costs stays below a part of training.
+
+    A sampled step costs ``c`` seconds and a step without the monitor takes ``s``: at an interval ``n`` the overhead is
+    ``c / (n s)``. Of both the median of the last ones counts, which a single slow step does not move.
+
+    Args:
+        budget: the largest part of training's time, such as 0.01.
+        interval: the smallest distance between sampled steps, as configured.
+    """
+
+    def __init__(self, budget: float, interval: int) -> None:
+        self._budget, self._least = budget, interval
+        self._costs: deque[float] = deque(maxlen=SAMPLES)
+        self._steps: deque[float] = deque(maxlen=STEPS)
+        self._seen = 0
+        self.interval = interval
+        """Steps from one sampled step to the next."""
+        self.skipped = 0
+        """Steps that were to be sampled as configured, but were not."""
+
+    def step(self, seconds: float, hooks: float) -> None:
+        """A step took ``seconds``, of which ``hooks`` were the monitor's."""
+        self._steps.append(max(seconds - hooks, 0.0))
+
+    def sampled(self, seconds: float) -> None:
+        """Sampling a step has cost ``seconds`` in all, beside training too."""
+        self._costs.append(seconds)
+        self._seen += 1
+        if self._seen >= FEWEST and self._steps:
+            self.interval = self._wanted()
+
+    @property
+    def overhead(self) -> float:
+        """What sampling at this interval costs, as a part of training's time; NaN if nothing is known yet."""
+        plain = median(self._steps) if self._steps else 0.0
+        return median(self._costs) / (self.interval * plain) if self._costs and plain else math.nan
+
+    def _wanted(self) -> int:
+        allowed = self._budget * median(self._steps)
+        needed = math.ceil(median(self._costs) / allowed) if allowed > 0 else self._least
+        return -(-max(needed, self._least) // self._least) * self._least

@@ -1,0 +1,76 @@
+"""The interval between sampled steps within a budget, on clocks of the test's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from probe.core.pace import Pace
+from probe.core.schedule import Schedule
+
+
+def run(schedule: Schedule, steps: int, step: float, sampling: float) -> list[int]:
+    """The sampled steps of a training whose steps take ``step`` seconds; where they are sampled, ``sampling`` more."""
+    pace, found = schedule.pace, []
+    assert pace is not None
+    for n in range(steps):
+        sampled = schedule.samples(n)
+        schedule.ended(n, sampled)
+        pace.step(step + sampling * sampled, sampling * sampled)
+        if sampled:
+            pace.sampled(sampling)
+            found.append(n)
+    return found
+
+
+@pytest.mark.parametrize(("budget", "step", "sampling"), [(0.01, 1.0, 0.2), (0.05, 0.3, 0.1), (0.5, 1.0, 3.0)])
+def test_what_sampling_costs_stays_within_the_budget(budget: float, step: float, sampling: float) -> None:
+    """As many steps are sampled as the budget allows, after the first ones that tell what it costs."""
+    schedule = Schedule(pace=Pace(budget, 1))
+    steps = 2000
+    found = run(schedule, steps, step, sampling)
+    assert len(found) * sampling <= budget * steps * step + 3 * sampling
+    assert len(found) >= steps // math.ceil(sampling / (budget * step))
+    assert schedule.pace is not None
+    assert schedule.pace.skipped == steps - len(found)
+    assert 0 < schedule.pace.overhead <= budget
+
+
+def test_what_costs_less_than_the_budget_is_left_as_configured() -> None:
+    schedule = Schedule(start_step=4, step_interval=3, pace=Pace(0.5, 3))
+    assert run(schedule, 20, 1.0, 0.01) == [4, 7, 10, 13, 16, 19]
+    assert schedule.pace is not None
+    assert schedule.pace.skipped == 0
+
+
+def test_intervals_are_multiples_of_the_configured_one() -> None:
+    """Steps that are left out are those that would have been sampled."""
+    schedule = Schedule(step_interval=5, pace=Pace(0.1, 5))
+    found = run(schedule, 400, 1.0, 1.2)
+    assert {step % 5 for step in found} == {0}
+    assert schedule.pace is not None
+    assert schedule.pace.interval == 15
+    assert len(found) + schedule.pace.skipped == 80
+
+
+def test_one_slow_step_does_not_move_it() -> None:
+    """A checkpoint, or another program's burst."""
+    pace = Pace(0.1, 1)
+    for n in range(12):
+        pace.step(100.0 if n == 5 else 1.0, 0.0)
+        pace.sampled(5.0 if n == 6 else 0.25)
+    assert pace.interval == 3
+
+
+def test_cheaper_again_it_comes_back() -> None:
+    pace = Pace(0.1, 1)
+    for cost, interval in ((1.0, 10), (0.05, 1)):
+        for _ in range(8):
+            pace.step(1.0, 0.0)
+            pace.sampled(cost)
+        assert pace.interval == interval
+
+
+def test_nothing_is_known_before_anything_was_sampled() -> None:
+    assert math.isnan(Pace(0.01, 1).overhead)
