@@ -288,6 +288,19 @@ def test_ranks_that_gave_nan_from_the_same_place_are_both_named(tmp_path: Path) 
     assert (diagnosis.ranks, diagnosis.rivals) == ((1, 2), ())
 
 
+def test_who_gave_nothing_bad_explains_nothing(tmp_path: Path) -> None:
+    """NaN that a rank kept for itself is not the cause of what others got from a third."""
+    change = bad(
+        *rows_of("actv", (0,), "a.output"), *rows_of("actv", (1,), "b.input"), *rows_of("actv", (2,), "b.output")
+    )
+    for rank in range(3):
+        extra = exchanges(range(AT, AT + 1), (1,), (0, 1, 2))
+        write_rank(tmp_path, rank, range(STEPS), change, world_size=3, extra=extra)
+    analysis = analyse(tmp_path)
+    assert classes(analysis) == {0: {"initiating", "cascade"}, 1: {"initiating", "cascade"}, 2: {"cascade"}}
+    assert "This is ambiguous" in analysis.diagnosis.text  # type: ignore[union-attr]
+
+
 def dump(root: Path, rank: int, **fields: object) -> None:
     """What a rank's own rules have found while it ran."""
     tag = f"0:all_reduce.ranks0-2.train.py[7].pre/rank{rank}/other"
