@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from probe.core.causes.analysis import Analysis, analyse
+from probe.core.causes.card import card
 from probe.core.causes.classes import Cause
 from probe.core.causes.objects import as_json
 from probe.core.naming import cell_name
@@ -437,6 +438,24 @@ def test_everything_is_said_in_json_too(tmp_path: Path) -> None:
     assert told["diagnosis"]["first"]["value"] == "nan"
     assert {entry["cause"] for entry in told["kept"]} == {Cause.initiating.value}
     assert told["ranks"] == [0, 1]
+
+
+def test_what_a_report_gets(tmp_path: Path) -> None:
+    """The paragraph, and the findings with their class in order."""
+    places = [*rows_of("actv", (1,), "b.output"), *rows_of("grad_reduced", (0, 1), "a.weight")]
+    write_run(tmp_path, 2, STEPS, bad(*places))
+    analysis = analyse(tmp_path)
+    shown = card(analysis)
+    assert analysis.diagnosis is not None
+    assert shown.paragraph == analysis.diagnosis.text
+    told = [(mark.rank, mark.name, mark.micro_step, mark.cause) for mark in shown.findings]
+    assert told == [
+        (1, "b.output", 0, "initiating"),
+        (0, "a.weight", None, "cascade"),
+        (1, "a.weight", None, "cascade"),
+    ]
+    assert shown.total == 9
+    assert card(analyse(tmp_path, [0])).paragraph == "Nothing was found."
 
 
 @pytest.mark.parametrize("number", [1, 40])
