@@ -18,7 +18,7 @@ from probe.core.causes.topology import Topology, topology
 from probe.core.causes.words import Kind, kind_of, on_ranks, origins, paragraph, rivals
 from probe.core.reading.directories import Run, find, last_run
 from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Connection, Rows, connect
+from probe.core.reading.rows import Connection, Rows
 from probe.core.records import ranks_text
 
 
@@ -91,8 +91,6 @@ def analyse(
     alone = root.expanduser() in [directory.path for directory in run.directories]
     dump = root.expanduser().parent if alone else root.expanduser()
     topo = topology(run.directories)
-    connection = connection or connect()
-    connection.execute("SET enable_progress_bar = false")  # it would go to the standard output
     with Rows(run.directories, problems, connection) as rows:
         judged, rules = _judge(rows, run, topo, wanted, told)
         of_rank = {each.rank: each for each in judged}
