@@ -190,6 +190,29 @@ def test_steps_that_come_twice(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_without_manifests(tmp_path: Path) -> None:
+    """The directories of a tool that writes none: ranks are known by their names, the default rules judge."""
+    write_run(tmp_path, 2, STEPS, NAN)
+    for path in tmp_path.glob("*/manifest.json"):
+        path.unlink()
+    first = json.loads(run(tmp_path, "--json").stdout)["diagnosis"]["first"]
+    assert (first["rank"], first["step"], first["name"]) == (1, AT, "b.output")
+
+
+def test_one_rank_alone(tmp_path: Path) -> None:
+    """The directory of one rank may be given: it is judged alone."""
+    write_run(tmp_path, 2, STEPS, NAN)
+    told = json.loads(run(next(tmp_path.glob("*rank1*")), "--json").stdout)
+    assert told["ranks"] == [1]
+    assert told["diagnosis"]["first"]["name"] == "b.output"
+
+
+def test_a_step_that_was_not_sampled_lies_between(tmp_path: Path) -> None:
+    """With an interval, the last clean sampled step is told."""
+    write_rank(tmp_path, 0, range(0, 60, 5), bad(("actv", 0, 55, "b.output")))
+    assert "The sampled step before, 50, was clean" in flat(run(tmp_path).stdout)
+
+
 def test_rules_that_cannot_be_used(tmp_path: Path) -> None:
     """A manifest of another version names rules that are not known: the default ones judge, and that is told."""
     config = {"alert": {"rules": [{"rule_name": "AnomalyOfTomorrow"}]}}

@@ -105,12 +105,13 @@ def analyse(
         told("putting it into words")
         main = _main(stories)
         diagnoses = [(story, _diagnose(rows, story, of_rank)) for story in stories]
+        notes = tuple(_notes(rows, aliens, judged))
     return Analysis(
         run,
         tuple(judged),
         next((diagnosis for story, diagnosis in diagnoses if story is main), None),
         tuple(diagnosis for story, diagnosis in diagnoses if story is not main),
-        tuple(_notes(rows, aliens, judged)),
+        notes,
         problems,
     )
 
