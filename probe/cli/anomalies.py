@@ -74,7 +74,8 @@ def chosen(text: str) -> list[int]:
 
 
 def _write(out: Path, analysis: Analysis, topk: int) -> Path:
-    return write(out, [(key_of_entry(located), entry(located, cause)) for located, cause in _first(analysis, topk)])
+    first = _first(analysis, topk)
+    return write(out, [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in first])
 
 
 def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:

@@ -6,17 +6,22 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from probe.core.causes.analysis import Analysis, analyse
 from probe.core.causes.card import card
-from probe.core.causes.classes import Cause
+from probe.core.causes.classes import Cause, Story
+from probe.core.causes.evidence import Evidence
+from probe.core.causes.located import Located
 from probe.core.causes.objects import as_json
+from probe.core.causes.words import kind_of, paragraph
 from probe.core.naming import cell_name
 from probe.core.records import Batch, Key
 from tests.core.causes_data import Change, bad, everything_after, write_rank, write_run
+from tests.core.sink_data import finding
 from tests.required import require
 
 require("duckdb")
@@ -438,6 +443,52 @@ def test_everything_is_said_in_json_too(tmp_path: Path) -> None:
     assert told["diagnosis"]["first"]["value"] == "nan"
     assert {entry["cause"] for entry in told["kept"]} == {Cause.initiating.value}
     assert told["ranks"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"rule": "AnomalyNan", "value": nan}, "NaN"),
+        ({"rule": "AnomalyNan", "value": math.inf}, "overflow"),
+        ({"rule": "AnomalyNan", "value": 3.0, "op": "nans"}, "NaN"),
+        ({"rule": "AnomalyNan", "value": 3.0, "op": "infs"}, "overflow"),
+        ({"rule": "AnomalyNan", "value": 1e12, "expected": 1e10}, "value beyond its limit"),
+        ({"rule": "AnomalySpike", "value": 1e4, "expected": 1.0}, "exploding gradient"),
+        ({"rule": "AnomalySpike", "value": 1e33, "expected": 1.0}, "overflow"),
+        ({"rule": "AnomalySpike", "value": 1e4, "expected": 1.0, "signal": "param_origin"}, "spike"),
+        ({"rule": "AnomalySpike", "value": 1e-4, "expected": 1.0}, "collapse"),
+        ({"rule": "AnomalyTurbulence", "value": 3.0, "expected": 1.0}, "drift"),
+        ({"rule": "AnomalyThreshold", "value": 3.0, "expected": 1.0}, "value beyond its limit"),
+        ({"rule": "AnomalyVanish", "value": 0.0, "expected": 1.0}, "vanishing gradient"),
+        ({"rule": "AnomalyDead", "value": 1.0, "expected": 0.999, "signal": "actv", "op": "zeros"}, "dead layer"),
+        ({"rule": "AnomalyFrozen", "value": 0.0, "signal": "param_updated", "op": "update"}, "frozen parameter"),
+        ({"rule": "AnomalyReplica", "value": 2.0, "expected": 1.0, "signal": "exp_avg"}, "divergence of replicas"),
+        ({"rule": "AnomalyCommNan", "value": 4.0, "signal": "other", "op": "nonfinite"}, "NaN"),
+    ],
+)
+def test_kinds(fields: dict[str, Any], kind: str) -> None:
+    """What it is called, by the rule, the number and the tensor; and there is always something to look at next."""
+    located = Located(finding(AT, **fields), AT)
+    story = Story([(located, Cause.initiating)], number=1, by_rank={0: 1})
+    named = kind_of(story, located, [0])
+    assert named.value == kind
+    text = paragraph(named, story, [located], Evidence("f.csv", "norm", ((AT, 1.0),)), [])
+    assert text.startswith(f"First cause: {kind}. It began in fc.weight (")
+    assert "Look next at " in text
+
+
+def test_pipelines_that_dumps_tell(tmp_path: Path) -> None:
+    """Where only a dump names the pipeline's ranks, a stage of another pipeline is no neighbour."""
+    stage = {"pp_stage": lambda rank: rank // 2}
+    places = [*rows_of("actv", (0,), "b.output"), *rows_of("actv", (3,), "a.output")]
+    write_run(tmp_path / "known", 4, STEPS, bad(*places), **stage)
+    for rank, row, mates in ((0, "b.output", [0, 2]), (3, "a.output", [1, 3])):
+        dump(tmp_path / "known", rank, tag_name=f"0:{row}:0/rank{rank}/actv", message="", group_mates=mates)
+    known = analyse(tmp_path / "known")
+    assert classes(known) == {0: {"initiating"}, 3: {"initiating"}}
+    assert as_json(known)["diagnosis"]["first"]["group_mates"] == [0, 2]
+    write_run(tmp_path / "unknown", 4, STEPS, bad(*places), **stage)
+    assert classes(analyse(tmp_path / "unknown")) == {0: {"initiating"}, 3: {"cascade"}}
 
 
 def test_what_a_report_gets(tmp_path: Path) -> None:

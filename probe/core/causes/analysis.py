@@ -52,6 +52,7 @@ class Analysis:
     notes: tuple[str, ...]
     """What was not judged, and why."""
     problems: Problems
+    topology: Topology
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
@@ -113,6 +114,7 @@ def analyse(
         tuple(diagnosis for story, diagnosis in diagnoses if story is not main),
         notes,
         problems,
+        topo,
     )
 
 

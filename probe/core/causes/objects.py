@@ -7,6 +7,7 @@ from typing import Any
 from probe.core.causes.analysis import Analysis, Diagnosis
 from probe.core.causes.classes import Cause
 from probe.core.causes.located import Located
+from probe.core.causes.topology import Topology
 from probe.core.naming import cell_name, tag
 
 
@@ -17,23 +18,23 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "ranks": list(analysis.run.ranks),
         "missing_ranks": list(analysis.run.missing),
         "findings": analysis.number,
-        "diagnosis": _of(analysis.diagnosis) if analysis.diagnosis else None,
-        "others": [_of(diagnosis) for diagnosis in analysis.others],
-        "kept": [entry(located, cause) for located, cause in analysis.findings()],
+        "diagnosis": _of(analysis.diagnosis, analysis.topology) if analysis.diagnosis else None,
+        "others": [_of(diagnosis, analysis.topology) for diagnosis in analysis.others],
+        "kept": [entry(located, cause, analysis.topology) for located, cause in analysis.findings()],
         "notes": list(analysis.notes),
         "problems": [str(problem) for problem in analysis.problems.kept],
         "skipped": analysis.problems.skipped,
     }
 
 
-def _of(diagnosis: Diagnosis) -> dict[str, Any]:
+def _of(diagnosis: Diagnosis, topology: Topology) -> dict[str, Any]:
     story, shown = diagnosis.story, diagnosis.evidence
     return {
         "kind": diagnosis.kind.value,
         "text": diagnosis.text,
-        "first": entry(diagnosis.first, Cause.initiating),
+        "first": entry(diagnosis.first, Cause.initiating, topology),
         "ranks": list(diagnosis.ranks),
-        "ambiguous_with": [entry(rival, Cause.initiating) for rival in diagnosis.rivals],
+        "ambiguous_with": [entry(rival, Cause.initiating, topology) for rival in diagnosis.rivals],
         "evidence": {
             "file": shown.file,
             "op": shown.op,
@@ -47,20 +48,19 @@ def _of(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def entry(located: Located, cause: Cause) -> dict[str, Any]:
+def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
     """A finding as ``anomaly.json`` has it, then what is known of it besides."""
     finding = located.finding
-    call = located.call if located.call >= 0 else finding.order
     return {
         "rank": finding.rank,
         "step": finding.step,
         "micro_step": finding.key.micro_step,
         "pp_stage": located.pp_stage,
         "vpp_stage": finding.key.stage,
-        "call_id": call,
+        "call_id": _call(located),
         "tag_name": tag(finding.signal, finding.key, finding.rank, finding.micro_stepped),
         "message": finding.message,
-        "group_mates": [],
+        "group_mates": list(topology.mates(finding.rank)),
         "cause": cause.value,
         "began": located.began,
         "rule": finding.rule,
@@ -75,8 +75,13 @@ def entry(located: Located, cause: Cause) -> dict[str, Any]:
 
 def key_of_entry(located: Located) -> str:
     """The key of an entry in ``anomaly_analyse.json``."""
-    finding, fields = located.finding, entry(located, Cause.initiating)
-    return f"{fields['tag_name']}_step_{finding.step}_call_{fields['call_id']}_{finding.op}"
+    finding = located.finding
+    where = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
+    return f"{where}_step_{finding.step}_call_{_call(located)}_{finding.op}"
+
+
+def _call(located: Located) -> int:
+    return located.call if located.call >= 0 else located.finding.order
 
 
 def _plain(number: float) -> float | str:

@@ -63,6 +63,10 @@ class Topology:
         known = self.place(one).pipeline
         return other in known if known else self.stage(one) != self.stage(other)
 
+    def mates(self, rank: int) -> tuple[int, ...]:
+        """The ranks of its pipeline, itself included; itself alone if none is known."""
+        return self.place(rank).pipeline or (rank,)
+
     def replica_groups(self) -> list[tuple[int, ...]]:
         """Groups of two ranks or more that should hold parameters alike."""
         groups: dict[tuple[object, ...], set[int]] = {}

@@ -33,6 +33,7 @@ class Kind(str, Enum):
 
 
 RULES = {
+    "AnomalyNan": Kind.limit,
     "AnomalyVanish": Kind.vanishing,
     "AnomalyDead": Kind.dead,
     "AnomalyFrozen": Kind.frozen,
