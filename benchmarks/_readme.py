@@ -7,7 +7,16 @@ from pathlib import Path
 
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 README = Path(__file__).parent.parent / "README.md"
-ORDER = ("overhead", "overhead_parallel", "overhead_mindspore", "moments", "sinks", "readers", "false_alarms")
+ORDER = (
+    "overhead",
+    "overhead_parallel",
+    "overhead_mindspore",
+    "moments",
+    "sinks",
+    "readers",
+    "conversions",
+    "false_alarms",
+)
 
 
 def block(directory: Path) -> str:

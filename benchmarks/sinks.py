@@ -24,6 +24,8 @@ ROWS = {"grad_unreduced": 149, "grad_reduced": 149, "param_origin": 149, "param_
 ROWS |= {"exp_avg": 149, "exp_avg_sq": 149, "actv": 203, "actv_grad": 203}
 """1,300 rows with five values each: what the GPT of ``overhead.py`` gives with everything switched on."""
 QUEUE = 8
+STEPS_A_FILE = 20
+"""Of the sink whose cost is by the file rather than by the row."""
 Write = Callable[[Snapshot], object]
 
 
@@ -46,14 +48,17 @@ def _batch(signal: str, rows: int, step: int, generator: np.random.Generator) ->
 def writers(root: Path) -> dict[str, Write]:
     """Everything that the delivery thread may have to do with a step: each sink, each rule."""
     context = SinkContext(directory=root / "run", root=root, rank=0)
+    many = SinkContext(directory=root / "many", root=root, rank=0, steps_per_file=STEPS_A_FILE)
+    made = [(name, name, context) for name in SINKS]
+    made.insert(len(made) - 1, ("parquet", f"parquet, {STEPS_A_FILE} steps a file", many))
     writes: dict[str, Write] = {}
-    for name, make in SINKS.items():
+    for name, title, where in made:
         try:
-            sink = make(context)
+            sink = SINKS[name](where)
         except ImportError:
             continue  # what it needs is not installed here
         sink.open()
-        writes[f"sink {name}"] = sink.write
+        writes[f"sink {title}"] = sink.write
     for name in RULES:
         rule = factory(name)(_arguments_of(name), 0, CHOSEN)
         writes[f"rule {name}"] = lambda s, rule=rule: [list(rule.judge(batch)) for batch in s.batches]

@@ -16,6 +16,8 @@ VERBS: dict[str, str] = {
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",
+    "csv2db": "probe.cli.csv2db:csv2db",
+    "csv2tb": "probe.cli.csv2tb:csv2tb",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",

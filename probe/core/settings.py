@@ -47,7 +47,7 @@ __all__ = ["NOT_BUILT", "RULE_ARGS", "ConfigError", "Rule", "Selector", "Setting
 logger = logging.getLogger("probe.settings")
 
 ALWAYS_WRITTEN = ("shape", "dtype")
-_FORMATS = Names(("csv", "tensorboard", "api"))
+_FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
@@ -257,8 +257,9 @@ class Settings(Section):
         WrapValidator(_one_or_list),
         Form("name or list of names", ", ".join(_FORMATS.names), f"one or a list of {', '.join(_FORMATS.names)}"),
     ] = ("csv",)
-    """Where values go: `csv` files, `tensorboard` event files, or `api`, which writes nothing and keeps them for the
-    program to ask for. A list writes to several at once."""
+    """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
+    writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
+    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
     ops: tuple[Annotated[Text, Names((*OPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
     """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
     infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions. shape and
@@ -269,7 +270,7 @@ class Settings(Section):
     """Decimal places of the numbers in CSV files. Missing: 6 significant digits, so that small numbers stay
     readable."""
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
-    """Number of steps that one CSV file holds."""
+    """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
         tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
         AfterValidator(_none_or_two),

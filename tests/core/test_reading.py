@@ -20,6 +20,7 @@ from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows, connect
 from probe.core.records import Batch, Coverage, Key, Snapshot
 from probe.core.sinks.csv_files import CsvSink
+from probe.core.sinks.parquet import ParquetSink
 from tests.core.sink_data import context
 from tests.required import require
 
@@ -198,6 +199,17 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column:
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_a_line_of_an_unfinished_file_is_told_where_it_is(tmp_path: Path, reader: Any) -> None:
+    """By the file that the user has, not by a copy of it."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}
+    path = write(tmp_path, [batch("grad_reduced", 0, rows)]) / "grad_reduced_0-0.csv"
+    _cell(path, 3, "norm", "much")
+    path.write_bytes(path.read_bytes()[:-3])
+    _, problems = read(tmp_path, reader)
+    assert {(problem.path, problem.line) for problem in problems.kept} == {(path, 3), (path, 4)}
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("column", "text"), [("shape", "[three]"), ("shape", "3"), ("coverage", "x of y")])
 def test_text_that_means_nothing_stops_nothing(tmp_path: Path, reader: Any, column: str, text: str) -> None:
     """A shape or coverage that nobody writes leaves the rest as it is."""
@@ -322,3 +334,25 @@ def test_what_does_not_fit_goes_to_the_temporary_folder(tmp_path: Path, monkeypa
     connection.close()
     assert not any((tmp_path / "spill").iterdir())
     assert not any((tmp_path / "here").iterdir())
+
+
+def test_what_is_there_in_both_formats_is_read_once(tmp_path: Path) -> None:
+    """Of a run that writes CSV and Parquet; Parquet alone is read as well."""
+    batches = [batch("grad_reduced", step, {Key("w"): np.array([3.0, step])}) for step in range(4)]
+    directory = write(tmp_path, batches, steps_per_file=2)
+    sink = ParquetSink(context(tmp_path, directory=directory, steps_per_file=2))
+    sink.open()
+    for each in batches:
+        sink.write(Snapshot(each.step, 0, 0.0, [each], OPS))
+    sink.close()
+    for gone in ([], ["grad_reduced_0-1.csv"], ["grad_reduced_2-3.csv"]):
+        for name in gone:
+            (directory / name).unlink()
+        found, problems = read(tmp_path, Rows)
+        assert problems.lines() == []
+        assert [(step.step, len(step.batches)) for step in found] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+        for step, wanted in zip(found, batches, strict=True):
+            assert_same(step.batches[0], wanted)
+        with Rows(last_run(tmp_path, problems).directories, problems) as rows:
+            counted = f"SELECT count(*) FROM {rows.view('grad_reduced')}"
+            assert rows.connection.execute(counted).fetchone() == (4,)

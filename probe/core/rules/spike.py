@@ -44,7 +44,7 @@ class AnomalySpike:
 
     Gradients of all ops, and ``min`` and ``max``, where one element decides, must differ by ``min_ratio`` squared.
     In healthy runs, when a model leaves its first plateau or meets an odd batch, norms of gradients leapt 110-fold,
-    extremes 350-fold; norms of all else 12-fold, extremes 36-fold (``benchmarks/false_alarms.py``). An extreme is
+    extremes 350-fold; norms of all else 18-fold, extremes 39-fold (``benchmarks/false_alarms.py``). An extreme is
     compared with the larger of the two medians, its own and the other's: of two sides, one may be close to 0.
 
     After one is reported, a key's op stays silent for ``args.cool_down`` values; that many spikes in a row are a

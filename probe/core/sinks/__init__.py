@@ -37,11 +37,29 @@ def _tensorboard(context: SinkContext) -> Sink:
     return TensorBoardSink(context)
 
 
+def _sqlite(context: SinkContext) -> Sink:
+    from probe.core.sinks.sqlite import SqliteSink
+
+    return SqliteSink(context)
+
+
+def _parquet(context: SinkContext) -> Sink:
+    from probe.core.sinks.parquet import ParquetSink
+
+    return ParquetSink(context)
+
+
 def _anomaly(context: SinkContext) -> Sink:
     from probe.core.sinks.anomaly import AnomalySink
 
     return AnomalySink(context)
 
 
-SINKS: dict[str, Callable[[SinkContext], Sink]] = {"csv": _csv, "tensorboard": _tensorboard, "anomaly": _anomaly}
+SINKS: dict[str, Callable[[SinkContext], Sink]] = {
+    "csv": _csv,
+    "tensorboard": _tensorboard,
+    "sqlite": _sqlite,
+    "parquet": _parquet,
+    "anomaly": _anomaly,
+}
 """Every built-in sink. What a sink needs is imported only when it is asked for."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import time
 from collections.abc import Iterable
-from itertools import count
 from typing import Any, NamedTuple
 
 from probe.core.naming import tag
 from probe.core.records import Batch, Snapshot
 from probe.core.sinks.columns import ops_of
 from probe.core.sinks.context import SinkContext
-from probe.core.sinks.crc32c import masked
+from probe.core.sinks.event_files import VERSION, file_name, record
 from probe.core.sinks.files import append, open_for_append
 
 Event = Any
-
-_FILE_NUMBERS = count()
 
 
 class _Curves(NamedTuple):
@@ -47,8 +42,7 @@ class TensorBoardSink:
             ) from missing
         self._new_event = NewEvent
         self._rank = context.rank
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(_FILE_NUMBERS)}"
-        self._path = context.directory / name
+        self._path = context.directory / file_name(time.time())
         self._curves: dict[str, _Curves] = {}
 
     def open(self) -> None:
@@ -65,8 +59,8 @@ class TensorBoardSink:
             event.step, event.wall_time = snapshot.step, snapshot.time
         with open_for_append(self._path) as file:
             if not file.seek(0, os.SEEK_END):
-                events.insert(0, self._new_event(wall_time=snapshot.time, file_version="brain.Event:2"))
-            append(file, b"".join(_record(event.SerializeToString()) for event in events))
+                events.insert(0, self._new_event(wall_time=snapshot.time, file_version=VERSION))
+            append(file, b"".join(record(event.SerializeToString()) for event in events))
 
     def _measured(self, batch: Batch, ops: tuple[str, ...]) -> Event:
         """The event of ``batch``, op by op."""
@@ -91,9 +85,3 @@ class TensorBoardSink:
         for name, value in scalars:
             event.summary.value.add(tag=name, simple_value=value)
         return event
-
-
-def _record(data: bytes) -> bytes:
-    """``data`` framed as a TFRecord: length, its checksum, data, its checksum."""
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))

@@ -1,0 +1,202 @@
+"""The files of all ranks into one SQLite database."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.convert.choosing import Chosen, Told, Unit, checked_kinds, checked_number, choose, output_folder
+from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
+from probe.core.convert.parsing import Parsed, Piece, parse, pieces
+from probe.core.convert.workers import WorkersDiedError, in_order
+from probe.core.reading.directories import RankDirectory
+from probe.core.reading.files import TableFile
+from probe.core.reading.problems import Problems
+
+logger = logging.getLogger("probe.convert")
+
+MOST_PROCESSES = 128
+MOST_STEPS = 10_000_000
+
+
+@dataclass(frozen=True)
+class CSV2DBConfig:
+    """What is converted, and where to.
+
+    Raises:
+        ValueError: if a value is not what its field says.
+    """
+
+    monitor_path: str | PathLike[str]
+    """The directory in which the ranks have written; ``~`` is the home directory."""
+    time_start: str | None = None
+    """Earliest directory, such as ``Dec03_21-34-40``, itself included; None for no limit."""
+    time_end: str | None = None
+    """Latest directory, itself included; None for no limit."""
+    process_num: int = 1
+    """Processes that read; one more writes, unless it is 1."""
+    data_type_list: Sequence[str] | None = None
+    """Kinds, by the prefix of their files; None for all."""
+    step_partition: int = STEP_PARTITION
+    """Steps in one table."""
+    output_dirpath: str | PathLike[str] | None = None
+    """Folder of the database; None for ``{curtime}_csv2db`` in ``monitor_path``. A folder that has one is gone on with:
+    what it holds already is not read again."""
+
+    def __post_init__(self) -> None:
+        checked_number("process_num", self.process_num, 1, MOST_PROCESSES)
+        checked_number("step_partition", self.step_partition, 1, MOST_STEPS)
+        checked_kinds(self.data_type_list)
+
+
+@dataclass
+class Imported:
+    """What a conversion has done."""
+
+    path: Path
+    """The database."""
+    problems: Problems = field(default_factory=Problems)
+    rows: int = 0
+    files: int = 0
+    known: int = 0
+    """Files that the database held already."""
+
+
+class _Work(NamedTuple):
+    """A file to be imported."""
+
+    directory: RankDirectory
+    file: TableFile
+    size: int
+    modified_ns: int
+    afresh: bool
+    """Whether what the database holds of this rank and kind goes first."""
+
+    @property
+    def name(self) -> str:
+        """What the database remembers it by: a run that is moved elsewhere stays known."""
+        return f"{self.directory.path.name}/{self.file.path.name}"
+
+
+def csv2db(config: CSV2DBConfig) -> Imported:
+    """As :func:`convert`; what is wrong is logged."""
+    done = convert(config)
+    for line in done.problems.lines():
+        logger.warning("%s", line)
+    return done
+
+
+def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
+    """Writes ``monitor_metrics.db``; what cannot be read is reported, and the rest is converted.
+
+    Args:
+        told: is told how many files are done.
+
+    Raises:
+        ValueError: if there is nothing to convert, or the output belongs to something else.
+        sqlite3.Error: if the database cannot be written. What was written is whole: go on by converting again.
+    """
+    problems = Problems()
+    chosen = choose(
+        config.monitor_path, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems
+    )
+    folder = output_folder(config.monitor_path, config.output_dirpath, "csv2db")
+    database = MetricsDatabase(folder / FILE_NAME, config.step_partition)
+    done = Imported(database.path, problems)
+    try:
+        _Import(database, chosen, done, told or _nobody).run(config.process_num)
+        database.index()
+    finally:
+        database.close()
+    return done
+
+
+class _Import:
+    def __init__(self, database: MetricsDatabase, chosen: Chosen, done: Imported, told: Told) -> None:
+        self._database, self._chosen, self._done, self._told = database, chosen, done, told
+        self._total = sum(chosen.kinds.values())
+
+    def run(self, processes: int) -> None:
+        results = in_order(_parse, self._pieces(), min(processes, self._total))
+        try:
+            for work, parts in groupby(results, key=lambda result: result[0][0]):
+                self._import(work, ((piece, parsed) for (_, piece), parsed in parts))
+                self._told(self._done.files + self._done.known, self._total, work.name)
+        except WorkersDiedError as died:
+            self._done.problems.add(
+                self._database.path, f"{died}: convert again to go on after {self._done.files} files"
+            )
+
+    def _pieces(self) -> Iterator[tuple[_Work, Piece]]:
+        for unit in self._chosen.units(self._done.problems):
+            for work in self._missing(unit):
+                try:
+                    parts = list(pieces(work.file, work.directory.rank, work.size))
+                except (ImportError, OSError, ValueError) as error:
+                    self._done.problems.add(work.file.path, f"{error}: left out")
+                    continue
+                yield from ((work, piece) for piece in parts)
+
+    def _missing(self, unit: Unit) -> list[_Work]:
+        """Those files of ``unit`` that the database does not hold as they are.
+
+        If an earlier one has changed, all are imported again, so that later ones still replace its rows.
+        """
+        works = []
+        for directory, file in unit.files:
+            try:
+                stat = file.path.stat()
+            except OSError as error:
+                self._done.problems.add(file.path, f"{error}: left out")
+                continue
+            works.append(_Work(directory, file, stat.st_size, stat.st_mtime_ns, afresh=False))
+        held = self._database.imported(unit.kind, unit.rank)
+        known = [held.get(work.name) == (work.size, work.modified_ns) for work in works]
+        new = known.index(False) if False in known else len(works)
+        if any(known[new:]) or any(work.name in held for work in works[new:]):
+            new = 0
+            works[0] = works[0]._replace(afresh=held.keys() <= {work.name for work in works})
+        self._done.known += new
+        return works[new:]
+
+    def _import(self, work: _Work, parts: Iterable[tuple[Piece, Parsed | Exception]]) -> None:
+        """One file, in one transaction."""
+        rows = bad = 0
+        try:
+            with self._database.transaction():
+                if work.afresh:
+                    self._database.remove(work.file.signal, work.directory.rank)
+                for _, parsed in parts:
+                    if isinstance(parsed, Exception):
+                        raise _FileError(f"{type(parsed).__name__}: {parsed}") from parsed
+                    bad += parsed.bad
+                    for line, what in parsed.troubles:
+                        self._done.problems.add(work.file.path, what, line)
+                    if parsed.rows is not None:
+                        self._database.add(parsed.rows)
+                        rows += len(parsed.rows.steps)
+                self._database.remember(
+                    work.name, work.file.signal, work.directory.rank, work.size, work.modified_ns, rows, bad
+                )
+        except (_FileError, ValueError) as error:
+            self._done.problems.add(work.file.path, f"{error}: left out")
+            return
+        self._done.rows += rows
+        self._done.files += 1
+
+
+class _FileError(Exception):
+    """A file could not be read."""
+
+
+def _parse(item: tuple[_Work, Piece]) -> Parsed:
+    return parse(item[1])
+
+
+def _nobody(done: int, total: int, what: str) -> None:
+    """Nobody asked."""

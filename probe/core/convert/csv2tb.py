@@ -1,0 +1,119 @@
+"""The files of all ranks into curves for TensorBoard, a folder a rank and kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from probe.core.convert.choosing import Told, Unit, checked_kinds, checked_number, choose, output_folder
+from probe.core.convert.csv2db import MOST_PROCESSES
+from probe.core.convert.curve_folders import Outcome, write_folder
+from probe.core.convert.workers import WorkersDiedError, in_order
+from probe.core.reading.problems import Problems
+
+logger = logging.getLogger("probe.convert")
+
+
+@dataclass
+class Converted:
+    """What a conversion has done."""
+
+    path: Path
+    """The folder that TensorBoard is given."""
+    problems: Problems = field(default_factory=Problems)
+    rows: int = 0
+    files: int = 0
+
+
+def csv2tensorboard_by_step(
+    monitor_path: str | PathLike[str],
+    time_start: str | None = None,
+    time_end: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: str | PathLike[str] | None = None,
+) -> Converted:
+    """As :func:`convert`; what is wrong is logged."""
+    done = convert(monitor_path, time_start, time_end, process_num, data_type_list, output_dirpath)
+    for line in done.problems.lines():
+        logger.warning("%s", line)
+    return done
+
+
+def convert(
+    monitor_path: str | PathLike[str],
+    time_start: str | None = None,
+    time_end: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: str | PathLike[str] | None = None,
+    told: Told | None = None,
+) -> Converted:
+    """Writes ``rank{rank}/{kind}/events...``; what cannot be read is reported, and the rest is converted.
+
+    Args:
+        monitor_path: the directory in which the ranks have written; ``~`` is the home directory.
+        time_start: earliest directory, such as ``Dec03_21-34-40``, itself included; None for no limit.
+        time_end: latest directory, itself included; None for no limit.
+        process_num: processes that convert.
+        data_type_list: kinds, by the prefix of their files; None for all.
+        output_dirpath: None for ``{curtime}_csv2tensorboard_by_step`` in ``monitor_path``.
+        told: is told how many folders are done.
+
+    Raises:
+        ValueError: if a value is not what it must be, there is nothing to convert, or the output has curves of the same
+            ranks and kinds already.
+    """
+    checked_number("process_num", process_num, 1, MOST_PROCESSES)
+    problems = Problems()
+    chosen = choose(monitor_path, time_start, time_end, checked_kinds(data_type_list), problems)
+    done = Converted(output_folder(monitor_path, output_dirpath, "csv2tensorboard_by_step"), problems)
+    ranks = {directory.rank for directory in chosen.directories}
+    total = len(ranks) * len(chosen.kinds)
+    for rank in ranks:
+        for kind in chosen.kinds:
+            _check_empty(_folder(done.path, rank, kind))
+    works = (_Work(unit, _folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
+    try:
+        for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
+            _gather(done, work, outcome)
+            if told:
+                told(number, total, f"rank{work.unit.rank}/{work.unit.kind}")
+    except WorkersDiedError as died:
+        problems.add(done.path, f"{died}: not all is converted")
+    return done
+
+
+class _Work(NamedTuple):
+    unit: Unit
+    folder: Path
+
+
+def _folder(root: Path, rank: int, kind: str) -> Path:
+    return root / f"rank{rank}" / quote(kind, safe="")
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.is_dir() and any("tfevents" in path.name for path in folder.iterdir()):
+        raise ValueError(
+            f"{folder}: there are curves already, and every point would be there twice: choose another output"
+        )
+
+
+def _gather(done: Converted, work: _Work, outcome: Outcome | Exception) -> None:
+    if isinstance(outcome, Exception):
+        done.problems.add(work.folder, f"{type(outcome).__name__}: {outcome}: left out")
+        return
+    done.rows += outcome.rows
+    done.files += outcome.files
+    for trouble in outcome.troubles:
+        done.problems.add(*trouble)
+
+
+def _convert(work: _Work) -> Outcome:
+    return write_folder(work.unit, work.folder)

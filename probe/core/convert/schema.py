@@ -1,0 +1,80 @@
+"""The tables of a metrics database; docs/conversions.md describes them for those who ask it questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SCHEMA = 1
+"""Version of the layout; raised when a query written for the older one would go wrong."""
+
+FIXED = ("rank", "step", "target_id", "form_id")
+"""Columns of every table of rows, before those of the ops."""
+
+MOST_VIEWED = 400
+"""Tables that one view joins together; SQLite takes no more than 500."""
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS monitoring_targets (
+    target_id INTEGER PRIMARY KEY, target_name TEXT NOT NULL, vpp_stage INTEGER NOT NULL,
+    micro_step INTEGER NOT NULL DEFAULT 0, call INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (target_name, vpp_stage, micro_step, call));
+CREATE TABLE IF NOT EXISTS monitoring_metrics (metric_id INTEGER PRIMARY KEY, metric_name TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS metric_stats (
+    metric_id INTEGER NOT NULL, stat_name TEXT NOT NULL, PRIMARY KEY (metric_id, stat_name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tensor_forms (
+    form_id INTEGER PRIMARY KEY, shape TEXT NOT NULL, dtype TEXT NOT NULL, coverage TEXT NOT NULL,
+    UNIQUE (shape, dtype, coverage));
+CREATE TABLE IF NOT EXISTS global_stats (stat_name TEXT PRIMARY KEY, stat_value INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS imported_files (
+    file TEXT PRIMARY KEY, metric_name TEXT NOT NULL, rank INTEGER NOT NULL, size INTEGER NOT NULL,
+    modified_ns INTEGER NOT NULL, row_count INTEGER NOT NULL, bad_rows INTEGER NOT NULL);
+"""
+
+
+def quoted(name: str) -> str:
+    """``name`` as an identifier of SQL, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(metric_id: int, first: int, last: int) -> str:
+    """The table of the rows of a metric from step ``first`` to step ``last``."""
+    return f"metric_{metric_id}_step_{first}_{last}"
+
+
+def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str:
+    """The statement that makes ``table``: clustered for "all layers at this step"."""
+    columns = "".join(f", {quoted(stat)} REAL" for stat in stats)
+    return (
+        f"CREATE TABLE {table} (rank INTEGER NOT NULL, step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), "
+        f"target_id INTEGER NOT NULL, form_id INTEGER NOT NULL{columns}, "
+        "PRIMARY KEY (step, rank, target_id)) WITHOUT ROWID"
+    )
+
+
+def create_index(table: str) -> str:
+    """The statement that indexes ``table`` for "this layer over steps"."""
+    return f"CREATE INDEX IF NOT EXISTS {table}_target ON {table} (target_id, rank, step)"
+
+
+def view_name(metric: str) -> str:
+    """The view of all rows of ``metric``, names included."""
+    return f"{metric}_rows"
+
+
+def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats: Sequence[str]) -> str:
+    """The statement that makes the view of ``metric``.
+
+    Args:
+        tables: each table of rows, with the stats that it has a column for.
+        stats: the columns of the view.
+    """
+    parts = " UNION ALL ".join(_viewed(table, held, stats) for table, held in tables)
+    return f"CREATE VIEW {quoted(view_name(metric))} AS {parts}"
+
+
+def _viewed(table: str, held: Sequence[str], stats: Sequence[str]) -> str:
+    columns = "".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats)
+    return (
+        f"SELECT rank, step, vpp_stage, target_name, micro_step{columns}, shape, dtype, coverage, target_id "  # noqa: S608
+        f"FROM {table} JOIN monitoring_targets USING (target_id) JOIN tensor_forms USING (form_id)"
+    )

@@ -1,0 +1,91 @@
+"""Work shared out among processes, its results in order, and never more of them waiting than a few."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AHEAD = 3
+"""Results that may wait, for each process."""
+
+
+class WorkersDiedError(RuntimeError):
+    """A process was ended from outside; what it did, and what waited, is not done."""
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], processes: int
+) -> Iterator[tuple[Item, Result | Exception]]:
+    """Each item with what ``work`` makes of it, or with the exception that it raised.
+
+    Args:
+        work: a function that a new process can import.
+        processes: 1 works right here.
+
+    Raises:
+        WorkersDiedError: if a process was killed.
+    """
+    if processes == 1:
+        yield from ((item, _tried(work, item)) for item in items)
+        return
+    source = iter(items)
+    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            while True:
+                for item in islice(source, processes * AHEAD - len(waiting)):
+                    waiting.append((item, _submitted(pool, work, item)))
+                if not waiting:
+                    return
+                first, future = waiting.popleft()
+                yield first, _result(future)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _tried(work: Callable[[Item], Result], item: Item) -> Result | Exception:
+    try:
+        return work(item)
+    except Exception as error:  # noqa: BLE001 - one item's failure is not the others'
+        return error
+
+
+def _result(future: Future[Any]) -> Any:
+    """What the work gave, or the exception that it raised."""
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool):
+        raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
+    if isinstance(error, Exception):
+        return error
+    return future.result()
+
+
+def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item) -> Future[Result]:
+    with _main_hidden():
+        try:
+            return pool.submit(work, item)
+        except BrokenProcessPool as error:
+            raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """A new process imports the program it comes from. Those that users write as documented, without
+    ``if __name__ == "__main__"``, would begin the conversion once more there."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,147 @@
+"""A database a rank, written while training runs, in the layout that `probe csv2db` gives."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
+from probe.core.convert.rows import Form, Indices, Rows, Target, numbered
+from probe.core.naming import cell_name
+from probe.core.records import Batch, Snapshot
+from probe.core.sinks.columns import ops_of
+from probe.core.sinks.context import SinkContext
+from probe.core.sinks.tables import coverages
+
+LOCKED_SECONDS = 0.05
+"""How long a step waits for a database that someone has locked, before it is put off to the next."""
+CLOSING_SECONDS = 10.0
+"""How long the last steps wait."""
+MOST_WAITING = 100
+"""Steps that are put off; the oldest of more is lost."""
+
+
+class _Layout(NamedTuple):
+    """All of a batch but its numbers."""
+
+    about: tuple[object, ...]
+    targets: list[Target]
+    target: Indices
+    forms: list[Form]
+    form: Indices
+
+
+class SqliteSink:
+    """Writes ``monitor_metrics.db``, a transaction a step.
+
+    Readers do not hold it up: the journal is a write-ahead log where the file system allows it. A step that finds the
+    database locked is written with a later one.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._path, self._rank = context.directory / FILE_NAME, context.rank
+        self._database: MetricsDatabase | None = None
+        self._layouts: dict[str, _Layout] = {}
+        self._waiting: list[Snapshot] = []
+        self._partition = 0
+        self._full: list[str] = []
+        """Tables that get no more rows and are still to be indexed: one after each step."""
+
+    def open(self) -> None:
+        self._opened()
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Writes ``snapshot`` and those that wait.
+
+        Raises:
+            OSError: if a step had to be given up, because too many wait.
+            sqlite3.Error: if the database cannot be written for another reason than a lock; the step is lost.
+        """
+        self._waiting.append(snapshot)
+        try:
+            self._write()
+        except sqlite3.OperationalError as error:
+            if not _locked(error):
+                self._start_anew()
+                raise
+            if len(self._waiting) > MOST_WAITING:
+                lost = self._waiting.pop(0)
+                raise OSError(f"{self._path}: locked for {MOST_WAITING} steps, step {lost.step} is lost") from error
+        except BaseException:
+            self._start_anew()
+            raise
+
+    def close(self) -> None:
+        try:
+            if self._waiting:
+                self._opened().connection.execute(f"PRAGMA busy_timeout={int(CLOSING_SECONDS * 1000)}")
+                self._write()
+            if self._database is not None:
+                self._database.index()
+        finally:
+            if self._database is not None:
+                self._database.close()
+
+    def _opened(self) -> MetricsDatabase:
+        if self._database is not None and self._path.exists():
+            return self._database
+        self._disconnect()  # what was taken away is made again
+        self._database = MetricsDatabase(self._path, wait_seconds=LOCKED_SECONDS)
+        return self._database
+
+    def _write(self) -> None:
+        database = self._opened()
+        self._index(database)
+        with database.transaction():
+            for snapshot in self._waiting:
+                for batch in snapshot.batches:
+                    if len(batch):
+                        database.add(self._rows(batch, ops_of(batch, snapshot.ops)))
+        self._waiting.clear()
+
+    def _index(self, database: MetricsDatabase) -> None:
+        """Before the first row of a new partition all tables are full."""
+        partition = self._waiting[0].step // STEP_PARTITION
+        if partition != self._partition:
+            self._partition, self._full = partition, database.unindexed()
+        if self._full:
+            database.index([self._full[-1]])
+            self._full.pop()
+
+    def _rows(self, batch: Batch, ops: tuple[str, ...]) -> Rows:
+        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
+        layout = self._layouts.get(batch.signal)
+        if layout is None or layout.about != about:
+            layout = self._layouts[batch.signal] = _lay_out(batch, about)
+        steps = np.full(len(batch), batch.step)
+        values = {op: batch.op(op) for op in ops}
+        return Rows(batch.signal, self._rank, steps, *layout[1:], values)
+
+    def _start_anew(self) -> None:
+        self._waiting.clear()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._database is not None:
+            with suppress(sqlite3.Error):
+                self._database.connection.close()
+            self._database, self._full = None, []
+
+
+def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
+    targets, target = numbered(Target(cell_name(key), key.stage, key.micro_step, key.call) for key in batch.keys)
+    shapes = [str(list(shape)) for shape in batch.shapes]
+    described = coverages(batch) or repeat("")
+    forms, form = numbered(map(Form, shapes, batch.dtypes, described))
+    return _Layout(about, targets, target, forms, form)
+
+
+def _locked(error: sqlite3.OperationalError) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # before Python 3.11 only the text tells
+        return str(error).startswith("database") and str(error).endswith("locked")
+    return code & 0xFF in (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED and what extends them
