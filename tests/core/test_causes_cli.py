@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,24 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         assert str(tmp_path / name) in flat(done.stderr).replace(" ", "") or name in done.stderr
         assert "expected" in done.stderr
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "other", "table.csv"]
+
+
+def test_without_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2, and what to install."""
+    write_run(tmp_path, 1, 2)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert 'pip install "probe-monitor[analysis]"' in done.stderr
+
+
+def test_nowhere_to_write(tmp_path: Path) -> None:
+    """Exit code 2, naming the file."""
+    write_run(tmp_path / "in", 1, STEPS)
+    (tmp_path / "file").touch()
+    done = run(tmp_path / "in", "-o", tmp_path / "file" / "x.json")
+    assert done.exit_code == 2
+    assert "x.json: expected a file or folder that can be written" in flat(done.stderr)
 
 
 def half_written(root: Path) -> None:
