@@ -136,7 +136,11 @@ def rank_folders(root: Path) -> list[Path]:
 
 def _of_file(path: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
     try:
-        entries = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size else {}
+        text = path.read_text(encoding="utf-8")
+        if not text:
+            problems.add(path, "the file is empty: there is no finding in it", skipped=False)
+            return
+        entries = json.loads(text)
     except json.JSONDecodeError as error:
         problems.add(path, f"expected a JSON object; {error.msg}: left out", error.lineno)
         return

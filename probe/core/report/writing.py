@@ -41,21 +41,21 @@ def write_report(
     out: Path,
     diagnosis: Diagnosis | None = None,
     observe: Callable[[str], object] = lambda _: None,
+    problems: Problems | None = None,
 ) -> Written:
     """Writes the report of the last run in ``root``.
 
     Args:
         diagnosis: what an analysis of the run says; without it, what the live rules have left.
         observe: told what is being done.
+        problems: what the analysis could not read; gets what else cannot be read.
 
     Raises:
         ValueError: if there is no run in ``root``, or nowhere to write to.
         ImportError: if DuckDB or plotly is missing.
     """
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
-    plotly_bundle()  # if it is missing, that is said before anything is read
-    problems = Problems()
+    check_target(out)
+    problems = problems or Problems()
     run = last_run(root, problems)
     observe(f"reading {len(run.directories)} directories")
     connection = connect(MEMORY)
@@ -73,6 +73,13 @@ def write_report(
     observe("writing")
     size = _write(out, _page(root, run, chosen, known, diagnosis, problems, data))
     return Written(out, size, len(run.ranks), known.number, problems, diagnosis)
+
+
+def check_target(out: Path) -> None:
+    """Raises ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+    plotly_bundle()
 
 
 def _stage(manifest: Mapping[str, Any]) -> int:
