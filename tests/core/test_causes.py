@@ -342,6 +342,15 @@ def test_dumps_of_other_runs_are_left_out(tmp_path: Path) -> None:
     assert any("may be another run's" in line for line in analysis.problems.lines())
 
 
+def test_what_files_do_not_confirm_is_another_runs(tmp_path: Path) -> None:
+    """A dump may be left of an earlier run: what a rule finds in no file is not of this one."""
+    write_run(tmp_path, 1, STEPS)
+    tag = "0:b.output:0/rank0/actv"
+    message = f"Rule AnomalyNan reports anomaly signal in ('{tag}', 'norm') at step {AT}, current value nan."
+    dump(tmp_path, 0, tag_name=tag, message=message)
+    assert analyse(tmp_path).diagnosis is None
+
+
 def test_dumped_positions_are_kept(tmp_path: Path) -> None:
     """What files and dump both have gets the dumped call id."""
     write_run(tmp_path, 1, STEPS, bad(("actv", 0, AT, "b.output")))
