@@ -163,6 +163,9 @@ def summary(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _collected(settings: Settings) -> Iterator[str]:
+    if settings.print_struct:
+        yield "the structure of the model, once; training is then stopped"
+        return
     if settings.param_distribution:
         yield "parameters before and after the update"
     if settings.xy_distribution and not settings.backward_only:

@@ -202,8 +202,10 @@ class Settings(Section):
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
     manifest. 0: everything is written at once."""
     print_struct: Flag = False
-    """Whether the names and structures of all modules are written after the first step and training is then stopped.
-    Not built yet: accepted and checked, without effect."""
+    """Whether the names and structures of all modules are written, and training is then stopped. The file is
+    `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
+    stopped after the update of the first step (in dynamic mode: the first one that is switched on), on every rank, by
+    the exception TrainingStopped. `probe targets` makes a targets block of such a file."""
     module_ranks: tuple[Rank, ...] = ()
     """Ranks that collect and write. Empty: all."""
     ur_distribution: Flag = False
@@ -348,7 +350,6 @@ def dynamic(environ: Mapping[str, str]) -> bool:
 
 
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
-    "print_struct": lambda settings, _: settings.print_struct,
     "ur_distribution": lambda settings, _: settings.ur_distribution,
     "mg_direction": lambda settings, _: settings.mg_direction,
     "append_output": lambda settings, _: bool(settings.append_output),

@@ -14,6 +14,7 @@ from probe.core.recorder import Recorder
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Watched
+from probe.core.structure import structure
 
 Source = Callable[[Run], AbstractContextManager[None]]
 
@@ -151,7 +152,9 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
 
 
 def chosen(settings: Any) -> list[Source]:
-    """The sources that ``settings`` switch on; none where collectives are only logged."""
+    """The sources that ``settings`` switch on; none where collectives are only logged, one where the model is."""
+    if settings.print_struct:
+        return [structure]
     if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
         return []
     return [source for switched_on, source in SOURCES.values() if switched_on(settings)]
