@@ -176,6 +176,8 @@ def _collected(settings: Settings) -> Iterator[str]:
         yield f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}"
     if settings.mv_distribution:
         yield "optimizer state"
+    if settings.stack_info:
+        yield "call stacks of modules"
 
 
 def _written(settings: Settings) -> str:

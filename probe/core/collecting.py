@@ -246,6 +246,7 @@ class Collecting:
             main_grad=self._main_grad,
             clock=Clock(step),
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
 

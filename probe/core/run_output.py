@@ -65,6 +65,7 @@ class Output:
         writes = set(run.settings.formats) - {"api"}
         self.directory = output.create(root, self._rank, time.time()) if writes else None
         """This run's and rank's own; None where nothing is written."""
+        run.directory = self.directory
         try:
             self._root = root
             self._choose()
@@ -87,6 +88,7 @@ class Output:
         self._run = run
         if self.directory is None and set(run.settings.formats) - {"api"}:
             self.directory = output.create(self._root, self._rank, time.time())
+        run.directory = self.directory
         self._choose()
         self._exchange = next(_runs)
         past = self._past()

@@ -284,8 +284,9 @@ class Settings(Section):
     """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
     it off where shortened names clash, as in multimodal models."""
     stack_info: Flag = False
-    """Whether each module's call stack at the first collected step is written. Not built yet: accepted and checked,
-    without effect."""
+    """Whether the stack of each watched module's first call in the first collected step is written, to
+    `stack_info.csv`: `path[line] function`, the nearest first, without the lines of probe and those in which the
+    framework calls modules. With the format csv only."""
     recording_l2_features: Flag = False
     """Whether the interpretable features of the modules in l2_targets are recorded. Not built yet: accepted and
     checked, without effect."""
@@ -341,6 +342,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    if settings.stack_info and "csv" not in settings.formats:
+        yield "stack_info has no effect without the format csv"
     yield from doubts(settings)
 
 
@@ -353,7 +356,6 @@ NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
     "ur_distribution": lambda settings, _: settings.ur_distribution,
     "mg_direction": lambda settings, _: settings.mg_direction,
     "append_output": lambda settings, _: bool(settings.append_output),
-    "stack_info": lambda settings, _: settings.stack_info,
     "recording_l2_features": lambda settings, _: settings.recording_l2_features,
     "l2_targets": lambda settings, _: any(names is not None for _, names in settings.l2_targets),
 }

@@ -14,6 +14,7 @@ from probe.core.recorder import Recorder
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Watched
+from probe.core.stacks import stacks
 from probe.core.structure import structure
 
 Source = Callable[[Run], AbstractContextManager[None]]
@@ -147,6 +148,7 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
     "parameters": (lambda settings: settings.param_distribution, parameters),
     "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
     "activations": (lambda settings: settings.xy_distribution, activations),
+    "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
 }
 """Every source with what switches it on, in the order in which they attach."""
 
