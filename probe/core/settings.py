@@ -279,7 +279,9 @@ class Settings(Section):
         _STAMPS,
     ] = ()
     """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`, between which each
-    rank finds the directory that it goes on writing to. Not built yet: accepted and checked, without effect."""
+    rank finds the directory that it goes on writing to; a rank that finds none begins a new one. What is there from the
+    run's first step (start_iteration) on is put aside, into a folder `superseded-...` in the directory, as soon as the
+    first step is written."""
     squash_name: Flag = True
     """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
     it off where shortened names clash, as in multimodal models."""
@@ -355,7 +357,6 @@ def dynamic(environ: Mapping[str, str]) -> bool:
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
     "ur_distribution": lambda settings, _: settings.ur_distribution,
     "mg_direction": lambda settings, _: settings.mg_direction,
-    "append_output": lambda settings, _: bool(settings.append_output),
     "recording_l2_features": lambda settings, _: settings.recording_l2_features,
     "l2_targets": lambda settings, _: any(names is not None for _, names in settings.l2_targets),
 }
