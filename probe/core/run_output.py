@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 from probe import __version__
 from probe.core import output
 from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
+from probe.core.live import followed
 from probe.core.naming import Name
 from probe.core.pace import Pace
 from probe.core.past import Past
@@ -60,7 +60,7 @@ class Output:
         self._seconds = self._own = 0.0
         self.pace: Pace | None = None
         self._held_back: tuple[int, Past | None] = 0, None
-        self._control: dict[str, object] = {} if follows is None else _followed(follows, first)
+        self._control: dict[str, object] = {} if follows is None else followed(follows, first)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
         self._resumed = resume(root, self._rank, run.settings.append_output, first) if writes else None
@@ -305,8 +305,3 @@ class Output:
             output.write_manifest(self.directory, self._manifest | more)
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
             self._run.faults.note("manifest", error)
-
-
-def _followed(file: Path, first: int) -> dict[str, object]:
-    """What the manifest says of a run that may be switched on and off."""
-    return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}

@@ -70,6 +70,19 @@ def test_lines_of_probe_and_of_calling_modules_are_left_out(framework: Harness, 
             assert not path.endswith(("nn/modules/module.py", "nn/cell.py", "numpy_framework.py")), (path, function)
 
 
+@pytest.mark.needs("idioms")
+def test_what_probe_has_put_around_the_optimizer_is_left_out(framework: Harness, root: Path) -> None:
+    """Where an update calls the model, probe's lines are further out."""
+    for number, step in enumerate(framework.IDIOMS.values()):
+        model = nested(framework)
+        optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+        with watching(framework, {"stack_info": True}, model, optimizer) as monitor:
+            step(model, optimizer, framework.tensor(X))
+        for lines in stacks_of(Path(str(monitor.output_directory))).values():
+            assert not [path for path, _, _ in lines if re.search(r"/probe/(core|pytorch|mindspore)/", path)], number
+            assert lines
+
+
 def test_only_the_first_collected_step_is_told(framework: Harness, root: Path) -> None:
     """Calls of other steps, before and after, are not there."""
     model = tiny_net(framework)
