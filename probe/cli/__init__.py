@@ -12,6 +12,7 @@ from typer.main import get_group
 from probe import __version__
 
 VERBS: dict[str, str] = {
+    "anomalies": "probe.cli.anomalies:anomalies",
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",

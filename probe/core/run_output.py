@@ -275,7 +275,7 @@ class Output:
             "framework_version": run.framework.version,
             "rank": self._rank,
             "world_size": run.framework.groups.world_size(),
-            "groups": {name: list(ranks) for name, ranks in run.framework.parallel.named().items()},
+            "groups": self._groups(run),
             "run": self._number,
             "first_step": self._first,
             "pp_stage": self._pp_stage,
@@ -290,6 +290,15 @@ class Output:
             **({"control": self._control} if self._control else {}),
             **(self._resumed.described if self._resumed else {}),
         }
+
+    def _groups(self, run: Run) -> dict[str, list[int]]:
+        """The groups that this rank is in: those that the framework has a name for, and those that the user gave."""
+        groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
+        if len(self._mates) > 1:
+            groups.setdefault("pipeline_parallel", list(self._mates))
+        if len(run.replicas) > 1:
+            groups.setdefault("data_parallel", list(run.replicas))
+        return groups
 
     def _raw_names(self) -> dict[str, str]:
         """What the framework calls those modules and parameters that go by another name here."""
