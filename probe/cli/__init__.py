@@ -21,6 +21,7 @@ VERBS: dict[str, str] = {
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",
+    "targets": "probe.cli.targets:targets",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 

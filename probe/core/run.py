@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probe.core.faults import Faults
@@ -119,6 +120,8 @@ class Run:
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
     collectives: Listening | None = None
     """What hears the collectives of this run."""
+    directory: Path | None = None
+    """Where the files of this rank are; None where nothing is written."""
     _backward: tuple[int, bool] = (-1, True)
 
     def elsewhere(self, gradient: Tensor | Shard) -> bool:
