@@ -45,6 +45,20 @@ def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: flo
         return rows
 
 
+def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
+    """The fraction of elements of two arrays of one shape that have the same sign; a pair with a zero or NaN counts one
+    half.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    equal = np.count_nonzero(((one > 0) & (other > 0)) | ((one < 0) & (other < 0)))
+    opposite = np.count_nonzero(((one > 0) & (other < 0)) | ((one < 0) & (other > 0)))
+    return np.float64(0.5 + (equal - opposite) / (2 * one.size))
+
+
 def together(flat: Floats, counts: Sequence[int], columns: Sequence[str], eps: float) -> Array:
     """Moments of many arrays in one pass over their concatenation, in float64. ``counts`` are their lengths, none 0."""
     lengths = np.array(counts)

@@ -60,6 +60,14 @@ class Tensors(Protocol):
         """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. The values are
         ``scale`` times too large, and stay so: only eps is multiplied."""
 
+    def agreement(self, one: Tensor, other: Tensor) -> Tensor:
+        """A 0-d float tensor: the fraction of the elements of two non-empty tensors of one shape that have the same
+        sign; a pair with a zero or NaN counts one half. No waiting for a device.
+
+        Raises:
+            ValueError: if what this process holds of the two has different shapes.
+        """
+
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
 

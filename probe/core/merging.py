@@ -19,7 +19,7 @@ from probe.core.reading.problems import Problems
 from probe.core.records import ranks_text
 from probe.core.sinks.files import replacing
 
-OWN = ("actv", "actv_grad", "grad_unreduced", "other")
+OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other")
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 LAST = ("shape", "dtype", "ranks", "complete")

@@ -242,8 +242,8 @@ class Settings(Section):
     """With global_stats: how many seconds a rank waits for the others, beside training. If one does not come, whole
     tensors are no longer collected in this run, and training goes on."""
     mg_direction: Flag = False
-    """Whether the fraction of elements whose gradient and momentum agree in sign is collected. Not built yet: accepted
-    and checked, without effect."""
+    """Whether the fraction of elements whose gradient and momentum agree in sign is collected (`mg_direction`): one
+    number a parameter, which every op repeats."""
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
     alert: Alert = Alert()
@@ -350,7 +350,6 @@ def dynamic(environ: Mapping[str, str]) -> bool:
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
     "print_struct": lambda settings, _: settings.print_struct,
     "ur_distribution": lambda settings, _: settings.ur_distribution,
-    "mg_direction": lambda settings, _: settings.mg_direction,
     "append_output": lambda settings, _: bool(settings.append_output),
     "stack_info": lambda settings, _: settings.stack_info,
     "recording_l2_features": lambda settings, _: settings.recording_l2_features,

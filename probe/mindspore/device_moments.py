@@ -82,6 +82,20 @@ def _as_float(tensor: Tensor) -> Tensor:
     return tensor.astype(mindspore.float32)
 
 
+def agreement(one: Tensor, other: Tensor) -> Tensor:
+    """The fraction of elements that have the same sign, 0-d float32; a pair with a zero or NaN counts one half.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    with no_grad():
+        up, down = ops.logical_and(one > 0, other > 0), ops.logical_and(one < 0, other < 0)
+        rise, fall = ops.logical_and(one > 0, other < 0), ops.logical_and(one < 0, other > 0)
+        return (_count(up) + _count(down) - _count(rise) - _count(fall)) / (2 * one.size) + 0.5
+
+
 def _count(marked: Tensor) -> Tensor:
     return marked.astype(mindspore.int32).sum().astype(mindspore.float32)
 

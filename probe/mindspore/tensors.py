@@ -133,6 +133,13 @@ def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: A
     return device_moments.moments(tensors, columns, eps if scale is None else eps * scale)
 
 
+def agreement(one: Any, other: Any) -> Any:
+    """The fraction of elements that have the same sign, 0-d: computed where the tensors are."""
+    if _on_host(one) and _on_host(other):
+        return mindspore.Tensor(array_moments.agreement(read(one), read(other)))
+    return device_moments.agreement(one, other)
+
+
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """Brings all blocks that are on a device; host blocks are passed on."""
     return device_moments.to_host(blocks)

@@ -74,6 +74,17 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
         return device_moments.moments(plain, columns, eps if scale is None else eps * scale)
 
 
+def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The fraction of elements that have the same sign, 0-d float64 on their device, by counts of whole numbers."""
+    one, other = local(one), local(other)
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    with unseen(), torch.no_grad():
+        a, b = one.detach(), other.detach()
+        signs = [(x > 0).to(torch.int8).sub_((x < 0).to(torch.int8)) for x in (a, b)]
+        return signs[0].mul_(signs[1]).sum(dtype=torch.int64).to(torch.float64).div_(2 * one.numel()).add_(0.5)
+
+
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """One asynchronous copy of all blocks that are on a device; host blocks are passed on."""
     return device_moments.to_host(blocks)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from probe.core.array_moments import moments
+from probe.core.array_moments import agreement, moments
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 
@@ -99,6 +99,7 @@ TENSORS = SimpleNamespace(
     hold=lambda tensor: None,
     unchanged=lambda tensor, block, column: False,
     moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
+    agreement=lambda one, other: Tensor(agreement(one.data, other.data)),
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
 HOOKS = SimpleNamespace(

@@ -1,0 +1,106 @@
+"""What goes beyond moments: whether gradients agree with momentum, and distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.matrix.harness import Harness, train_step
+from tests.matrix.models import product, tiny_net
+from tests.matrix.watching import OPS, inputs, rows_of, watching
+from tests.tables import Row, Rows
+
+GRADIENTS = [np.array(g) for g in ([1.0, -2.0, 4.0, 0.0], [-8.0, -1.0, 2.0, 1.0], [3.0, 5.0, 0.0, -0.125])]
+"""Of the parameter ``w`` of a product, step by step."""
+BETA1, BETA2, MOMENTUM = 0.5, 0.75, 0.5
+HYPERPARAMETERS: dict[str, dict[str, float]] = {
+    "adam": {"beta1": BETA1, "beta2": BETA2},
+    "momentum": {"momentum": MOMENTUM},
+    "sgd": {},
+}
+
+
+def train_product(framework: Harness, config: dict[str, Any], kind: str, gradients: Sequence[Any], **more: Any) -> Rows:
+    """The rows of a training whose gradients are these."""
+    model = product(framework, np.zeros(gradients[0].shape))
+    optimizer = framework.optimizer(kind, model, lr=0.125, **HYPERPARAMETERS[kind])
+    loop = framework.loop(model, optimizer)
+    with watching(framework, {"ops": OPS, "ndigits": 20, **config}, model, optimizer, **more) as monitor:
+        for gradient in gradients:
+            train_step(loop, framework.tensor(gradient))
+    return rows_of(monitor)
+
+
+def agreeing(gradient: Any, moment: Any) -> float:
+    """By the definition in words: pairs of one sign count one, pairs with a zero one half."""
+    scores = [0.5 if a * b == 0 else float(a * b > 0) for a, b in zip(gradient, moment, strict=True)]
+    return sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize("kind", ["momentum", pytest.param("adam", marks=pytest.mark.needs("adam"))])
+def test_the_direction_of_gradients_and_momentum(framework: Harness, kind: str) -> None:
+    """The fraction of elements that agree in sign with the moment before the update, under every op alike."""
+    rows = train_product(framework, {"mg_direction": True}, kind, GRADIENTS)
+    moment, expected = np.zeros(4), {}
+    for step, gradient in enumerate(GRADIENTS):
+        expected[step] = agreeing(gradient, moment)
+        moment = BETA1 * moment + (1 - BETA1) * gradient if kind == "adam" else MOMENTUM * moment + gradient
+    assert len({*expected.values()}) == 3, "the steps must differ to tell anything"
+    for step in (1, 2):
+        row = rows[Row("mg_direction", step, "w")]
+        assert [row[op] for op in ("min", "max", "mean", "norm")] == [expected[step]] * 4
+    assert {row.signal for row in rows} == {"mg_direction"}, "and nothing else is collected"
+    first = rows.get(Row("mg_direction", 0, "w"))
+    assert first is None or first["mean"] == 0.5, "before the first update there is no moment, or it is all zeros"
+
+
+@pytest.mark.needs("sgd")
+def test_an_optimizer_without_momentum_has_no_direction(framework: Harness) -> None:
+    """No row instead of a made-up one."""
+    config = {"mg_direction": True, "wg_distribution": True}
+    rows = train_product(framework, config, "sgd", GRADIENTS)
+    assert {row.signal for row in rows} == {"grad_reduced", "grad_unreduced"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_zero_and_nan_agree_by_half(framework: Harness, dtype: str) -> None:
+    """Whatever a zero or a NaN is paired with; infinities have a sign."""
+    one = [1.0, -1.0, 2.0, 0.0, 0.0, np.nan, np.nan, -np.inf, -0.0, 1e-7]
+    other = [2.0, -3.0, -1.0, 5.0, 0.0, 1.0, np.nan, -4.0, -1.0, 1e-7]
+    agreement = framework.TrainerMon.framework.tensors.agreement(
+        framework.tensor(one, dtype), framework.tensor(other, dtype)
+    )
+    assert framework.array(agreement) == (4 + 5 / 2) / 10
+
+
+def test_tensors_of_different_shapes_are_not_compared(framework: Harness) -> None:
+    """What a rank holds of a gradient and of its moment may differ; broadcasting them would give nonsense."""
+    agreement = framework.TrainerMon.framework.tensors.agreement
+    with pytest.raises(ValueError, match=r"\[3\].*\[1, 3\]"):
+        agreement(framework.tensor([1.0, 2.0, 3.0]), framework.tensor([[1.0, 2.0, 3.0]]))
+
+
+def weights_after(framework: Harness, config: dict[str, Any] | None, kind: str) -> dict[str, Any]:
+    """The weights of TinyNet after four steps, monitored unless ``config`` is None."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer(kind, model, lr=0.01)
+    loop = framework.loop(model, optimizer)
+    if config is None:
+        for _ in range(4):
+            train_step(loop, *inputs(framework))
+    else:
+        with watching(framework, config, model, optimizer):
+            for _ in range(4):
+                train_step(loop, *inputs(framework))
+    return framework.weights(model)
+
+
+@pytest.mark.parametrize("kind", ["momentum", pytest.param("adam", marks=pytest.mark.needs("adam"))])
+def test_training_goes_on_undisturbed(framework: Harness, kind: str) -> None:
+    """The weights are those of a training that nobody watches, bit by bit."""
+    watched = weights_after(framework, {"mg_direction": True}, kind)
+    for name, weight in weights_after(framework, None, kind).items():
+        assert watched[name].tobytes() == weight.tobytes(), name
