@@ -7,7 +7,7 @@ that stay in the cache, in float32, and again in float64 only where float32 ran 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from probe.core import fused
 from probe.core.fused import SQUARES_TOO_SMALL
+from probe.core.histogram import BINS, HISTOGRAM, counts
 
 Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32] | Array
@@ -30,7 +31,9 @@ above 10,000 OpenBLAS takes several threads, which then spin beside those of the
 
 def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: float) -> Array:
     """``len(arrays) x len(columns)`` float64 moments of non-empty arrays. The names of the columns, and what they mean,
-    are those of :data:`probe.core.moments.MOMENTS`."""
+    are those of :data:`probe.core.moments.MOMENTS`; a histogram, ``BINS`` numbers wide, comes last."""
+    if HISTOGRAM in columns:
+        return with_histograms(columns, len(arrays), lambda plain: moments(arrays, plain, eps), map(_counts, arrays))
     with np.errstate(all="ignore"):
         if len(arrays) == 1 and arrays[0].size > SMALL:
             return _one(arrays[0], columns, eps)[np.newaxis]
@@ -43,6 +46,21 @@ def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: flo
         for i in set(range(len(arrays))).difference(small):
             rows[i] = _one(arrays[i], columns, eps)
         return rows
+
+
+def with_histograms(
+    columns: Sequence[str], rows: int, moments: Callable[[Sequence[str]], Array], histograms: Iterable[Array]
+) -> Array:
+    """``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` gives the others."""
+    plain = columns[:-1]
+    assert columns[-1] == HISTOGRAM
+    return np.concatenate([moments(plain) if plain else np.empty((rows, 0)), np.stack([*histograms])], axis=1)
+
+
+def _counts(array: npt.NDArray[Any]) -> Array:
+    """The histogram of an array of any dtype and strides."""
+    with np.errstate(all="ignore"):
+        return sum((counts(_as_float(block)) for block in _blocks(array)), np.zeros(BINS))
 
 
 def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:

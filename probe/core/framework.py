@@ -57,8 +57,9 @@ class Tensors(Protocol):
         where it is not known without waiting, or where reducing is as cheap."""
 
     def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float, scale: Tensor | None) -> Block:
-        """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. The values are
-        ``scale`` times too large, and stay so: only eps is multiplied."""
+        """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. A histogram, if
+        asked for, is the last column and ``BINS`` wide. The values are ``scale`` times too large, and stay so: only eps
+        is multiplied."""
 
     def agreement(self, one: Tensor, other: Tensor) -> Tensor:
         """A 0-d float tensor: the fraction of the elements of two non-empty tensors of one shape that have the same

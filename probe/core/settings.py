@@ -23,7 +23,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from probe.core.moments import OPS
+from probe.core.histogram import HISTOGRAM
+from probe.core.moments import GROUPS, OPS
 from probe.core.settings_alerts import RULE_ARGS, Alert, Rule, doubts
 from probe.core.settings_files import read
 from probe.core.settings_problems import ConfigError, problems
@@ -260,10 +261,12 @@ class Settings(Section):
     """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
     writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
     written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
-    ops: tuple[Annotated[Text, Names((*OPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
+    ops: tuple[Annotated[Text, Names((*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
     """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
-    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions. shape and
-    dtype are written in any case. Empty: norm, and a warning says so."""
+    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
+    histogram counts elements by sign and power of two; q05, q25, q50, q75 and q95 are quantiles from it, to a factor of
+    2, and quantiles stands for all five. shape and dtype are written in any case. Empty: norm, and a warning says so.
+    """
     eps: Number = Field(1e-8, ge=0)
     """Magnitude below which the op zeros counts an element."""
     ndigits: Annotated[Integer, ranges.Ge(0), ranges.Le(20)] | None = None
@@ -306,7 +309,8 @@ class Settings(Section):
     @property
     def statistics(self) -> tuple[str, ...]:
         """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
-        return tuple(dict.fromkeys(op for op in self.ops if op not in ALWAYS_WRITTEN)) or ("norm",)
+        ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
+        return tuple(dict.fromkeys(ops)) or ("norm",)
 
 
 def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import ops
 
+from probe.core.histogram import BINS, HISTOGRAM, INFINITE, LOWER, NAN, ZERO
 from probe.mindspore.api import no_grad
 
 Array = npt.NDArray[np.float64]
@@ -34,9 +35,14 @@ class _Elements(NamedTuple):
 
 
 def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tensor:
-    """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors."""
+    """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors; a histogram, ``BINS``
+    wide, comes last."""
     with no_grad():
-        return ops.stack([_row(tensor, columns, eps) for tensor in tensors])
+        plain = [name for name in columns if name != HISTOGRAM]
+        rows = [ops.stack([_row(tensor, plain, eps) for tensor in tensors])] if plain else []
+        if HISTOGRAM in columns:
+            rows.append(ops.stack([_histogram(tensor) for tensor in tensors]))
+        return ops.cat(rows, 1) if len(rows) > 1 else rows[0]
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
@@ -62,6 +68,20 @@ def _row(tensor: Tensor, columns: Sequence[str], eps: Any) -> Tensor:
     scale = _largest(size)
     elements = _Elements(x, size, x / scale, ops.isnan(x), eps)
     return ops.stack([_factors(_COLUMNS[name](elements), scale, _POWERS.get(name, 0)) for name in columns])
+
+
+def _histogram(tensor: Tensor) -> Tensor:
+    """``BINS x 3`` factors of the counts: see :mod:`probe.core.histogram`."""
+    x = _as_float(tensor).reshape(-1)
+    edges = mindspore.Tensor(LOWER[2:-1].astype(np.float32))
+    distance = ops.searchsorted(edges, ops.abs(x), out_int32=True, right=True) + 1
+    distance = ops.where(ops.abs(x) == np.inf, ops.full_like(distance, INFINITE), distance)
+    distance = ops.where(x == 0, ops.zeros_like(distance), distance)
+    at = ops.where(x < 0, ZERO - distance, ZERO + distance)
+    at = ops.where(ops.isnan(x), ops.full_like(at, NAN), at)
+    counted = ops.unsorted_segment_sum(ops.ones_like(at), at, BINS).astype(mindspore.float32)
+    one = ops.ones_like(counted)
+    return ops.stack([counted, one, one], 1)
 
 
 def _largest(size: Tensor) -> Tensor:

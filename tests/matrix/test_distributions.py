@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, QUANTILES, ZERO, parsed
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import product, tiny_net
-from tests.matrix.watching import OPS, inputs, rows_of, watching
-from tests.tables import Row, Rows
+from tests.matrix.watching import OPS, inputs, lines_of, rows_of, watching
+from tests.tables import EVERY_SIGNAL, Row, Rows
 
 GRADIENTS = [np.array(g) for g in ([1.0, -2.0, 4.0, 0.0], [-8.0, -1.0, 2.0, 1.0], [3.0, 5.0, 0.0, -0.125])]
 """Of the parameter ``w`` of a product, step by step."""
@@ -83,6 +85,57 @@ def test_tensors_of_different_shapes_are_not_compared(framework: Harness) -> Non
         agreement(framework.tensor([1.0, 2.0, 3.0]), framework.tensor([[1.0, 2.0, 3.0]]))
 
 
+def counted(array: Any) -> Any:
+    """A histogram by the definition, element by element."""
+    row = np.zeros(BINS)
+    for x in np.abs(array).ravel() if np.iscomplexobj(array) else np.asarray(array, dtype=np.float64).ravel():
+        size = abs(float(x))
+        exponent = min(max(math.frexp(size)[1] - 1, LOW - 1), HIGH) if math.isfinite(size) else HIGH + 1
+        distance = exponent - LOW + 2 if size else 0
+        row[-1 if math.isnan(x) else ZERO + (distance if x > 0 else -distance)] += 1
+    return row
+
+
+NUMBERS = np.array([[0.0, 1.0, -1.0, 0.3, -700.0, 1e-30], [5.0, 2.0, 1.0, 0.25, 0.0, 1.0]])
+
+
+def test_histograms_of_every_dtype(framework: Harness) -> None:
+    """Each element in the bin of its sign and power of two, alone and among others."""
+    tensors = framework.TrainerMon.framework.tensors
+    for dtype in framework.DTYPES:
+        values = np.concatenate([NUMBERS, [[np.nan, np.inf, -np.inf] * 2]]) if "float" in dtype else NUMBERS
+        tensor = framework.tensor(np.clip(values, 0, 9) if dtype in ("uint8", "int8") else values, dtype)
+        blocks = [tensors.moments([tensor, tensor], ("max", HISTOGRAM), 0.0, None)]
+        rows = tensors.to_host(blocks)()
+        assert rows.shape == (2, 1 + BINS)
+        for row in rows:
+            assert row[1:].tolist() == counted(framework.array(tensor)).tolist(), dtype
+
+
+def test_histograms_and_quantiles_in_training(framework: Harness) -> None:
+    """As ops: the cell holds every element's bin, and quantiles are columns."""
+    for gradient in (np.array([3.0, -0.5, 0.0, 40.0, 0.75]), np.array([-1.0, -1.5, -1.25])):
+        model = product(framework, np.zeros(gradient.shape))
+        optimizer = framework.optimizer("momentum", model, lr=0.125)
+        loop = framework.loop(model, optimizer)
+        config = {"wg_distribution": True, "param_distribution": True, "ops": ["histogram", "quantiles", "norm"]}
+        with watching(framework, config, model, optimizer) as monitor:
+            train_step(loop, framework.tensor(gradient))
+        lines = lines_of(monitor)
+        (line,) = lines["grad_reduced_0-0"]
+        assert parsed(line["histogram"]).tolist() == counted(gradient).tolist()
+        assert float(line["norm"]) == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+        for op, q in QUANTILES.items():
+            exact = np.quantile(gradient, q)
+            assert abs(float(line[op]) - exact) <= max(abs(exact), 16.0 if q > 0.8 else 0.5), op
+        (before,) = lines["param_origin_0-0"]
+        assert before["histogram"] == f"0:{gradient.size}"
+        assert [float(before[op]) for op in QUANTILES] == [0.0] * 5
+
+
+EVERY_DISTRIBUTION = EVERY_SIGNAL | {"mg_direction": True, "ops": ["histogram", "quantiles"]}
+
+
 def weights_after(framework: Harness, config: dict[str, Any] | None, kind: str) -> dict[str, Any]:
     """The weights of TinyNet after four steps, monitored unless ``config`` is None."""
     model = tiny_net(framework)
@@ -101,6 +154,6 @@ def weights_after(framework: Harness, config: dict[str, Any] | None, kind: str) 
 @pytest.mark.parametrize("kind", ["momentum", pytest.param("adam", marks=pytest.mark.needs("adam"))])
 def test_training_goes_on_undisturbed(framework: Harness, kind: str) -> None:
     """The weights are those of a training that nobody watches, bit by bit."""
-    watched = weights_after(framework, {"mg_direction": True}, kind)
+    watched = weights_after(framework, EVERY_DISTRIBUTION, kind)
     for name, weight in weights_after(framework, None, kind).items():
         assert watched[name].tobytes() == weight.tobytes(), name
