@@ -208,8 +208,8 @@ class Settings(Section):
     module_ranks: tuple[Rank, ...] = ()
     """Ranks that collect and write. Empty: all."""
     ur_distribution: Flag = False
-    """Whether distributions of the optimizer's update vectors and update ratios are shown as heatmaps. Not built yet:
-    accepted and checked, without effect."""
+    """Whether the optimizer's update vectors (`update`) and update ratios (`ratio`) are collected, of Adam and whatever
+    else keeps a first and a second moment. With every format; with `tensorboard`, histogram is one of the ops."""
     xy_distribution: Flag = False
     """Whether module inputs and outputs (`actv`) and their gradients (`actv_grad`) are collected."""
     all_xy: Flag = False
@@ -308,9 +308,11 @@ class Settings(Section):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
+        """The ops that are computed, in the order of the columns, without repetition; norm if there are none. What
+        ur_distribution shows in TensorBoard are histograms."""
         ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
-        return tuple(dict.fromkeys(ops)) or ("norm",)
+        shown = (HISTOGRAM,) if self.ur_distribution and "tensorboard" in self.format else ()
+        return tuple(dict.fromkeys((*(tuple(ops) or ("norm",)), *shown)))
 
 
 def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
@@ -353,7 +355,6 @@ def dynamic(environ: Mapping[str, str]) -> bool:
 
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
     "print_struct": lambda settings, _: settings.print_struct,
-    "ur_distribution": lambda settings, _: settings.ur_distribution,
     "append_output": lambda settings, _: bool(settings.append_output),
     "stack_info": lambda settings, _: settings.stack_info,
     "recording_l2_features": lambda settings, _: settings.recording_l2_features,

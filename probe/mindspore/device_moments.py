@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import ops
 
+from probe.core.framework import Adam
 from probe.core.histogram import BINS, HISTOGRAM, INFINITE, LOWER, NAN, ZERO
 from probe.mindspore.api import no_grad
 
@@ -114,6 +115,15 @@ def agreement(one: Tensor, other: Tensor) -> Tensor:
         up, down = ops.logical_and(one > 0, other > 0), ops.logical_and(one < 0, other < 0)
         rise, fall = ops.logical_and(one > 0, other < 0), ops.logical_and(one < 0, other > 0)
         return (_count(up) + _count(down) - _count(rise) - _count(fall)) / (2 * one.size) + 0.5
+
+
+def adam(first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
+    """Update and ratio of two moments, in float32."""
+    with no_grad():
+        steps = about.steps.astype(mindspore.float32) if isinstance(about.steps, mindspore.Tensor) else about.steps
+        m, v = first.astype(mindspore.float32), second.astype(mindspore.float32)
+        mean, root = m / (1 - about.beta1**steps), ops.sqrt(v / (1 - about.beta2**steps))
+        return mean / (root + about.eps), ops.where(m == 0, ops.zeros_like(m), mean / root)
 
 
 def _count(marked: Tensor) -> Tensor:

@@ -502,7 +502,7 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
 def test_not_built_yet() -> None:
     """Keys without effect yet are named when switched on, dynamic start only in dynamic mode."""
     everything = {
-        "print_struct": True, "ur_distribution": True,
+        "print_struct": True,
         "append_output": ["Dec03_21-34-40", "Dec03_21-34-41"], "stack_info": True, "recording_l2_features": True,
         "l2_targets": {"linear_hook": []}, "dynamic_on": True,
     }  # fmt: skip

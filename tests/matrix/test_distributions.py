@@ -12,7 +12,7 @@ import pytest
 from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, QUANTILES, ZERO, parsed
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import product, tiny_net
-from tests.matrix.watching import OPS, inputs, lines_of, rows_of, watching
+from tests.matrix.watching import OPS, assert_rows, inputs, lines_of, rows_of, watching
 from tests.tables import EVERY_SIGNAL, Row, Rows
 
 GRADIENTS = [np.array(g) for g in ([1.0, -2.0, 4.0, 0.0], [-8.0, -1.0, 2.0, 1.0], [3.0, 5.0, 0.0, -0.125])]
@@ -133,7 +133,69 @@ def test_histograms_and_quantiles_in_training(framework: Harness) -> None:
         assert [float(before[op]) for op in QUANTILES] == [0.0] * 5
 
 
-EVERY_DISTRIBUTION = EVERY_SIGNAL | {"mg_direction": True, "ops": ["histogram", "quantiles"]}
+def moments_of_adam(gradients: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Update and ratio of each step, as the paper has them (Kingma and Ba, 2015); 0 over 0 is 0."""
+    first = second = np.zeros(gradients[0].shape)
+    found = []
+    for step, gradient in enumerate(gradients, 1):
+        first = BETA1 * first + (1 - BETA1) * gradient
+        second = BETA2 * second + (1 - BETA2) * gradient**2
+        mean, root = first / (1 - BETA1**step), np.sqrt(second / (1 - BETA2**step))
+        with np.errstate(invalid="ignore"):
+            found.append((mean / (root + 1e-8), np.where(first == 0, 0.0, mean / root)))
+    return found
+
+
+@pytest.mark.needs("adam")
+def test_the_updates_and_ratios_of_adam(framework: Harness) -> None:
+    """Of every step the vectors that its update has used; nothing else is collected."""
+    rows = train_product(framework, {"ur_distribution": True}, "adam", GRADIENTS)
+    expected = {}
+    for step, (update, ratio) in enumerate(moments_of_adam(GRADIENTS)):
+        expected |= {Row("update", step, "w"): update, Row("ratio", step, "w"): ratio}
+    assert_rows(rows, expected)
+
+
+@pytest.mark.needs("adam")
+def test_the_parameters_move_by_the_update(framework: Harness) -> None:
+    """The learning rate times the update is what the framework's own optimizer has done."""
+    config = {"ur_distribution": True, "param_distribution": True}
+    rows = train_product(framework, config, "adam", [g[:1] for g in GRADIENTS])
+    for step in range(3):
+        moved = rows[Row("param_updated", step, "w")]["mean"] - rows[Row("param_origin", step, "w")]["mean"]
+        assert moved == pytest.approx(-0.125 * rows[Row("update", step, "w")]["mean"], rel=1e-5)
+
+
+def test_without_two_moments_there_is_no_update(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """No rows, and one message for all steps."""
+    with caplog.at_level("WARNING", logger="probe"):
+        rows = train_product(framework, {"ur_distribution": True}, "momentum", GRADIENTS)
+    assert rows == {}
+    assert sum("ur_distribution" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.needs("adam")
+def test_updates_in_tensorboard(framework: Harness) -> None:
+    """With no more than ``ur_distribution`` and the format: histograms under the documented tags."""
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model = product(framework, np.zeros(4))
+    optimizer = framework.optimizer("adam", model, lr=0.125, **HYPERPARAMETERS["adam"])
+    loop = framework.loop(model, optimizer)
+    with watching(framework, {"ur_distribution": True, "format": "tensorboard"}, model, optimizer) as monitor:
+        for gradient in GRADIENTS:
+            train_step(loop, framework.tensor(gradient))
+    events = reading.EventAccumulator(str(monitor.output_directory), size_guidance={"histograms": 0})
+    events.Reload()
+    for place, task in enumerate(("adam_update", "adam_ratio")):
+        shown = events.Histograms(f"0:w/rank0/{task}")
+        assert [event.step for event in shown] == [0, 1, 2]
+        for event, vectors in zip(shown, moments_of_adam(GRADIENTS), strict=True):
+            x, value = vectors[place], event.histogram_value
+            positive = sum(n for end, n in zip(value.bucket_limit, value.bucket, strict=True) if end > 0)
+            assert (value.num, positive) == (4, np.sum(x > 0))
+
+
+EVERY_DISTRIBUTION = EVERY_SIGNAL | {"mg_direction": True, "ur_distribution": True, "ops": ["histogram", "quantiles"]}
 
 
 def weights_after(framework: Harness, config: dict[str, Any] | None, kind: str) -> dict[str, Any]:
