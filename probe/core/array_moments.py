@@ -7,14 +7,16 @@ that stay in the cache, in float32, and again in float64 only where float32 ran 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from probe.core import fused
+from probe.core.framework import Adam
 from probe.core.fused import SQUARES_TOO_SMALL
+from probe.core.histogram import BINS, HISTOGRAM, counts
 
 Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32] | Array
@@ -30,7 +32,9 @@ above 10,000 OpenBLAS takes several threads, which then spin beside those of the
 
 def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: float) -> Array:
     """``len(arrays) x len(columns)`` float64 moments of non-empty arrays. The names of the columns, and what they mean,
-    are those of :data:`probe.core.moments.MOMENTS`."""
+    are those of :data:`probe.core.moments.MOMENTS`; a histogram, ``BINS`` numbers wide, comes last."""
+    if HISTOGRAM in columns:
+        return with_histograms(columns, len(arrays), lambda plain: moments(arrays, plain, eps), map(_counts, arrays))
     with np.errstate(all="ignore"):
         if len(arrays) == 1 and arrays[0].size > SMALL:
             return _one(arrays[0], columns, eps)[np.newaxis]
@@ -38,11 +42,49 @@ def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: flo
         small = [i for i, array in enumerate(arrays) if array.size <= SMALL]
         if small:
             counts = [arrays[i].size for i in small]
-            flat = np.concatenate([_as_float(arrays[i]).reshape(-1) for i in small])
+            flat = np.concatenate([as_float(arrays[i]).reshape(-1) for i in small])
             rows[small] = together(flat, counts, columns, eps)
         for i in set(range(len(arrays))).difference(small):
             rows[i] = _one(arrays[i], columns, eps)
         return rows
+
+
+def with_histograms(
+    columns: Sequence[str], rows: int, moments: Callable[[Sequence[str]], Array], histograms: Iterable[Array]
+) -> Array:
+    """``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` gives the others."""
+    plain = columns[:-1]
+    assert columns[-1] == HISTOGRAM
+    return np.concatenate([moments(plain) if plain else np.empty((rows, 0)), np.stack([*histograms])], axis=1)
+
+
+def _counts(array: npt.NDArray[Any]) -> Array:
+    """The histogram of an array of any dtype and strides."""
+    with np.errstate(all="ignore"):
+        return sum((counts(as_float(block)) for block in _blocks(array)), np.zeros(BINS))
+
+
+def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
+    """The fraction of elements of two arrays of one shape that have the same sign; a pair with a zero or NaN counts one
+    half.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    equal = np.count_nonzero(((one > 0) & (other > 0)) | ((one < 0) & (other < 0)))
+    opposite = np.count_nonzero(((one > 0) & (other < 0)) | ((one < 0) & (other > 0)))
+    return np.float64(0.5 + (equal - opposite) / (2 * one.size))
+
+
+def update_and_ratio(first: npt.NDArray[Any], second: npt.NDArray[Any], about: Adam) -> tuple[Floats, Floats]:
+    """What Adam makes of two moments: see :meth:`probe.core.framework.Tensors.adam`."""
+    with np.errstate(all="ignore"):
+        m, v = as_float(first), as_float(second)
+        kind = m.dtype.type
+        mean, root = m / kind(1 - about.beta1**about.steps), np.sqrt(v / kind(1 - about.beta2**about.steps))
+        return mean / (root + kind(about.eps)), np.where(m == 0, kind(0), mean / root)
 
 
 def together(flat: Floats, counts: Sequence[int], columns: Sequence[str], eps: float) -> Array:
@@ -75,13 +117,13 @@ def _column(name: str, flat: Array, starts: npt.NDArray[np.int64], counts: npt.N
 _READY = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-def _as_float(array: npt.NDArray[Any]) -> Floats:
+def as_float(array: npt.NDArray[Any]) -> Floats:
     """The same numbers in float32 or float64: magnitudes of complex ones, 0 and 1 for bool."""
     dtype = array.dtype
     if dtype in _READY:
         return array
     if dtype.kind == "c":
-        return _as_float(np.abs(array))
+        return as_float(np.abs(array))
     if dtype.name == "bfloat16":  # the upper half of a float32; twenty times as fast as its own conversion
         return np.left_shift(array.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
     if dtype.kind in "iu" or (dtype.kind == "f" and dtype.itemsize > np.float32().itemsize):
@@ -121,7 +163,7 @@ def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> list[float]:
     """Moments of a block, then its mean and its length."""
-    block = _Block(_as_float(array), eps)
+    block = _Block(as_float(array), eps)
     return [*[_REDUCE[name](block) for name in columns], block.mean, float(array.size)]
 
 

@@ -18,6 +18,7 @@ from probe.core.call_sites import Lines, Sites, stack
 from probe.core.collective_rows import SIGNAL, Call, Step, Tally, batches, label
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter, Remove, Tensor
+from probe.core.histogram import HISTOGRAM, QUANTILES
 from probe.core.moments import columns_for
 from probe.core.recorder import Recorder
 from probe.core.records import Batch, Key
@@ -47,7 +48,8 @@ class Listening:
         self._settings, self._framework, self._faults = settings.cc_distribution, framework, faults
         self._inputs = self._settings.cc_pre_hook or judged
         self._lowest = min(settings.module_ranks, default=0)
-        ops = [*settings.statistics, *(("nans", "infs") if judged else ())]
+        ops = [op for op in settings.statistics if op not in (HISTOGRAM, *QUANTILES)] or ["norm"]
+        ops += ["nans", "infs"] if judged else []
         ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
         self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps)
         self._lines, self._sites = Lines(self._settings.cc_codeline), Sites()

@@ -35,6 +35,16 @@ class Shard(NamedTuple):
     coverage: Coverage
 
 
+class Adam(NamedTuple):
+    """What an optimizer of two moments makes updates with. Numbers, or tensors without waiting for them."""
+
+    beta1: Any
+    beta2: Any
+    eps: Any
+    steps: Any
+    """How many updates the moments have seen."""
+
+
 class Tensors(Protocol):
     """What core asks of tensors."""
 
@@ -57,8 +67,22 @@ class Tensors(Protocol):
         where it is not known without waiting, or where reducing is as cheap."""
 
     def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float, scale: Tensor | None) -> Block:
-        """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. The values are
-        ``scale`` times too large, and stay so: only eps is multiplied."""
+        """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. A histogram, if
+        asked for, is the last column and ``BINS`` wide. The values are ``scale`` times too large, and stay so: only eps
+        is multiplied."""
+
+    def agreement(self, one: Tensor, other: Tensor) -> Tensor:
+        """A 0-d float tensor: the fraction of the elements of two non-empty tensors of one shape that have the same
+        sign; a pair with a zero or NaN counts one half. No waiting for a device.
+
+        Raises:
+            ValueError: if what this process holds of the two has different shapes.
+        """
+
+    def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
+        """Of non-empty moments, as float32 or float64 and without waiting for a device: the update ``m / (sqrt(v) +
+        eps)`` and the ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and
+        ``v = second / (1 - beta2**steps)``."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
@@ -121,6 +145,10 @@ class Hooks(Protocol):
 
     def state_names(self, optimizer: Optimizer) -> Mapping[str, str]:
         """What the framework calls those kinds of state that go by another name here."""
+
+    def adam(self, optimizer: Optimizer) -> Callable[[Parameter], Adam | None]:
+        """What tells, until the next step, with what ``optimizer`` makes updates of a parameter's moments; None if it
+        does not work that way or has not begun."""
 
     def loss_scale(self) -> Tensor | None:
         """The factor on the losses of the step in progress, if known."""

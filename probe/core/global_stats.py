@@ -11,16 +11,20 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from probe.core.faults import Faults
 from probe.core.framework import Exchange, Parallel
+from probe.core.histogram import HISTOGRAM, width
 from probe.core.moments import MOMENTS, OPS, derive, merge_columns, numels
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.replicas import Replicas
 from probe.core.tables import Table, Tables, identity_of, meet
+
+MERGED = (*MOMENTS, HISTOGRAM)
+"""What ranks tell each other."""
 
 _log = logging.getLogger("probe")
 
@@ -48,7 +52,12 @@ class Group:
 
     def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str], rows: int) -> None:
         self._columns = tuple(columns)
-        fields = [("identity", "u8"), ("part", "u8"), ("count", "f8"), *((name, "f8") for name in self._columns)]
+        fields: list[Any] = [
+            ("identity", "u8"),
+            ("part", "u8"),
+            ("count", "f8"),
+        ]
+        fields += [(name, "f8", (width([name]),)) if name == HISTOGRAM else (name, "f8") for name in self._columns]
         self._row = np.dtype(fields)
         self._tables = Tables(ranks, exchange, self._row, rows)
 
@@ -157,7 +166,7 @@ class GlobalStats:
 
     def _own(self, batch: Batch) -> tuple[dict[str, Array], Array]:
         """What is known without the others: the moments of whole tensors."""
-        columns = {name: batch.columns[name].copy() for name in batch.columns if name in MOMENTS}
+        columns = {name: batch.columns[name].copy() for name in batch.columns if name in MERGED}
         return columns, np.array([coverage is None for coverage in batch.coverage], dtype=np.float64)
 
     def _parts(self, batches: Sequence[Batch]) -> dict[tuple[int, ...], list[Part]]:
@@ -194,7 +203,7 @@ class GlobalStats:
 
     def _group(self, ranks: tuple[int, ...], batches: Sequence[Batch], rows: int) -> Group:
         if ranks not in self._met:
-            columns = [name for name in MOMENTS if name in next(b for b in batches if b.coverage).columns]
+            columns = [name for name in MERGED if name in next(b for b in batches if b.coverage).columns]
             said = json.dumps([self._said, columns])
             where = f"run {self._run}, ranks {ranks}"
             exchange, most = meet(self._parallel, ranks, where, said, rows, self._seconds)

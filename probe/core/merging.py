@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.reading.cells import coverage_of, shape_of
 from probe.core.reading.directories import RankDirectory, last_run
@@ -19,11 +20,11 @@ from probe.core.reading.problems import Problems
 from probe.core.records import ranks_text
 from probe.core.sinks.files import replacing
 
-OWN = ("actv", "actv_grad", "grad_unreduced", "other")
+OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other")
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 LAST = ("shape", "dtype", "ranks", "complete")
-"""Columns at the end of a merged file."""
+"""Columns at the end of a merged file; behind them the histogram, if there is one."""
 
 _FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
 
@@ -42,6 +43,8 @@ class Row(NamedTuple):
     """Who hold the parts; this rank alone for a whole tensor."""
     elements: int
     ops: Mapping[str, float]
+    histogram: str | None = None
+    """Its cell, if the file has one."""
 
 
 class Merged(NamedTuple):
@@ -51,6 +54,7 @@ class Merged(NamedTuple):
     ranks: str
     complete: bool
     ops: Mapping[str, float]
+    histogram: str | None = None
 
 
 @dataclass
@@ -136,14 +140,24 @@ def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
     wholes = np.array([i for i, group in enumerate(groups) for _ in group])
     counts = np.array([row.elements for row in rows], dtype=np.float64)
     values = {op: np.array([row.ops[op] for row in rows]) for op in ops}
-    columns = merge_columns(moments_of(values, counts), counts, wholes, len(groups))
+    moments = moments_of(values, counts)
+    with_histograms = all(row.histogram is not None for row in rows)
+    if with_histograms:
+        moments[HISTOGRAM] = np.stack([parsed(row.histogram or "") for row in rows])
+    columns = merge_columns(moments, counts, wholes, len(groups))
     shapes = [group[0].shape for group in groups]
     heard = np.bincount(wholes, counts, len(groups))
     terms = np.array([any(row.part.startswith("term") for row in group) for group in groups])
     complete = (heard == numels(shapes)) & ~terms
     derived = {op: derive(op, columns, shapes) for op in ops if OPS[op].moment in columns}
     return [
-        Merged(group[0], group[0].ranks, bool(complete[i]), {op: float(derived[op][i]) for op in derived})
+        Merged(
+            group[0],
+            group[0].ranks,
+            bool(complete[i]),
+            {op: float(derived[op][i]) for op in derived},
+            text_of(columns[HISTOGRAM][i]) if with_histograms else None,
+        )
         for i, group in enumerate(groups)
     ]
 
@@ -162,11 +176,11 @@ def _row(line: Mapping[str, str], directory: RankDirectory) -> Row:
     key = tuple(line.get(column) or "" for column in KEY)
     ops = {op: float(line[op]) for op in line if op in OPS and op != "id"}
     shape, stage = shape_of(line["shape"]), _pp_stage(directory)
-    covered = coverage_of(line.get("coverage"))
+    covered, histogram, elements = coverage_of(line.get("coverage")), line.get(HISTOGRAM), math.prod(shape)
     if covered is None:
-        return Row(key, stage, shape, line["dtype"], "", str(directory.rank), math.prod(shape), ops)
+        return Row(key, stage, shape, line["dtype"], "", str(directory.rank), elements, ops, histogram)
     part = f"term {covered.part}" if covered.term else covered.part
-    return Row(key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), math.prod(shape), ops)
+    return Row(key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), elements, ops, histogram)
 
 
 def _pp_stage(directory: RankDirectory) -> int:
@@ -179,12 +193,13 @@ def _pp_stage(directory: RankDirectory) -> int:
 def _write(path: Path, rows: Sequence[Merged]) -> None:
     used = [column for i, column in enumerate(KEY) if any(row.first.key[i] for row in rows)]
     stages = ["pp_stage"] if len({row.first.pp_stage for row in rows}) > 1 else []
-    ops = list(rows[0].ops)
+    ops, last = list(rows[0].ops), [*LAST, *([HISTOGRAM] if rows[0].histogram is not None else [])]
     with replacing(path) as file:
         write = csv.writer(file, lineterminator="\n").writerow
-        write([*used, *stages, *ops, *LAST])
+        write([*used, *stages, *ops, *last])
         for row in rows:
             key = [row.first.key[KEY.index(column)] for column in used]
             numbers = [f"{row.ops[op]:.0f}" if op in COUNTS else f"{row.ops[op]:.6g}" for op in ops]
             stage = [row.first.pp_stage] if stages else []
-            write([*key, *stage, *numbers, list(row.first.shape), row.first.dtype, row.ranks, int(row.complete)])
+            about = [list(row.first.shape), row.first.dtype, row.ranks, int(row.complete), row.histogram]
+            write([*key, *stage, *numbers, *about[: len(last)]])

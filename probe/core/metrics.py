@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probe.core.histogram import HISTOGRAM
 from probe.core.naming import tag
 from probe.core.recorder import Recorder
 from probe.core.records import Batch
@@ -44,7 +45,7 @@ def values_before_update(run: Run, session: Session) -> Metrics:
 
 
 def _by_tag(run: Run, batch: Batch) -> Metrics:
-    ops = {name: batch.op(name) for name in run.settings.statistics}
+    ops = {name: batch.op(name) for name in run.settings.statistics if name != HISTOGRAM}
     rank = run.framework.groups.rank()
     return {
         tag(batch.signal, key, rank, batch.micro_stepped): {name: float(values[i]) for name, values in ops.items()}

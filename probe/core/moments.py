@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.histogram import BINS, HISTOGRAM, QUANTILES, quantile
+
 Array = npt.NDArray[np.float64]
 Shapes = Sequence[tuple[int, ...]]
 
@@ -68,16 +70,30 @@ OPS: dict[str, Op] = {
     "std": Op("m2", lambda x, shapes: np.sqrt(_mean(x, shapes)), "population standard deviation, as numpy.std"),
     "id": Op("sum", _scalar, "the value of a 0-d tensor; NaN for any other"),
 }
-"""Every op that can be configured, besides ``shape`` and ``dtype``, which are always written."""
+"""Every op that can be configured, besides ``histogram``, and ``shape`` and ``dtype``, which are always written."""
+
+
+def _quantile(q: float) -> Op:
+    return Op(HISTOGRAM, lambda x, _: quantile(x, q), f"{q:.0%} of the elements are smaller, to a factor of 2")
+
+
+OPS |= {name: _quantile(q) for name, q in QUANTILES.items()}
+GROUPS = {"quantiles": tuple(QUANTILES)}
+"""Names that stand for several ops."""
 
 COUNTS = frozenset({"nans", "infs", "global_nans", "global_infs", "merged"})
 """Columns whose values are whole numbers: ops, and what ``global_stats`` adds."""
 
 
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
-    """The moments that ``ops`` need, in the order of ``MOMENTS``. No more is ever computed."""
-    needed = {OPS[op].moment for op in ops}
-    return tuple(moment for moment in MOMENTS if moment in needed)
+    """The moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No more is ever computed."""
+    needed = {OPS[op].moment if op in OPS else op for op in ops}
+    return tuple(moment for moment in (*MOMENTS, HISTOGRAM) if moment in needed)
+
+
+def nothing(columns: Sequence[str]) -> Array:
+    """The row of a tensor without elements."""
+    return np.concatenate([np.zeros(BINS) if name == HISTOGRAM else [EMPTY[name]] for name in columns])
 
 
 def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
@@ -87,7 +103,7 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
         KeyError: if neither the op's moment nor a column of that name was collected.
     """
     known = OPS.get(op)
-    if known is None:
+    if known is None or (op in columns and known.moment not in columns):
         return columns[op]
     return known.derive(columns[known.moment], shapes)
 
@@ -95,8 +111,10 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
     """The moments that ``ops`` were derived from, of tensors with ``counts`` elements: what :func:`derive` undoes.
 
-    Of ``mean`` and ``id``, which come from the same moment, the first; ``m2`` only where ``mean`` is there too.
+    Of ``mean`` and ``id``, which come from the same moment, the first; ``m2`` only where ``mean`` is there too. What a
+    histogram was like no quantile tells.
     """
+    ops = {op: values for op, values in ops.items() if op not in QUANTILES}
     undone: dict[str, Callable[[Array], Array]] = {
         "mean": lambda x: x * counts,
         "zeros": lambda x: x * counts,
@@ -162,6 +180,10 @@ def merge_columns(
 
 
 def _merged_column(name: str, values: Array, wholes: npt.NDArray[np.int64], number: int) -> Array:
+    if name == HISTOGRAM:
+        summed = np.zeros((number, BINS))
+        np.add.at(summed, wholes, values)
+        return summed
     if name not in ("min", "max"):
         return np.bincount(wholes, values, number).astype(np.float64)
     merged = np.full(number, np.inf if name == "min" else -np.inf)

@@ -39,7 +39,10 @@ SIGNALS: dict[str, Signal] = {
     "grad_unreduced": Signal("pre_grad", 2, "weight gradient of this rank before any reduction"),
     "other": Signal("other", 3, "tensors given to (pre) and got from (post) collective communication"),
     "grad_reduced": Signal("post_grad", 4, "weight gradient as the optimizer applies it"),
+    "mg_direction": Signal("mg_direction", 5, "fraction of elements whose gradient and first moment agree in sign"),
     "param_updated": Signal("param_updated", 6, "parameter after the update"),
+    "update": Signal("adam_update", 6, "what Adam's moments make of a step, before the learning rate"),
+    "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
 }
 """Every fixed signal. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from probe.core.histogram import BINS, HISTOGRAM, width
 from probe.core.records import Batch, Snapshot
 
 MOST_BYTES = 256 << 20
@@ -108,6 +109,10 @@ def _bytes_of(batch: Batch) -> bytes:
 def _unpacked(packed: _Packed) -> Snapshot:
     batches = []
     for batch, names, numbers in zip(packed.snapshot.batches, packed.columns, packed.numbers, strict=True):
-        table = np.frombuffer(zlib.decompress(numbers), dtype=np.float64).reshape(len(names), len(batch))
+        ends = np.cumsum([len(batch) * width([name]) for name in names])
+        parts = np.split(np.frombuffer(zlib.decompress(numbers), dtype=np.float64), ends[:-1])
+        table = (
+            part.reshape(-1, BINS) if name == HISTOGRAM else part for name, part in zip(names, parts, strict=False)
+        )
         batches.append(replace(batch, columns=dict(zip(names, table, strict=True))))
     return replace(packed.snapshot, batches=batches)

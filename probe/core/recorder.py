@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from probe.core.framework import Block, Shard, Tensor, Tensors
-from probe.core.moments import EMPTY
+from probe.core.histogram import BINS, HISTOGRAM, shifted, width
+from probe.core.moments import nothing
 from probe.core.records import Array, Batch, Coverage, Key
 
 Reference = int
@@ -55,9 +56,8 @@ class Pending:
 
     def batches(self, step: int) -> list[Batch]:
         """Waits for the device, once."""
-        rows = self.wait() if self.block_rows else np.empty((0, len(self.columns)))
-        nothing = np.array([[EMPTY[name] for name in self.columns]])
-        rows = np.concatenate([rows, nothing])
+        rows = self.wait() if self.block_rows else np.empty((0, width(self.columns)))
+        rows = np.concatenate([rows, nothing(self.columns)[np.newaxis]])
         return [self._batch(signal, readings, rows, step) for signal, readings in self.readings.items()]
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
@@ -65,7 +65,9 @@ class Pending:
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
         at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
         at = np.minimum(at, len(rows) - 1)
-        columns = {name: rows[at, i] for i, name in enumerate(self.columns)}
+        columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
+        if HISTOGRAM in self.columns:
+            columns[HISTOGRAM] = rows[at, -BINS:]
         scales = np.array(factors, dtype=np.int64)
         if (scales >= 0).any():
             columns = _unscaled(columns, np.where(scales >= 0, rows[scales, 0], 1.0))
@@ -101,7 +103,10 @@ def _without(batch: Batch, rows: set[int]) -> Batch:
 def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
     """Moments of ``x / scale`` from those of ``x``."""
     power = {"min": 1, "max": 1, "sum": 1, "sumsq": 2, "m2": 2}
-    return {name: values / scale ** power.get(name, 0) for name, values in columns.items()}
+    return {
+        name: shifted(values, scale) if name == HISTOGRAM else values / scale ** power.get(name, 0)
+        for name, values in columns.items()
+    }
 
 
 class Recorder:
@@ -250,7 +255,7 @@ class Recorder:
             return -1
         identity, _ = self._tensors.identity(scale)
         if identity not in self._scales:
-            block = self._tensors.moments([scale], ("sum",) * len(self.columns), 0.0, None)
+            block = self._tensors.moments([scale], ("sum",) * width(self.columns), 0.0, None)
             self._scales[identity] = (scale, self._add(block, 1))
         return self._scales[identity][1]
 

@@ -23,7 +23,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from probe.core.moments import OPS
+from probe.core.histogram import HISTOGRAM
+from probe.core.moments import GROUPS, OPS
 from probe.core.settings_alerts import RULE_ARGS, Alert, Rule, doubts
 from probe.core.settings_files import read
 from probe.core.settings_problems import ConfigError, problems
@@ -209,8 +210,8 @@ class Settings(Section):
     module_ranks: tuple[Rank, ...] = ()
     """Ranks that collect and write. Empty: all."""
     ur_distribution: Flag = False
-    """Whether distributions of the optimizer's update vectors and update ratios are shown as heatmaps. Not built yet:
-    accepted and checked, without effect."""
+    """Whether the optimizer's update vectors (`update`) and update ratios (`ratio`) are collected, of Adam and whatever
+    else keeps a first and a second moment. With every format; with `tensorboard`, histogram is one of the ops."""
     xy_distribution: Flag = False
     """Whether module inputs and outputs (`actv`) and their gradients (`actv_grad`) are collected."""
     all_xy: Flag = False
@@ -244,8 +245,8 @@ class Settings(Section):
     """With global_stats: how many seconds a rank waits for the others, beside training. If one does not come, whole
     tensors are no longer collected in this run, and training goes on."""
     mg_direction: Flag = False
-    """Whether the fraction of elements whose gradient and momentum agree in sign is collected. Not built yet: accepted
-    and checked, without effect."""
+    """Whether the fraction of elements whose gradient and momentum agree in sign is collected (`mg_direction`): one
+    number a parameter, which every op repeats."""
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
     alert: Alert = Alert()
@@ -262,10 +263,12 @@ class Settings(Section):
     """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
     writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
     written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
-    ops: tuple[Annotated[Text, Names((*OPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
+    ops: tuple[Annotated[Text, Names((*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
     """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
-    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions. shape and
-    dtype are written in any case. Empty: norm, and a warning says so."""
+    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
+    histogram counts elements by sign and power of two; q05, q25, q50, q75 and q95 are quantiles from it, to a factor of
+    2, and quantiles stands for all five. shape and dtype are written in any case. Empty: norm, and a warning says so.
+    """
     eps: Number = Field(1e-8, ge=0)
     """Magnitude below which the op zeros counts an element."""
     ndigits: Annotated[Integer, ranges.Ge(0), ranges.Le(20)] | None = None
@@ -310,8 +313,11 @@ class Settings(Section):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
-        return tuple(dict.fromkeys(op for op in self.ops if op not in ALWAYS_WRITTEN)) or ("norm",)
+        """The ops that are computed, in the order of the columns, without repetition; norm if there are none. What
+        ur_distribution shows in TensorBoard are histograms."""
+        ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
+        shown = (HISTOGRAM,) if self.ur_distribution and "tensorboard" in self.format else ()
+        return tuple(dict.fromkeys((*(tuple(ops) or ("norm",)), *shown)))
 
 
 def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
@@ -355,8 +361,6 @@ def dynamic(environ: Mapping[str, str]) -> bool:
 
 
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
-    "ur_distribution": lambda settings, _: settings.ur_distribution,
-    "mg_direction": lambda settings, _: settings.mg_direction,
     "recording_l2_features": lambda settings, _: settings.recording_l2_features,
     "l2_targets": lambda settings, _: any(names is not None for _, names in settings.l2_targets),
 }

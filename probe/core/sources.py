@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from probe.core.activations import activations
+from probe.core.adam import updates_and_ratios
+from probe.core.directions import momentum_directions
 from probe.core.framework import Optimizer, Remove, Shard, Tensor
 from probe.core.leaves import leaves
 from probe.core.recorder import Recorder
@@ -147,6 +149,8 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
     "weight_gradients": (lambda settings: settings.wg_distribution, weight_gradients),
     "parameters": (lambda settings: settings.param_distribution, parameters),
     "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
+    "momentum_directions": (lambda settings: settings.mg_direction, momentum_directions),
+    "updates_and_ratios": (lambda settings: settings.ur_distribution, updates_and_ratios),
     "activations": (lambda settings: settings.xy_distribution, activations),
     "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
 }

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import ops
 
+from probe.core.framework import Adam
+from probe.core.histogram import BINS, HISTOGRAM, INFINITE, LOWER, NAN, ZERO
 from probe.mindspore.api import no_grad
 
 Array = npt.NDArray[np.float64]
@@ -34,9 +36,14 @@ class _Elements(NamedTuple):
 
 
 def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tensor:
-    """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors."""
+    """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors; a histogram, ``BINS``
+    wide, comes last."""
     with no_grad():
-        return ops.stack([_row(tensor, columns, eps) for tensor in tensors])
+        plain = [name for name in columns if name != HISTOGRAM]
+        rows = [ops.stack([_row(tensor, plain, eps) for tensor in tensors])] if plain else []
+        if HISTOGRAM in columns:
+            rows.append(ops.stack([_histogram(tensor) for tensor in tensors]))
+        return ops.cat(rows, 1) if len(rows) > 1 else rows[0]
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
@@ -64,6 +71,20 @@ def _row(tensor: Tensor, columns: Sequence[str], eps: Any) -> Tensor:
     return ops.stack([_factors(_COLUMNS[name](elements), scale, _POWERS.get(name, 0)) for name in columns])
 
 
+def _histogram(tensor: Tensor) -> Tensor:
+    """``BINS x 3`` factors of the counts: see :mod:`probe.core.histogram`."""
+    x = _as_float(tensor).reshape(-1)
+    edges = mindspore.Tensor(LOWER[2:-1].astype(np.float32))
+    distance = ops.searchsorted(edges, ops.abs(x), out_int32=True, right=True) + 1
+    distance = ops.where(ops.abs(x) == np.inf, ops.full_like(distance, INFINITE), distance)
+    distance = ops.where(x == 0, ops.zeros_like(distance), distance)
+    at = ops.where(x < 0, ZERO - distance, ZERO + distance)
+    at = ops.where(ops.isnan(x), ops.full_like(at, NAN), at)
+    counted = ops.unsorted_segment_sum(ops.ones_like(at), at, BINS).astype(mindspore.float32)
+    one = ops.ones_like(counted)
+    return ops.stack([counted, one, one], 1)
+
+
 def _largest(size: Tensor) -> Tensor:
     """The largest finite magnitude; 1 if that is 0."""
     largest = ops.where(size < np.inf, size, ops.zeros_like(size)).max()
@@ -80,6 +101,29 @@ def _as_float(tensor: Tensor) -> Tensor:
     if tensor.dtype in (mindspore.complex64, mindspore.complex128):
         tensor = ops.abs(tensor)
     return tensor.astype(mindspore.float32)
+
+
+def agreement(one: Tensor, other: Tensor) -> Tensor:
+    """The fraction of elements that have the same sign, 0-d float32; a pair with a zero or NaN counts one half.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    with no_grad():
+        up, down = ops.logical_and(one > 0, other > 0), ops.logical_and(one < 0, other < 0)
+        rise, fall = ops.logical_and(one > 0, other < 0), ops.logical_and(one < 0, other > 0)
+        return (_count(up) + _count(down) - _count(rise) - _count(fall)) / (2 * one.size) + 0.5
+
+
+def adam(first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
+    """Update and ratio of two moments, in float32."""
+    with no_grad():
+        steps = about.steps.astype(mindspore.float32) if isinstance(about.steps, mindspore.Tensor) else about.steps
+        m, v = first.astype(mindspore.float32), second.astype(mindspore.float32)
+        mean, root = m / (1 - about.beta1**steps), ops.sqrt(v / (1 - about.beta2**steps))
+        return mean / (root + about.eps), ops.where(m == 0, ops.zeros_like(m), mean / root)
 
 
 def _count(marked: Tensor) -> Tensor:

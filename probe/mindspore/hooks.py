@@ -15,9 +15,10 @@ from probe.mindspore import engine, listeners, tensors
 from probe.mindspore.engine import backward_id, differentiates, feeds
 from probe.mindspore.gradients import gradient, on_gradient
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
-from probe.mindspore.optimizers import known, on_step, owned, state, state_names
+from probe.mindspore.optimizers import adam, known, on_step, owned, state, state_names
 
 __all__ = [
+    "adam",
     "at_next_forward",
     "backward_id",
     "check_model",

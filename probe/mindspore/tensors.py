@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core import array_moments
+from probe.core.framework import Adam
 from probe.mindspore import device_moments
 
 Array = npt.NDArray[np.float64]
@@ -131,6 +132,22 @@ def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: A
         arrays = [tensor if isinstance(tensor, np.ndarray) else read(tensor) for tensor in tensors]
         return array_moments.moments(arrays, columns, eps if scale is None else eps * float(read(scale)))
     return device_moments.moments(tensors, columns, eps if scale is None else eps * scale)
+
+
+def agreement(one: Any, other: Any) -> Any:
+    """The fraction of elements that have the same sign, 0-d: computed where the tensors are."""
+    if _on_host(one) and _on_host(other):
+        return mindspore.Tensor(array_moments.agreement(read(one), read(other)))
+    return device_moments.agreement(one, other)
+
+
+def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
+    """Update and ratio of two moments, where they are."""
+    if not _on_host(first):
+        return device_moments.adam(first, second, about)
+    numbers = [float(read(x).reshape(-1)[0]) if isinstance(x, mindspore.Tensor) else float(x) for x in about]
+    update, ratio = array_moments.update_and_ratio(read(first), read(second), Adam(*numbers))
+    return mindspore.Tensor(update), mindspore.Tensor(ratio)
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:

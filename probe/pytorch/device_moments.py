@@ -11,15 +11,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from probe.core.histogram import BINS, HIGH, HISTOGRAM, INFINITE, LOW, NAN, ZERO
 from probe.core.moments import repeated
 from probe.pytorch.layouts import distinct
 
 Array = npt.NDArray[np.float64]
 
+PIECE = 1 << 24
+"""Elements of a histogram that are counted at a time: bounds the memory for their places."""
+LANES = 64
+"""Copies of each count that are added up at the same time: many elements share a bin, and would wait for each other."""
+
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
     """``len(tensors) x len(columns)`` float64 on the tensors' device: in a few launches where Triton is at hand, else
-    with torch's own reductions, some for each tensor."""
+    with torch's own reductions, some for each tensor. A histogram, ``BINS`` wide, comes last."""
+    if HISTOGRAM in columns:
+        counted = torch.stack([histogram(tensor) for tensor in tensors])
+        return torch.cat([moments(tensors, columns[:-1], eps), counted], dim=1) if columns[:-1] else counted
     stored, times = zip(*map(distinct, tensors), strict=True)
     kernels = _kernels()
     if kernels is None or any(tensor.device.type != "cuda" for tensor in stored):
@@ -30,6 +39,27 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -
     for i in (i for i, number in enumerate(times) if number != 1):
         rows[i] = torch.stack([*repeated(dict(zip(columns, rows[i], strict=True)), times[i]).values()])
     return rows
+
+
+def histogram(tensor: torch.Tensor) -> torch.Tensor:
+    """The ``BINS`` counts of one tensor: see :mod:`probe.core.histogram`."""
+    stored, times = distinct(tensor)
+    counted = torch.zeros(LANES * BINS, dtype=torch.int64, device=stored.device)
+    one = torch.ones((), dtype=torch.int64, device=stored.device)
+    lanes = torch.arange(LANES, device=stored.device).mul_(BINS)
+    for piece in _as_float(stored).reshape(-1).split(PIECE):
+        at = lanes.repeat(-(-piece.numel() // LANES))[: piece.numel()].add_(_bins(piece))
+        counted.scatter_add_(0, at, one.expand(piece.numel()))
+    return counted.view(LANES, BINS).sum(0).mul_(times).to(torch.float64)
+
+
+def _bins(x: torch.Tensor) -> torch.Tensor:
+    """Of each float32 or float64 number the place of its bin, from its bits."""
+    whole, shift, bias = (torch.int32, 23, 127) if x.dtype == torch.float32 else (torch.int64, 52, 1023)
+    exponent = ((x.view(whole) >> shift) & (2 * bias + 1)) - bias
+    distance = exponent.clamp_(LOW - 1, HIGH).sub_(LOW - 2)
+    distance.masked_fill_(x == 0, 0).masked_fill_(torch.isinf(x), INFINITE)
+    return torch.where(torch.signbit(x), ZERO - distance, ZERO + distance).masked_fill_(torch.isnan(x), NAN)
 
 
 def grouped(kernels: ModuleType, tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:

@@ -17,13 +17,14 @@ from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch import wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
-from probe.pytorch.optimizers import check, gradient, native, on_step, owned, state, state_names, value
+from probe.pytorch.optimizers import adam, check, gradient, native, on_step, owned, state, state_names, value
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
 from probe.pytorch.wrappers import names, pipelining
 from probe.pytorch.wrappers.names import modules
 from probe.pytorch.wrappers.placing import removing
 
 __all__ = [
+    "adam",
     "at_next_forward",
     "backward_id",
     "check_model",

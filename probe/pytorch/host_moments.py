@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 
 from probe.core import fused
-from probe.core.array_moments import SMALL, together
+from probe.core.array_moments import SMALL, together, with_histograms
 from probe.core.fused import SQUARES_TOO_SMALL
+from probe.core.histogram import BINS, HISTOGRAM, ZERO, counts
 from probe.core.moments import merge, repeated
 from probe.pytorch.layouts import distinct
 
@@ -65,7 +66,9 @@ def _ready(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
-    """``len(tensors) x len(columns)`` float64 moments of detached, non-empty host tensors."""
+    """``len(tensors) x len(columns)`` float64 moments of detached, non-empty host tensors; a histogram comes last."""
+    if HISTOGRAM in columns:
+        return with_histograms(columns, len(tensors), lambda plain: moments(tensors, plain, eps), map(_counts, tensors))
     if len(tensors) == 1 and tensors[0].numel() > SMALL:
         return np.array([_one(tensors[0], columns, eps)])
     block = np.empty((len(tensors), len(columns)))
@@ -75,6 +78,19 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float)
     for i in set(range(len(tensors))).difference(small):
         block[i] = _one(tensors[i], columns, eps)
     return block
+
+
+def _counts(tensor: torch.Tensor) -> Array:
+    """The histogram of one tensor of any size and layout; elements that are not stored count as zeros."""
+    absent, times = 0, 1
+    if tensor.layout is torch.strided:
+        tensor, times = distinct(tensor)
+    else:
+        values = tensor.to_sparse_coo().coalesce().values()
+        tensor, absent = values, tensor.numel() - values.numel()
+    row = times * sum((counts(_as_float(piece).numpy()) for piece in _pieces(tensor)), np.zeros(BINS))
+    row[ZERO] += absent
+    return row
 
 
 def _together(tensors: list[torch.Tensor], columns: Sequence[str], eps: float) -> Array:

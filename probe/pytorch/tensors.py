@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from probe.core.framework import Adam
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
 from probe.pytorch.layouts import coverage, local
@@ -72,6 +73,26 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
         if all(tensor.device.type == "cpu" for tensor in plain):
             return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))
         return device_moments.moments(plain, columns, eps if scale is None else eps * scale)
+
+
+def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The fraction of elements that have the same sign, 0-d float64 on their device, by counts of whole numbers."""
+    one, other = local(one), local(other)
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    with unseen(), torch.no_grad():
+        a, b = one.detach(), other.detach()
+        signs = [(x > 0).to(torch.int8).sub_((x < 0).to(torch.int8)) for x in (a, b)]
+        return signs[0].mul_(signs[1]).sum(dtype=torch.int64).to(torch.float64).div_(2 * one.numel()).add_(0.5)
+
+
+def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.Tensor, torch.Tensor]:
+    """Update and ratio of two moments, where they are; the number of steps may be on a device, too."""
+    with unseen(), torch.no_grad():
+        steps = about.steps.detach().double() if isinstance(about.steps, torch.Tensor) else about.steps
+        m, v = (x if x.dtype is torch.float64 else x.float() for x in (local(first).detach(), local(second).detach()))
+        mean, root = m / (1 - about.beta1**steps), (v / (1 - about.beta2**steps)).sqrt_()
+        return mean / (root + about.eps), (mean / root).masked_fill_(m == 0, 0.0)
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:

@@ -6,14 +6,16 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from probe.core.array_moments import moments
 from probe.core.faults import Faults
 from probe.core.global_stats import GlobalStats
+from probe.core.histogram import HISTOGRAM, quantile
 from probe.core.records import Batch, Coverage, Key
 from probe.core.tables import ROWS
 
@@ -78,10 +80,12 @@ def batch_of(rank: int, rows: int, step: int = 0) -> Batch:
     )
 
 
-def together(each: Any, said: Sequence[str] = ("", "")) -> tuple[list[Any], list[Faults], Place]:
+def together(
+    each: Any, said: Sequence[str] = ("", ""), ops: Sequence[str] = ("mean", "norm")
+) -> tuple[list[Any], list[Faults], Place]:
     """What ``each(rank, stats)`` gives on two ranks."""
     place, faults = Place(), [Faults(), Faults()]
-    stats: Any = [GlobalStats(Rank(place, r), 0, said[r], ["mean", "norm"], SECONDS, faults[r]) for r in (0, 1)]  # type: ignore[arg-type]
+    stats: Any = [GlobalStats(Rank(place, r), 0, said[r], ops, SECONDS, faults[r]) for r in (0, 1)]  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda rank: each(rank, stats[rank]), (0, 1)))
     return results, faults, place
@@ -95,6 +99,22 @@ def test_wholes_are_those_of_both() -> None:
         assert batch.columns["global_norm"] == pytest.approx(np.hypot(np.arange(3), np.arange(3) + 10))
         assert batch.columns["sum"].tolist() == [x + 10 * rank for x in range(3)]
     assert place.gathered == 2
+    assert [each.counts for each in faults] == [{}, {}]
+
+
+def test_histograms_add_up() -> None:
+    """The quantiles of the whole are those of the counts of both."""
+
+    def added(rank: int, stats: Any) -> Batch:
+        batch = batch_of(rank, 2)
+        histograms = moments([np.array([x]) for x in batch.columns["sum"]], (HISTOGRAM,), 0.0)
+        return stats.add(0, [replace(batch, columns={**batch.columns, HISTOGRAM: histograms})])[0]
+
+    results, faults, _ = together(added, ops=["q50", "histogram"])
+    wholes = moments([np.array([0.0, 10.0]), np.array([1.0, 11.0])], (HISTOGRAM,), 0.0)
+    for batch in results:
+        assert batch.columns["global_q50"].tolist() == quantile(wholes, 0.5).tolist()
+        assert batch.columns[HISTOGRAM].sum(axis=1).tolist() == [1, 1], "the own part stays"
     assert [each.counts for each in faults] == [{}, {}]
 
 

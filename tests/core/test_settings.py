@@ -502,7 +502,6 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
 def test_not_built_yet() -> None:
     """Keys without effect yet are named when switched on, dynamic start only in dynamic mode."""
     everything = {
-        "ur_distribution": True, "mg_direction": True,
         "recording_l2_features": True,
         "l2_targets": {"linear_hook": []}, "dynamic_on": True,
     }  # fmt: skip

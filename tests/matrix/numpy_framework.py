@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from probe.core.array_moments import moments
+from probe.core.array_moments import agreement, moments, update_and_ratio
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 
@@ -99,6 +99,8 @@ TENSORS = SimpleNamespace(
     hold=lambda tensor: None,
     unchanged=lambda tensor, block, column: False,
     moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
+    agreement=lambda one, other: Tensor(agreement(one.data, other.data)),
+    adam=lambda first, second, about: tuple(map(Tensor, update_and_ratio(first.data, second.data, about))),
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
 HOOKS = SimpleNamespace(
@@ -112,6 +114,7 @@ HOOKS = SimpleNamespace(
     owned=lambda optimizer: optimizer.parameters,
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
     state_names=lambda optimizer: {},
+    adam=lambda optimizer: lambda parameter: None,
     loss_scale=lambda: None,
     held_scale=lambda optimizer: None,
     backward_id=lambda: Tensor.in_backward,

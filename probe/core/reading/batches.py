@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import signal_of
 from probe.core.reading.cells import coverage_of, key_of, shape_of
@@ -133,7 +134,8 @@ def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple
         problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
     values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}
-    columns = moments_of(derived, about.counts) | {name: v for name, v in values.items() if name not in OPS}
+    kept = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
+    columns = moments_of(derived, about.counts) | kept
     batch = Batch(
         signal=table.signal,
         step=table.step,

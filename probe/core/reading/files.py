@@ -14,7 +14,7 @@ from probe.core.reading.problems import Problems
 
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 """Columns that tell rows apart."""
-TEXT = ("name", "shape", "dtype", "coverage")
+TEXT = ("name", "shape", "dtype", "coverage", "histogram")
 """Columns that are not numbers."""
 INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "call": "INTEGER"}
 """Columns of whole numbers, with their SQL types."""

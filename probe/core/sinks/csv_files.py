@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.moments import COUNTS
 from probe.core.naming import cell_name
-from probe.core.records import Batch, Snapshot
-from probe.core.sinks.columns import ops_of
+from probe.core.records import Array, Batch, Snapshot
+from probe.core.sinks.columns import histograms_of, ops_of
 from probe.core.sinks.context import SinkContext
 from probe.core.sinks.files import append, open_for_append, replacing
 
@@ -28,6 +29,10 @@ CALL = ",call"
 """What the header of a file ends with that tells repetitions of a module apart."""
 LONGEST_LINE = 1 << 16
 """Bytes at either end of a file that are searched for a line break."""
+
+
+Numbers = tuple[Any, ...]
+"""What fills in the rows of a batch, one after the other."""
 
 
 class _Layout(NamedTuple):
@@ -64,26 +69,27 @@ class CsvSink:
         failures: list[OSError] = []
         for batch in snapshot.batches:
             try:
-                self._write(batch, ops_of(batch, snapshot.ops))
+                self._write(batch, ops_of(batch, snapshot.ops), histograms_of(batch, snapshot.ops))
             except OSError as failure:
                 failures.append(failure)
         if failures:
             raise failures[0]
 
-    def _write(self, batch: Batch, ops: tuple[str, ...]) -> None:
+    def _write(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> None:
         if not len(batch):
             return
-        layout = self._layout(batch, ops)
+        layout = self._layout(batch, ops, histograms is not None)
+        numbers = self._numbers(batch, ops, histograms)
         for last, path in self._candidates(batch):
-            if self._append(path, layout, batch, ops):
+            if self._append(path, layout, numbers):
                 self._segments[batch.signal] = (last, path)
                 return
 
-    def _layout(self, batch: Batch, ops: tuple[str, ...]) -> _Layout:
-        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops)
+    def _layout(self, batch: Batch, ops: tuple[str, ...], histograms: bool) -> _Layout:
+        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops, histograms)
         known = self._layouts.get(batch.signal)
         if known is None or known.about != about:
-            known = self._layouts[batch.signal] = _lay_out(batch, ops, self._ndigits)
+            known = self._layouts[batch.signal] = _lay_out(batch, about, self._ndigits)
         return known
 
     def _candidates(self, batch: Batch) -> Iterator[tuple[int, Path]]:
@@ -103,7 +109,7 @@ class CsvSink:
         for part in count(1):
             yield last, self._directory / f"{kind}_{batch.step}-{last}_part_{part}.csv"
 
-    def _append(self, path: Path, layout: _Layout, batch: Batch, ops: tuple[str, ...]) -> bool:
+    def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
         """Appends to ``path`` unless that has other columns."""
         with open_for_append(path) as file:
             found = _header(file, layout.header + CALL)
@@ -111,32 +117,36 @@ class CsvSink:
                 return False
             _cut_torn_row(file, path)
             if found != layout.header or not layout.calls:
-                append(file, self._text(layout, found, batch, ops))
+                append(file, _text(layout, found, numbers))
                 return True
         _add_call_column(path)
-        return self._append(path, layout, batch, ops)
+        return self._append(path, layout, numbers)
 
-    def _text(self, layout: _Layout, found: str, batch: Batch, ops: tuple[str, ...]) -> bytes:
-        """The rows of ``batch`` for a file whose header is ``found``; one without any gets it first."""
-        calls = layout.calls or found.endswith(CALL)
-        header = "" if found else layout.header + CALL * calls + "\n"
-        return (header + layout.rows[calls] % self._numbers(batch, ops)).encode("utf-8", "backslashreplace")
-
-    def _numbers(self, batch: Batch, ops: tuple[str, ...]) -> tuple[float, ...]:
-        """What fills in the rows of a layout: for each row its step and its values."""
-        columns = (self._rounded(op, batch.op(op).tolist()) for op in ops)
-        return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, strict=True)))
+    def _numbers(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> Numbers:
+        """What fills in the rows of a layout: for each row its step, its values and its histogram."""
+        columns = [self._rounded(op, batch.op(op).tolist()) for op in ops]
+        texts = [] if histograms is None else [[*map(text_of, histograms)]]
+        return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, *texts, strict=True)))
 
     def _rounded(self, op: str, values: list[float]) -> list[float]:
         # Python's round is exact where NumPy's multiplies by a power of ten and overflows.
         return values if self._ndigits is None or op in WHOLE else [round(value, self._ndigits) for value in values]
 
 
-def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout:
+def _text(layout: _Layout, found: str, numbers: Numbers) -> bytes:
+    """The rows for a file whose header is ``found``; one without any gets it first."""
+    calls = layout.calls or found.endswith(CALL)
+    header = "" if found else layout.header + CALL * calls + "\n"
+    return (header + layout.rows[calls] % numbers).encode("utf-8", "backslashreplace")
+
+
+def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layout:
+    ops, histograms = about[-2:]
     micro_step = ("micro_step",) if batch.micro_stepped else ()
     header = ",".join(map(_cell, ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype")))
     if batch.coverage:
         header += ",coverage"
+    header += f",{HISTOGRAM}" * histograms
     values = ",".join("%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
     rows, with_call = [], []
     coverages = batch.coverage or repeat(None, len(batch))
@@ -145,11 +155,12 @@ def _lay_out(batch: Batch, ops: tuple[str, ...], ndigits: int | None) -> _Layout
         tail = f"{_cell(str(list(shape)))},{_cell(dtype)}".replace("%", "%%")
         if batch.coverage:
             tail += f",{_cell(coverage.text(math.prod(shape)) if coverage else '').replace('%', '%%')}"
+        tail += ",%s" * histograms
         row = f"{key.stage},{_cell(cell_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
         rows.append(row)
         with_call.append(f"{row},{key.call}")
     return _Layout(
-        about=(batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops),
+        about=about,
         header=header,
         rows={False: "\n".join(rows) + "\n", True: "\n".join(with_call) + "\n"},
         calls=any(key.call for key in batch.keys),

@@ -11,9 +11,10 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.naming import cell_name
 from probe.core.records import Batch, Snapshot
-from probe.core.sinks.columns import ops_of
+from probe.core.sinks.columns import histograms_of, ops_of
 from probe.core.sinks.context import SinkContext
 from probe.core.sinks.tables import coverages
 
@@ -76,7 +77,8 @@ class ParquetSink:
                 self._finish(signal)
         for batch in snapshot.batches:
             if len(batch):
-                self._keep(batch, ops_of(batch, snapshot.ops))
+                histograms = histograms_of(batch, snapshot.ops) is not None
+                self._keep(batch, ops_of(batch, snapshot.ops), histograms)
         self._flush(MOST_ROWS)
 
     def close(self) -> None:
@@ -93,9 +95,9 @@ class ParquetSink:
             if self._connection is not None:
                 self._connection.close()
 
-    def _keep(self, batch: Batch, ops: tuple[str, ...]) -> None:
+    def _keep(self, batch: Batch, ops: tuple[str, ...], histograms: bool) -> None:
         signal, first = batch.signal, batch.step // self._steps_per_file * self._steps_per_file
-        last, columns = first + self._steps_per_file - 1, _columns(batch, ops)
+        last, columns = first + self._steps_per_file - 1, _columns(batch, ops, histograms)
         if signal in self._filling and self._filling[signal].columns != columns:
             self._finish(signal)
         if signal not in self._filling:
@@ -158,10 +160,11 @@ class ParquetSink:
         return next(path for name in names if not (path := self._directory / f"{name}.parquet").exists())
 
 
-def _columns(batch: Batch, ops: tuple[str, ...]) -> tuple[str, ...]:
+def _columns(batch: Batch, ops: tuple[str, ...], histograms: bool) -> tuple[str, ...]:
     micro_step = ("micro_step",) if batch.micro_stepped else ()
     coverage = ("coverage",) if batch.coverage else ()
-    return ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype", *coverage, "call")
+    histogram = (HISTOGRAM,) * histograms
+    return ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype", *coverage, *histogram, "call")
 
 
 def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
@@ -174,6 +177,8 @@ def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
             about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
             same = _same(batch)
         own = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
+        if (histograms := histograms_of(batch, cells)) is not None:
+            own[HISTOGRAM] = np.array([*map(text_of, histograms)], dtype=object)
         own["step"] = np.full(len(batch), batch.step, dtype=np.int64)
         for column, parts in cells.items():
             parts.append(own[column])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from probe.core.histogram import buckets
 from probe.core.naming import tag
 from probe.core.records import Batch, Snapshot
-from probe.core.sinks.columns import ops_of
+from probe.core.sinks.columns import histograms_of, ops_of
 from probe.core.sinks.context import SinkContext
 from probe.core.sinks.event_files import VERSION, file_name, record
 from probe.core.sinks.files import append, open_for_append
@@ -25,7 +26,8 @@ class _Curves(NamedTuple):
 
 
 class TensorBoardSink:
-    """Writes scalars at their step; a value beyond float32, which is all that an event holds, becomes infinite.
+    """Writes scalars, and histograms where asked for, at their step; a scalar beyond float32, which is all that an
+    event holds, becomes infinite.
 
     An event holds all values of a signal, because an event a value costs more than measuring it.
 
@@ -54,6 +56,7 @@ class TensorBoardSink:
     def write(self, snapshot: Snapshot) -> None:
         """Appends the events of one step in one write."""
         events = [self._measured(batch, ops_of(batch, snapshot.ops)) for batch in snapshot.batches if len(batch)]
+        events += [self._distributed(batch, snapshot.ops) for batch in snapshot.batches if len(batch)]
         events.append(self._run(snapshot))
         for event in events:
             event.step, event.wall_time = snapshot.step, snapshot.time
@@ -82,6 +85,14 @@ class TensorBoardSink:
         for scalar, value in zip(known.event.summary.value, values, strict=True):
             scalar.simple_value = value
         return known.event
+
+    def _distributed(self, batch: Batch, ops: Sequence[str]) -> Event:
+        """The event of the histograms of ``batch``, each under the tag of its row, without an op."""
+        event, histograms = self._new_event(), histograms_of(batch, ops)
+        if histograms is not None:
+            for key, row in zip(batch.keys, histograms, strict=True):
+                event.summary.value.add(tag=tag(batch.signal, key, self._rank, batch.micro_stepped), histo=buckets(row))
+        return event
 
     def _run(self, snapshot: Snapshot) -> Event:
         """The event of what is one number a step."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from probe.core.framework import StepListener
+from probe.core.framework import Adam, StepListener
 from probe.mindspore.optimizers import cells, stepping
 
 DIALECTS: tuple[Any, ...] = (stepping, cells)
@@ -33,6 +33,12 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
     """The optimizer's tensors for ``parameter``, by the name that torch gives them."""
     tensors: Mapping[str, Any] = _dialect(optimizer).state(optimizer, parameter)
     return tensors
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """With what ``optimizer`` makes updates of the moments of each parameter."""
+    found: Callable[[Any], Adam | None] = _dialect(optimizer).adam(optimizer)
+    return found
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:

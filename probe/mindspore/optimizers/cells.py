@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from mindspore import ParameterTuple, nn
 
-from probe.core.framework import StepListener
+from probe.core.framework import Adam, StepListener
 from probe.mindspore import listeners
 from probe.mindspore.gradients import given, reducers_of
 
@@ -67,6 +67,22 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 def state_names(optimizer: Any) -> dict[str, str]:
     """MindSpore's name for each kind."""
     return {kind: native for kind, (native, _) in _layout(optimizer).kept.items()}
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """From its own attributes, or the groups where it has those; they may be parameters themselves."""
+    groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    counters = (getattr(optimizer, name, None) for name in ("state_step", "global_step"))
+    steps = next((counter for counter in counters if counter is not None), None)
+
+    def lookup(parameter: Any) -> Adam | None:
+        group = groups.get(id(parameter), vars(optimizer))
+        own = [getattr(optimizer, name, None) for name in ("beta1", "beta2", "eps")]
+        betas = group.get("betas") or own[:2]
+        about = Adam(betas[0], betas[1], group.get("eps", own[2]), steps)
+        return None if any(value is None for value in about) else about
+
+    return lookup
 
 
 class _Layout(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import mindspore
 
-from probe.core.framework import Remove, StepListener
+from probe.core.framework import Adam, Remove, StepListener
 from probe.core.patching import replace
 from probe.mindspore import listeners
 from probe.mindspore.gradients import given, reducers_of
@@ -44,6 +44,21 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 def state_names(optimizer: Any) -> dict[str, str]:
     """MindSpore's names where it keeps the state; else nothing is renamed: the names are torch's already."""
     return cells.state_names(optimizer) if _is_cell(optimizer) else {}
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """By the group of each parameter, and the number of steps in its own state."""
+    if _is_cell(optimizer):
+        return cells.adam(optimizer)
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+    def lookup(parameter: Any) -> Adam | None:
+        group, steps = groups.get(id(parameter), {}), getattr(optimizer, "state", {}).get(parameter, {}).get("step")
+        if steps is None or "eps" not in group or "betas" not in group:
+            return None
+        return Adam(group["betas"][0], group["betas"][1], group["eps"], steps)
+
+    return lookup
 
 
 def _is_cell(optimizer: Any) -> bool:

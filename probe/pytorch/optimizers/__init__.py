@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from probe.core.framework import Shard, StepListener
+from probe.core.framework import Adam, Shard, StepListener
 from probe.pytorch.optimizers import deepspeed, megatron, native
 
 DIALECTS = (deepspeed, megatron, native)
@@ -48,6 +48,12 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """The optimizer's tensors for ``parameter``."""
     return _dialect(optimizer).state(optimizer, parameter)
+
+
+def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
+    """With what ``optimizer`` makes updates of the moments of each parameter."""
+    lookup: Callable[[torch.nn.Parameter], Adam | None] = _dialect(optimizer).adam(optimizer)
+    return lookup
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from probe.core.framework import Remove, Shard, StepListener
+from probe.core.framework import Adam, Remove, Shard, StepListener
 from probe.core.patching import replace
 from probe.pytorch import zero
+from probe.pytorch.optimizers.native import of_group
 from probe.pytorch.optimizers.scaling import asked, on_loss_scale
 from probe.pytorch.zero import in_use, layout, layout_of, owned
 
@@ -71,6 +72,20 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """What the optimizer inside keeps for this rank's part of ``parameter``."""
     return layout(optimizer).state(optimizer, parameter)
+
+
+def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
+    """As the groups of the optimizer inside say, whose tensors have all taken the same number of steps."""
+    inner = optimizer.optimizer
+
+    def lookup(parameter: torch.nn.Parameter) -> Adam | None:
+        at = zero.place(optimizer, parameter)
+        groups = inner.param_groups if at is not None else ()
+        group = groups[at[0]] if at is not None and at[0] < len(groups) else {}
+        known: Mapping[str, Any] = next((kept for kept in inner.state.values() if "step" in kept), {})
+        return of_group(group, known)
+
+    return lookup
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from probe.core.framework import Remove, Shard, StepListener
+from probe.core.framework import Adam, Remove, Shard, StepListener
 from probe.core.patching import replace
 from probe.core.records import Coverage
 from probe.pytorch.megatron import is_a, together
@@ -58,9 +58,7 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
     """What torch's optimizer inside keeps for the parameter or the copy of it."""
-    sharing = _shares(optimizer, parameter)
-    main = getattr(parameter, "main_param", None)
-    updated = sharing.updated.get(parameter) if sharing is not None else parameter if main is None else main
+    sharing, updated = _shares(optimizer, parameter), _in_place_of(optimizer, parameter)
     kept = (inner.optimizer.state for inner in _chained(optimizer))
     if sharing is not None and updated is None:  # this rank has no part
         kinds: Mapping[str, Any] = next((each for one in kept for each in one.values()), {})
@@ -68,6 +66,23 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
     found: Mapping[str, Any] = next((each[updated] for each in kept if updated in each), {})
     covered = piece if sharing is None else sharing.covered
     return {kind: covered(parameter, value) for kind, value in found.items() if _is_state(kind, value)}
+
+
+def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
+    """As torch's optimizers inside have it for what they update in place of each parameter."""
+    lookups = [native.adam(inner.optimizer) for inner in _chained(optimizer)]
+
+    def lookup(parameter: torch.nn.Parameter) -> Adam | None:
+        updated = _in_place_of(optimizer, parameter)
+        return None if updated is None else next((about for each in lookups if (about := each(updated))), None)
+
+    return lookup
+
+
+def _in_place_of(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """What is really updated; None if this rank has no part."""
+    sharing, main = _shares(optimizer, parameter), getattr(parameter, "main_param", None)
+    return sharing.updated.get(parameter) if sharing is not None else parameter if main is None else main
 
 
 def _is_state(kind: str, value: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from probe.core.frames import callers
-from probe.core.framework import Remove, Shard, StepListener
+from probe.core.framework import Adam, Remove, Shard, StepListener
 from probe.core.patching import replace
 from probe.pytorch.optimizers.scaling import on_scaled_step
 from probe.pytorch.wrappers import absent, piece
@@ -47,6 +47,21 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
     kept = getattr(optimizer, "state", {}).get(parameter, {})
     tensors = {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor)}
     return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """By the group of each parameter, and the number of steps in its own state or, failing that, its group's."""
+    groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    kept = getattr(optimizer, "state", {})
+    return lambda parameter: of_group(groups.get(id(parameter)), kept.get(parameter, {}))
+
+
+def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam | None:
+    """What the options of a group say; None if they are not those of a kin of Adam."""
+    if group is None or "eps" not in group or len(group.get("betas", ())) < 2:
+        return None
+    steps = kept.get("step", group.get("step"))
+    return None if steps is None else Adam(group["betas"][0], group["betas"][1], group["eps"], steps)
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
