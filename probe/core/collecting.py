@@ -16,6 +16,7 @@ from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.control import Control, follow
 from probe.core.faults import Faults
+from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import columns_for
 from probe.core.output import output_root
@@ -248,7 +249,8 @@ class Collecting:
         for stage, model in run.chunks:
             for name, module in run.framework.hooks.modules(model):
                 run.selection.places(watched(stage, name, name, module))
-        if problems := run.selection.check(names):
+        modules = [(stage, name) for stage, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
+        if problems := [*run.selection.check(names), *unknown(run.settings, modules)]:
             if self.framework.groups.world_size() > 1:
                 _log.warning("not on this rank: %s", "; ".join(problems))
             else:

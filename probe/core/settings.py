@@ -156,8 +156,9 @@ class L2Targets(Section):
     """Attention modules whose entropy and softmax_max are recorded, by their exact names such as
     `0:layers.0.attention`. Missing or empty: none."""
     linear_hook: tuple[Text, ...] | None = None
-    """Linear modules whose stable rank and kernel_norm are recorded. Missing: none; empty list: every module with a
-    two-dimensional weight."""
+    """Linear modules whose `kernel_norm`, the spectral norm of the weight, and `sr`, its Frobenius norm divided by the
+    spectral norm, are recorded once a step. Missing: none; empty list: every module with a two-dimensional `weight` or
+    `wg`."""
     moe_router_weight_hook: tuple[Text, ...] | None = None
     """Router modules of mixtures of experts whose weight similarity is recorded. Missing or empty: none."""
     moe_router_logit_hook: tuple[Text, ...] | None = None
@@ -285,10 +286,10 @@ class Settings(Section):
     """Whether each module's call stack at the first collected step is written. Not built yet: accepted and checked,
     without effect."""
     recording_l2_features: Flag = False
-    """Whether the interpretable features of the modules in l2_targets are recorded. Not built yet: accepted and
-    checked, without effect."""
+    """Whether the interpretable features of the modules in l2_targets are recorded, in collected steps."""
     l2_targets: L2Targets = L2Targets()
-    """Modules whose interpretable features are recorded. Not built yet: accepted and checked, without effect."""
+    """Modules whose interpretable features are recorded, by their names as in targets, such as `0:layers.0.attention`.
+    A name that no module has is an error; a module that lacks what a feature needs gives a warning and no row."""
     sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
     """Order of the dimensions of the query and key tensors of attention_hook: s is the sequence, b the batch, h the
     head, d the dimension within a head."""
@@ -353,8 +354,6 @@ NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
     "mg_direction": lambda settings, _: settings.mg_direction,
     "append_output": lambda settings, _: bool(settings.append_output),
     "stack_info": lambda settings, _: settings.stack_info,
-    "recording_l2_features": lambda settings, _: settings.recording_l2_features,
-    "l2_targets": lambda settings, _: any(names is not None for _, names in settings.l2_targets),
 }
 """Keys that are accepted and checked but have no effect yet, and whether a configuration switches them on."""
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from probe.core.activations import activations
+from probe.core.features.source import features
 from probe.core.framework import Optimizer, Remove, Shard, Tensor
 from probe.core.leaves import leaves
 from probe.core.recorder import Recorder
@@ -141,11 +142,15 @@ def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[...
 
 
 SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
-    "micro_batches": (lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad), micro_batches),
+    "micro_batches": (
+        lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad or settings.recording_l2_features),
+        micro_batches,
+    ),
     "weight_gradients": (lambda settings: settings.wg_distribution, weight_gradients),
     "parameters": (lambda settings: settings.param_distribution, parameters),
     "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
     "activations": (lambda settings: settings.xy_distribution, activations),
+    "features": (lambda settings: settings.recording_l2_features, features),
 }
 """Every source with what switches it on, in the order in which they attach."""
 

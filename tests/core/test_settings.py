@@ -503,8 +503,7 @@ def test_not_built_yet() -> None:
     """Keys without effect yet are named when switched on, dynamic start only in dynamic mode."""
     everything = {
         "print_struct": True, "ur_distribution": True, "mg_direction": True,
-        "append_output": ["Dec03_21-34-40", "Dec03_21-34-41"], "stack_info": True, "recording_l2_features": True,
-        "l2_targets": {"linear_hook": []}, "dynamic_on": True,
+        "append_output": ["Dec03_21-34-40", "Dec03_21-34-41"], "stack_info": True, "dynamic_on": True,
     }  # fmt: skip
     assert set(not_built_yet(load(everything), {"DYNAMIC_MONITOR": "True"})) == set(NOT_BUILT)
     assert "dynamic_on" not in not_built_yet(load(everything), {"DYNAMIC_MONITOR": "False"})

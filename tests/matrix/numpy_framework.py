@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from probe.core.array_moments import moments
+from probe.core import array_moments, array_ops
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 
@@ -98,7 +98,9 @@ TENSORS = SimpleNamespace(
     identity=lambda tensor: (object(), lambda: None),
     hold=lambda tensor: None,
     unchanged=lambda tensor, block, column: False,
-    moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
+    moments=lambda tensors, columns, eps, scale: array_moments.moments(
+        [tensor.data for tensor in tensors], columns, eps
+    ),
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
 HOOKS = SimpleNamespace(
@@ -127,10 +129,13 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
+ARRAYS = SimpleNamespace(
+    **vars(array_ops) | {"numbers": lambda tensor: tensor.data, "member": lambda module, name: module.members.get(name)}
+)
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 
 
 class TrainerMon(Monitor):
     """Watches the training of a :class:`Module`."""
 
-    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, {})
+    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, {}, arrays=ARRAYS)
