@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from probe.core import array_moments, array_ops
+from probe.core import array_ops
+from probe.core.array_moments import moments
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 
@@ -98,9 +99,7 @@ TENSORS = SimpleNamespace(
     identity=lambda tensor: (object(), lambda: None),
     hold=lambda tensor: None,
     unchanged=lambda tensor, block, column: False,
-    moments=lambda tensors, columns, eps, scale: array_moments.moments(
-        [tensor.data for tensor in tensors], columns, eps
-    ),
+    moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
 HOOKS = SimpleNamespace(
@@ -130,7 +129,7 @@ HOOKS = SimpleNamespace(
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
 ARRAYS = SimpleNamespace(
-    **vars(array_ops) | {"numbers": lambda tensor: tensor.data, "member": lambda module, name: module.members.get(name)}
+    **vars(array_ops) | {"numbers": lambda x: x.data, "member": lambda m, name: m.members.get(name)}
 )
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 
