@@ -47,7 +47,7 @@ def on_host(_: Array) -> bool:
 
 def is_flag(x: Array) -> bool:
     """By dtype."""
-    return bool(x.dtype == np.bool_)
+    return bool(x.dtype.kind in "biu")
 
 
 def like(array: npt.NDArray[np.float64], x: Array) -> Array:
@@ -73,11 +73,6 @@ def turned(x: Array) -> Array:
 def ordered(x: Array, axes: tuple[int, ...]) -> Array:
     """A view."""
     return np.transpose(x, axes)
-
-
-def repeated(x: Array, times: int) -> Array:
-    """A copy."""
-    return np.repeat(x, times, axis=0)
 
 
 def largest(x: Array) -> Array:

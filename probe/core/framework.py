@@ -291,7 +291,7 @@ class Arrays(Protocol):
         """Whether a number can be read without waiting."""
 
     def is_flag(self, numbers: Numbers) -> bool:
-        """Whether the elements are true or false."""
+        """Whether the elements are flags: true or false, or integers."""
 
     def like(self, array: npt.NDArray[np.float64], numbers: Numbers) -> Numbers:
         """``array`` where ``numbers`` are, of their dtype."""
@@ -307,9 +307,6 @@ class Arrays(Protocol):
 
     def ordered(self, numbers: Numbers, axes: tuple[int, ...]) -> Numbers:
         """With the dimensions in this order."""
-
-    def repeated(self, numbers: Numbers, times: int) -> Numbers:
-        """Each element of the first dimension so many times in a row."""
 
     def largest(self, numbers: Numbers) -> Numbers:
         """Of the last dimension, which stays with length 1; NaN where one is NaN."""

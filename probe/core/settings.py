@@ -153,8 +153,8 @@ class L2Targets(Section):
     """Modules of the interpretable features."""
 
     attention_hook: tuple[Text, ...] | None = None
-    """Attention modules whose entropy and softmax_max are recorded, by their exact names such as
-    `0:layers.0.attention`. Missing or empty: none."""
+    """Attention modules whose `entropy` and `softmax_max`, means over the queries, are recorded at each call, by their
+    exact names such as `0:layers.0.attention`: modules that are given query and key. Missing or empty: none."""
     linear_hook: tuple[Text, ...] | None = None
     """Linear modules whose `kernel_norm`, the spectral norm of the weight, and `sr`, its Frobenius norm divided by the
     spectral norm, are recorded once a step. Missing: none; empty list: every module with a two-dimensional `weight` or
@@ -290,9 +290,19 @@ class Settings(Section):
     l2_targets: L2Targets = L2Targets()
     """Modules whose interpretable features are recorded, by their names as in targets, such as `0:layers.0.attention`.
     A name that no module has is an error; a module that lacks what a feature needs gives a warning and no row."""
-    sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
+    sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d", "b,h,s,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
     """Order of the dimensions of the query and key tensors of attention_hook: s is the sequence, b the batch, h the
     head, d the dimension within a head."""
+    sa_heads: Annotated[Text, Names(("first", "all"))] = "first"
+    """Of what attention_hook gives the mean: `first` is the first head of the first sample, `all` every head of every
+    sample of the micro batch."""
+    sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
+    """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
+    where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
+    case; `none` neither."""
+    sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
+    """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
+    torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
     queue_size: Integer = Field(8, ge=1, le=1000)
     """Number of collected steps that may wait between training and the files."""
     when_queue_full: Annotated[Text, Names(("wait", "drop"))] = "wait"

@@ -63,7 +63,7 @@ def on_host(x: torch.Tensor) -> bool:
 
 def is_flag(x: torch.Tensor) -> bool:
     """By dtype."""
-    return x.dtype is torch.bool
+    return not x.is_floating_point()
 
 
 def like(array: npt.NDArray[np.float64], x: torch.Tensor) -> torch.Tensor:
@@ -89,11 +89,6 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 def ordered(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     """A view."""
     return x.permute(axes)
-
-
-def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
-    """A copy."""
-    return x.repeat_interleave(times, dim=0)
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:

@@ -258,7 +258,7 @@ def test_settings_never_change() -> None:
         ({"format": []}, "format: expected one or a list of csv, tensorboard, sqlite, parquet, api, got []"),
         ({"monitor_mbs_grad": "sum"}, 'monitor_mbs_grad: expected true, false or "accumulated", got "sum"'),
         ({"monitor_mbs_grad": 1}, 'monitor_mbs_grad: expected true, false or "accumulated", got 1'),
-        ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", got "hbsd"'),
+        ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", "b,h,s,d", got "hbsd"'),
         ({"append_output": ["now"]}, 'append_output[0]: expected a timestamp such as Dec03_21-34-40, got "now"'),
         ({"cc_distribution": {"enabled": True}}, "cc_distribution.enabled: unknown key; did you mean enable?"),
         ({"l2_targets": {"linear_hook": "fc"}}, 'l2_targets.linear_hook: expected a list of strings, got "fc"'),

@@ -128,9 +128,8 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
-ARRAYS = SimpleNamespace(
-    **vars(array_ops) | {"numbers": lambda x: x.data, "member": lambda m, name: m.members.get(name)}
-)
+ARRAYS = SimpleNamespace(**vars(array_ops))
+ARRAYS.numbers, ARRAYS.member = lambda tensor: tensor.data, lambda module, name: module.members.get(name)
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -130,6 +132,221 @@ def test_linear_by_default_is_none(framework: Harness) -> None:
     x = framework.tensor(X)
     assert watched(framework, tiny_net(framework), {}, [x]) == []
     assert watched(framework, tiny_net(framework), {"linear_hook": []}, [x], recording_l2_features=False) == []
+
+
+# attention_hook
+
+
+class Attention(NamedTuple):
+    """A case of attention, and what of it is hidden."""
+
+    query: Array
+    """Batches, heads, queries, depth; so is the key."""
+    key: Array
+    hidden: Array
+    """Broadcasts to the scores."""
+    added: Array | float = 0.0
+
+
+def by_hand(case: Attention) -> tuple[Array, Array]:
+    """Entropy and largest weight of each query in float64: batches, heads, queries; NaN where all is hidden."""
+    query, key = case.query.astype(np.float64), case.key.astype(np.float64)
+    key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
+    scores = query @ key.swapaxes(2, 3) / np.sqrt(query.shape[3]) + case.added
+    with np.errstate(all="ignore"):
+        weights = np.where(case.hidden, 0.0, np.exp(scores - scores.max(-1, keepdims=True)))
+        weights = weights / weights.sum(-1, keepdims=True)
+        terms = np.where(weights > 0, weights * np.log(weights), 0.0)
+    nothing = np.broadcast_to(case.hidden, scores.shape).all(-1)
+    return np.where(nothing, np.nan, -terms.sum(-1)), np.where(nothing, np.nan, weights.max(-1))
+
+
+ORDERS = {"s,b,h,d": (2, 0, 1, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3)}
+
+
+def attends(
+    framework: Harness, case: Attention, order: str = "s,b,h,d", dtype: str = "float32", given: Any = None, **more: Any
+) -> Lines:
+    """The rows of a module ``inner`` that is called with query and key in this order, and what else is ``given``."""
+    query, key = (framework.tensor(x.transpose(ORDERS[order]), dtype) for x in (case.query, case.key))
+    inner, fc = framework.module(lambda query, key, *_, **__: query), framework.linear(np.eye(2))
+    given = {
+        name: framework.tensor(x, str(x.dtype)) if isinstance(x, np.ndarray) else x for name, x in (given or {}).items()
+    }
+
+    def forward(x: Tensor) -> Tensor:
+        inner(query, key, **given)
+        return fc(x)
+
+    model = framework.module(forward, inner=inner, fc=fc)
+    more = {"sa_order": order, **more}
+    return watched(framework, model, {"attention_hook": ["0:inner"]}, [inputs(framework, 2)], **more)
+
+
+def random_case(
+    batches: int = 2, heads: int = 4, queries: int = 5, keys: int = 5, shared: int = 1, depth: int = 8
+) -> Attention:
+    query = 2 * RANDOM.standard_normal((batches, heads, queries, depth))
+    return Attention(query, RANDOM.standard_normal((batches, heads // shared, keys, depth)), np.array(False))
+
+
+def later(queries: int, keys: int) -> Array:
+    """Keys after each query; the last query is as late as the last key."""
+    return np.arange(keys)[None] > np.arange(queries)[:, None] + keys - queries
+
+
+def assert_attention(row: dict[str, str], case: Attention, everything: bool = False, rel: float = 1e-5) -> None:
+    entropy, largest = by_hand(case) if everything else (each[0, 0] for each in by_hand(case))
+    assert np.isfinite(np.nanmean(entropy))
+    assert float(row["entropy"]) == pytest.approx(np.nanmean(entropy), rel=rel, abs=1e-6)
+    assert float(row["softmax_max"]) == pytest.approx(np.nanmean(largest), rel=rel)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("heads", ["first", "all"])
+def test_attention(framework: Harness, order: str, heads: str) -> None:
+    """Entropy and largest weight are the means over the queries of the first head, or of all of them."""
+    case = random_case()
+    (row,) = attends(framework, case, order, sa_heads=heads)
+    assert_attention(row, case, heads == "all")
+    assert row["name"] == "inner.attention"
+    assert list(row) == ["vpp_stage", "name", "step", "micro_step", "entropy", "softmax_max", "shape", "dtype"]
+
+
+@pytest.mark.parametrize("heads", ["first", "all"])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (1, 6), (7, 3)])
+def test_causal_attention(framework: Harness, heads: str, queries: int, keys: int) -> None:
+    """Where it is causal, later keys are hidden, also from fewer or more queries than keys, and with shared keys."""
+    case = random_case(queries=queries, keys=keys, shared=2)._replace(hidden=later(queries, keys))
+    (row,) = attends(framework, case, given={"is_causal": True}, sa_heads=heads)
+    assert_attention(row, case, heads == "all")
+    (row,) = attends(framework, case, sa_mask="causal", sa_heads=heads)
+    assert_attention(row, case, heads == "all")
+    (row,) = attends(framework, case, given={"attn_mask_type": "causal"}, sa_mask="none", sa_heads=heads)
+    assert_attention(row, case._replace(hidden=np.array(False)), heads == "all")
+
+
+@pytest.mark.parametrize("heads", ["first", "all"])
+@pytest.mark.parametrize("shape", [(4, 6), (1, 6), (2, 1, 4, 6), (1, 4, 4, 6), (2, 4, 1, 6), (2, 4, 4, 6)])
+def test_masked_attention(framework: Harness, heads: str, shape: tuple[int, ...]) -> None:
+    """A mask of booleans hides or leaves, one of numbers is added; queries that see nothing are left out."""
+    hidden = RANDOM.standard_normal(shape) > 0
+    hidden[..., 0, 0], hidden[..., -1, :] = hidden.shape[-2] == 1, hidden.shape[-2] > 1
+    hidden[..., 0] &= hidden.shape[-2] > 1
+    case, everything = random_case(queries=4, keys=6)._replace(hidden=hidden), heads == "all"
+    for given, more in (
+        ({"attention_mask": hidden}, {}),
+        ({"mask": ~hidden}, {"sa_mask_true": "attends"}),
+        ({"attn_mask": hidden.astype(np.uint8)}, {}),
+        ({"attn_mask": np.where(hidden, -np.inf, 0.0).astype(np.float32)}, {}),
+        ({"attn_mask": np.where(hidden, np.finfo(np.float32).min, 0.0).astype(np.float32)}, {}),
+    ):
+        (row,) = attends(framework, case, given=given, sa_heads=heads, **more)
+        assert_attention(row, case, everything)
+    bias = RANDOM.standard_normal(shape)
+    (row,) = attends(framework, case, given={"attn_mask": bias.astype(np.float32)}, sa_heads=heads)
+    assert_attention(row, case._replace(hidden=np.array(False), added=bias), everything)
+
+
+def test_attention_of_half_precision(framework: Harness) -> None:
+    """Half precision is reduced in float32: scores of a thousand do not overflow, and small entropies stay."""
+    case = random_case(depth=64)
+    case = case._replace(query=(40 * case.query).astype(np.float16), key=(40 * case.key).astype(np.float16))
+    (row,) = attends(framework, case, dtype="float16")
+    assert_attention(row, case, rel=1e-4)
+
+
+def test_attention_of_infinite_scores(framework: Harness) -> None:
+    """NaN among what is attended to makes NaN; among what is hidden it does not."""
+    case = random_case()
+    case.key[0, 0, 4, 0] = np.nan
+    quiet = {"alert": {"rules": []}}
+    (row,) = attends(framework, case, **quiet)
+    assert (row["entropy"], row["softmax_max"]) == ("nan", "nan")
+    hidden = np.arange(5) == 4
+    (row,) = attends(framework, case, given={"attention_mask": np.broadcast_to(hidden, (5, 5)).copy()}, **quiet)
+    assert_attention(row, case._replace(key=np.nan_to_num(case.key), hidden=hidden))
+
+
+def test_attention_in_blocks(framework: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many queries are computed at once, the numbers are the same."""
+    case = random_case(queries=37, keys=50)._replace(hidden=later(37, 50))
+    for block in (1, 120, 1000):
+        monkeypatch.setattr(framework.TrainerMon.framework.arrays, "block", lambda _, block=block: block)
+        (row,) = attends(framework, case, given={"is_causal": True}, sa_heads="all")
+        assert_attention(row, case, everything=True)
+
+
+def test_attention_of_each_call(framework: Harness) -> None:
+    """Every call of every micro batch has a row."""
+    query = framework.tensor(random_case().query)
+    inner, fc = framework.module(lambda query, key: query), framework.linear(np.eye(2))
+
+    def forward(x: Tensor) -> Tensor:
+        inner(query, query)
+        inner(key=query, query=query)
+        return fc(x)
+
+    model, x = framework.module(forward, inner=inner, fc=fc), inputs(framework, 2)
+    rows = watched(framework, model, {"attention_hook": ["inner"]}, [x, x], [x])
+    assert [(row["step"], row["micro_step"], row["call"]) for row in rows] == [
+        ("0", "0", "0"), ("0", "0", "1"), ("0", "1", "0"), ("0", "1", "1"), ("1", "0", "0"), ("1", "0", "1"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        random_case()._replace(query=np.ones((2, 4, 5, 3))),
+        random_case()._replace(query=np.ones((3, 4, 5, 8))),
+        random_case(shared=1)._replace(query=np.ones((2, 6, 5, 8))),
+        random_case()._replace(key=np.ones((2, 4, 0, 8))),
+    ],
+)
+def test_no_attention(framework: Harness, case: Attention, caplog: pytest.LogCaptureFixture) -> None:
+    """Tensors that are no query and key give a warning and no row."""
+    assert attends(framework, case) == []
+    assert ["l2_targets.attention_hook: 0:inner: expected query and key" in said for said in caplog.messages] == [True]
+
+
+def test_no_mask(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """A mask of another shape, and a module that is given one tensor, give a warning and no row."""
+    assert attends(framework, random_case(), given={"attn_mask": np.zeros((3, 5), bool)}) == []
+    x = framework.tensor(X)
+    assert watched(framework, tiny_net(framework), {"attention_hook": ["fc"]}, [x]) == []
+    first, second = caplog.messages
+    assert "expected a mask" in first
+    assert "0:fc: expected query" in second
+
+
+MEASURED = """
+import resource, sys
+import numpy as np
+from importlib import import_module
+harness = import_module(sys.argv[1])
+from probe.core.features import attention
+ops = harness.TrainerMon.framework.arrays
+arrays = [np.random.RandomState(seed).standard_normal((8192, 1, 1, 16)).astype(np.float32) for seed in (0, 1)]
+made = [ops.numbers(harness.tensor(array)) for array in arrays]
+def run(length):
+    call = attention.Call(made[0][:length], made[1][:length], None, False)
+    with ops.quiet():
+        return attention.finish(np.asarray(attention.begin(ops, call, "s,b,h,d", False))[:, 0])
+run(64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = run(8192)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) / 1024, found["entropy"])
+"""
+
+
+def test_memory_of_attention(framework: Harness) -> None:
+    """8192 queries and keys, whose scores would take 256 MiB, take less than 64."""
+    arguments = [sys.executable, "-c", MEASURED, framework.__name__]  # type: ignore[attr-defined]
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()[-1]
+    mebibytes, entropy = map(float, said.split())
+    assert mebibytes < 64
+    assert 8 < entropy < np.log(8192)
 
 
 # What all of them have in common.

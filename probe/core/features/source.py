@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from probe.core.features import linear
+from probe.core.features import arguments, attention, linear
 from probe.core.features.collected import Collected
 from probe.core.features.misfit import Misfit
 from probe.core.framework import Arrays, Tensor
@@ -179,5 +179,24 @@ class Linear(OfWeight):
         self._collected.add(self._hook, self._key, weight, block, linear.finish)
 
 
-LISTENERS: dict[str, type[Listener]] = {"linear_hook": Linear}
+class Attention(Listener):
+    """``attention_hook``."""
+
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        settings, member = self._run.settings, partial(self._ops.member, self._module.thing)
+        given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
+        causal = settings.sa_mask == "causal" or (settings.sa_mask == "auto" and arguments.causal(args, kwargs, member))
+        call = attention.Call(
+            self._ops.numbers(given.query),
+            self._ops.numbers(given.key),
+            None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
+            causal,
+            settings.sa_mask_true == "attends",
+        )
+        block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
+        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        self._collected.add(self._hook, key, given.query, block, attention.finish)
+
+
+LISTENERS: dict[str, type[Listener]] = {"attention_hook": Attention, "linear_hook": Linear}
 """Every feature that there is."""
