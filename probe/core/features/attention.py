@@ -59,7 +59,7 @@ def begin(ops: Arrays, call: Call, order: str, everything: bool) -> Block:
             heads = slice(head * shared, (head + 1) * shared if everything else 1)
             own = None if mask is None else mask[_at(mask, 0, batch), _at(mask, 1, heads)]
             part = call._replace(query=query[batch, heads], key=ops.wide(key[batch, head]), mask=own)
-            found += _sums(ops, part)
+            found.append(_sums(ops, part))
     return ops.column(found)
 
 
@@ -97,18 +97,20 @@ def _at(mask: Numbers, axis: int, wanted: Any) -> Any:
     return slice(None) if isinstance(wanted, slice) else 0
 
 
-def _sums(ops: Arrays, call: Call) -> list[Numbers]:
+def _sums(ops: Arrays, call: Call) -> Numbers:
     """Of the heads that share a key: ``heads x queries x depth``, ``keys x depth``, ``heads x queries x keys``."""
     heads, queries, _ = call.query.shape
     keys = call.key.shape[0]
     rows = max(1, ops.block(call.key) // (keys * heads))
-    found: list[Numbers] = []
-    for first in range(0, queries, rows):
+    starts = range(0, queries, rows)
+    found = ops.zeros((len(starts), 3), call.key)  # scalars that stay would lie between freed blocks, and keep them
+    for block, first in enumerate(starts):
         last = min(first + rows, queries)
         seen = min(keys, last + keys - queries) if call.causal else keys
         if seen > 0:
-            found += _reduced(ops, _scores(ops, call, first, last, seen))
-    return found or [ops.zeros((3,), call.key)]
+            for place, total in enumerate(_reduced(ops, _scores(ops, call, first, last, seen))):
+                found[block, place] = total
+    return found
 
 
 def _scores(ops: Arrays, call: Call, first: int, last: int, seen: int) -> Numbers:
