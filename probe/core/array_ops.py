@@ -106,10 +106,11 @@ def where(condition: Array, value: float, other: Array) -> Array:
     return np.where(condition, other.dtype.type(value), other)
 
 
-def counts(x: Array, largest: int) -> Array:
+def counts(x: Array, largest: int, above: float) -> Array:
     """By partial sorting."""
-    places = np.argpartition(-x, min(largest, x.shape[1]) - 1, axis=1)[:, :largest]
-    return np.bincount(places.reshape(-1), minlength=x.shape[1])
+    places = np.argpartition(-x, largest - 1, axis=1)[:, :largest]
+    chosen = places[np.take_along_axis(x, places, axis=1) > above]
+    return np.bincount(chosen, minlength=x.shape[1])
 
 
 def column(scalars: Sequence[Array]) -> npt.NDArray[np.float64]:

@@ -326,9 +326,9 @@ class Arrays(Protocol):
     def where(self, condition: Numbers, value: float, other: Numbers) -> Numbers:
         """``value`` where ``condition`` is true, else the element of ``other``."""
 
-    def counts(self, numbers: Numbers, largest: int) -> Numbers:
-        """How often each place of the last dimension is among those of the ``largest`` greatest elements, of a matrix;
-        as many numbers as it has columns."""
+    def counts(self, numbers: Numbers, largest: int, above: float) -> Numbers:
+        """In how many rows of a matrix each column is among those of the ``largest`` greatest elements, if greater than
+        ``above``."""
 
     def column(self, scalars: Sequence[Numbers]) -> Block:
         """One number a row, of scalars and vectors, in float64: what :meth:`Tensors.to_host` takes."""

@@ -160,10 +160,12 @@ class L2Targets(Section):
     spectral norm, are recorded once a step. Missing: none; empty list: every module with a two-dimensional `weight` or
     `wg`."""
     moe_router_weight_hook: tuple[Text, ...] | None = None
-    """Router modules of mixtures of experts whose weight similarity is recorded. Missing or empty: none."""
+    """Router modules of mixtures of experts whose `router_weight_similarity`, the mean cosine between the weights of
+    two experts, is recorded once a step. Missing or empty: none."""
     moe_router_logit_hook: tuple[Text, ...] | None = None
-    """Router modules of mixtures of experts whose entropy over the experts is recorded for each token. Missing or
-    empty: none."""
+    """Router modules of mixtures of experts whose first output are logits: `per_token_expert_entropy`, the mean over
+    tokens, and the load of the experts, `load_max` (largest divided by mean) and `load_cv` (standard deviation divided
+    by mean), are recorded at each call. Missing or empty: none."""
 
 
 class Settings(Section):
@@ -303,6 +305,9 @@ class Settings(Section):
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
+    router_top_k: Annotated[Integer, ranges.Ge(1)] | None = None
+    """To how many experts moe_router_logit_hook takes a token to be sent. Missing: what the module says (`top_k`,
+    `topk`, `num_experts_per_tok`); if it says nothing, the load of experts is nan."""
     queue_size: Integer = Field(8, ge=1, le=1000)
     """Number of collected steps that may wait between training and the files."""
     when_queue_full: Annotated[Text, Names(("wait", "drop"))] = "wait"

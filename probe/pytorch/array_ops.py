@@ -109,10 +109,10 @@ def where(condition: torch.Tensor, value: float, other: torch.Tensor) -> torch.T
     return other.masked_fill(condition, value)
 
 
-def counts(x: torch.Tensor, largest: int) -> torch.Tensor:
+def counts(x: torch.Tensor, largest: int, above: float) -> torch.Tensor:
     """Added up in place: ``bincount`` waits for the device."""
-    places = x.topk(min(largest, x.shape[1]), dim=1).indices.reshape(-1)
-    return x.new_zeros(x.shape[1]).index_add_(0, places, x.new_ones(()).expand(len(places)))
+    found = x.topk(largest, dim=1)
+    return x.new_zeros(x.shape[1]).scatter_add_(0, found.indices.reshape(-1), (found.values > above).reshape(-1).to(x))
 
 
 def column(scalars: Sequence[Any]) -> Any:

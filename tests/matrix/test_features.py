@@ -349,6 +349,94 @@ def test_memory_of_attention(framework: Harness) -> None:
     assert 8 < entropy < np.log(8192)
 
 
+# moe_router_weight_hook
+
+
+@pytest.mark.parametrize("size", [1.0, 1e25, 1e-25])
+@pytest.mark.parametrize("experts", [2, 5, 9])
+def test_router_weight(framework: Harness, experts: int, size: float) -> None:
+    """The similarity is the mean cosine between the rows of two experts, whatever their lengths."""
+    weight = (RANDOM.standard_normal((experts, 6)) + 0.5) * size
+    (row,) = watched(
+        framework, only_linear(framework, weight), {"moe_router_weight_hook": ["fc"]}, [inputs(framework, 6)]
+    )
+    pairs = [(a, b) for a in range(experts) for b in range(experts) if a != b]
+    length = np.linalg.norm(weight, axis=1)
+    cosines = [weight[a] / length[a] @ (weight[b] / length[b]) for a, b in pairs]
+    assert float(row["router_weight_similarity"]) == pytest.approx(np.mean(cosines), rel=1e-4, abs=1e-6)
+    assert row["name"] == "fc.moe_router"
+    assert list(row) == ["vpp_stage", "name", "step", "router_weight_similarity", "shape", "dtype"]
+
+
+def test_router_weight_of_zeros(framework: Harness) -> None:
+    """An expert without weight is like no other, and one alone has no similarity."""
+    (row,) = watched(
+        framework,
+        of_parameter(framework, [[1.0, 0], [0, 0], [2, 0]]),
+        {"moe_router_weight_hook": ["inner"]},
+        [inputs(framework, 2)],
+    )
+    assert float(row["router_weight_similarity"]) == pytest.approx(1 / 3)
+    (row,) = watched(
+        framework, of_parameter(framework, [[1.0, 2.0]]), {"moe_router_weight_hook": ["inner"]}, [inputs(framework, 2)]
+    )
+    assert row["router_weight_similarity"] == "nan"
+
+
+# moe_router_logit_hook
+
+
+def routed(framework: Harness, logits: Array, **more: Any) -> Lines:
+    """The rows of a router ``inner`` that gives these logits and something else."""
+    given, fc = framework.tensor(logits), framework.linear(np.eye(2))
+    inner = framework.module(lambda x: (given, x))
+
+    def forward(x: Tensor) -> Tensor:
+        inner(x)
+        return fc(x)
+
+    model = framework.module(forward, inner=inner, fc=fc)
+    return watched(framework, model, {"moe_router_logit_hook": ["inner"]}, [inputs(framework, 2)], **more)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4, 9])
+@pytest.mark.parametrize("shape", [(50, 4), (5, 7, 4)])
+def test_router_logits(framework: Harness, shape: tuple[int, ...], top_k: int) -> None:
+    """Entropy of the softmax, and how evenly the k largest logits of the tokens are spread over the experts."""
+    logits = RANDOM.standard_normal(shape) + np.array([1.0, 0.0, 0.0, -1.0])
+    (row,) = routed(framework, logits, router_top_k=top_k)
+    tokens = logits.reshape(-1, 4)
+    weights = np.exp(tokens) / np.exp(tokens).sum(1, keepdims=True)
+    assert float(row["per_token_expert_entropy"]) == pytest.approx(-(weights * np.log(weights)).sum(1).mean(), rel=1e-5)
+    load = [sum(expert in np.argsort(token)[::-1][:top_k] for token in tokens) for expert in range(4)]
+    assert float(row["load_max"]) == pytest.approx(max(load) / np.mean(load))
+    assert float(row["load_cv"]) == pytest.approx(np.std(load) / np.mean(load), abs=1e-7)
+    assert list(row)[3:7] == ["micro_step", "per_token_expert_entropy", "load_max", "load_cv"]
+
+
+def test_router_logits_that_are_hidden(framework: Harness) -> None:
+    """Experts hidden by -inf have no weight and no load; tokens that none may take are left out."""
+    no = -np.inf
+    (row,) = routed(framework, np.array([[0.0, 0.0, no], [1.0, no, no], [no, no, no]]), router_top_k=2)
+    assert float(row["per_token_expert_entropy"]) == pytest.approx(np.log(2) / 2)
+    assert float(row["load_max"]) == pytest.approx(2 / 1)
+    assert float(row["load_cv"]) == pytest.approx(np.std([2, 1, 0]))
+
+
+def test_router_without_top_k(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nobody says how many experts a token has, their load is not a number, and that is said once."""
+    (row,) = routed(framework, np.zeros((3, 4)))
+    assert float(row["per_token_expert_entropy"]) == pytest.approx(np.log(4))
+    assert (row["load_max"], row["load_cv"]) == ("nan", "nan")
+    assert ["set router_top_k" in said for said in caplog.messages] == [True]
+
+
+def test_no_router(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """An output without tokens or without numbers gives a warning and no row."""
+    assert routed(framework, np.zeros(4)) == []
+    assert ["expected logits" in said for said in caplog.messages] == [True]
+
+
 # What all of them have in common.
 
 

@@ -1,4 +1,4 @@
-"""What a module of attention is called with: which of it is query, key and mask, and whether it says to be causal."""
+"""What modules of attention are called with, and what they and routers say of themselves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ MASK = ("attention_mask", "attn_mask", "atten_mask", "mask")
 CAUSAL = ("is_causal", "causal")
 MASK_TYPE = "attn_mask_type"
 """How Megatron says it: an enumeration whose causal members have that in their names."""
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "expert_num")
+TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_chosen", "k")
+"""What routers call the number of experts, and that of those which a token is sent to."""
 
 
 class Given(NamedTuple):
@@ -60,3 +63,9 @@ def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str
 
 def _is_mask_type(value: object) -> bool:
     return "MaskType" in type(value).__name__
+
+
+def integer(names: Sequence[str], member: Callable[[str], object]) -> int | None:
+    """The first of ``names`` that is a positive integer of the module, if any is."""
+    found = (member(name) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)

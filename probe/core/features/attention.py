@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from probe.core.features import spread
 from probe.core.features.misfit import Misfit
 from probe.core.framework import Arrays, Block, Numbers
 from probe.core.records import Array
@@ -21,11 +22,6 @@ from probe.core.records import Array
 COLUMNS = ("entropy", "softmax_max")
 AXES = {"s,b,h,d": (1, 2, 0, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3)}
 """Of each order of dimensions, where in it the batch, head, sequence and the dimension within a head stand."""
-HIDDEN = -1e30
-"""A query whose largest score is below it may attend to nothing: all were masked with -inf or the lowest number of
-float32."""
-LEAST = -1e4
-"""The logarithm of a weight that is none."""
 
 
 class Call(NamedTuple):
@@ -65,10 +61,7 @@ def begin(ops: Arrays, call: Call, order: str, everything: bool) -> Block:
 
 def finish(rows: Array) -> Mapping[str, float]:
     """The means; NaN where no query may attend to anything."""
-    entropy, largest, queries = (float(total) for total in rows.reshape(-1, 3).sum(0))
-    if queries == 0:
-        return {"entropy": math.nan, "softmax_max": math.nan}
-    return {"entropy": entropy / queries, "softmax_max": largest / queries}
+    return dict(zip(COLUMNS, spread.means(rows), strict=True))
 
 
 def _fitted(ops: Arrays, call: Call, order: str) -> tuple[Numbers, Numbers, Numbers | None]:
@@ -108,7 +101,7 @@ def _sums(ops: Arrays, call: Call) -> Numbers:
         last = min(first + rows, queries)
         seen = min(keys, last + keys - queries) if call.causal else keys
         if seen > 0:
-            for place, total in enumerate(_reduced(ops, _scores(ops, call, first, last, seen))):
+            for place, total in enumerate(spread.sums(ops, _scores(ops, call, first, last, seen))):
                 found[block, place] = total
     return found
 
@@ -127,20 +120,3 @@ def _scores(ops: Arrays, call: Call, first: int, last: int, seen: int) -> Number
         latest = ops.positions(last, scores)[first:] + (call.key.shape[0] - call.query.shape[1])
         scores = ops.where(ops.positions(seen, scores)[None] > latest[:, None], -math.inf, scores)
     return scores
-
-
-def _reduced(ops: Arrays, scores: Numbers) -> list[Numbers]:
-    """``H = log z - sum p t`` with ``t`` the scores less the largest, ``z = sum exp t`` and ``p = exp(t) / z``."""
-    largest = ops.largest(scores)
-    hidden = largest < HIDDEN
-    scores = scores - ops.where(hidden, 0.0, largest)
-    scores = ops.where(scores < LEAST, LEAST, scores)
-    weights = ops.exp(scores)
-    total = weights.sum(-1)
-    hidden = hidden.reshape(total.shape)
-    total = ops.where(hidden, 1.0, total)
-    scores = scores * weights  # a new name would hold one block more
-    entropy = ops.where(hidden, 0.0, ops.log(total) - scores.sum(-1) / total)
-    most = ops.where(hidden, 0.0, 1 / total)
-    number = ops.where(hidden, 0.0, most * 0 + 1)
-    return [each.reshape(-1).sum(-1) for each in (entropy, most, number)]

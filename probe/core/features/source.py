@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from probe.core.features import arguments, attention, linear
+from probe.core.features import arguments, attention, linear, router
 from probe.core.features.collected import Collected
 from probe.core.features.misfit import Misfit
 from probe.core.framework import Arrays, Tensor
+from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Names, Watched, names_of
 
@@ -100,6 +101,7 @@ class Listener:
 
     def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
         self._run, self._ops, self._collected, self._hook, self._module = run, ops, collected, hook, module
+        self._member: Callable[[str], object] = partial(ops.member, module.thing)
         self._told = False
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
@@ -183,9 +185,11 @@ class Attention(Listener):
     """``attention_hook``."""
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        settings, member = self._run.settings, partial(self._ops.member, self._module.thing)
+        settings = self._run.settings
         given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
-        causal = settings.sa_mask == "causal" or (settings.sa_mask == "auto" and arguments.causal(args, kwargs, member))
+        causal = settings.sa_mask == "causal" or (
+            settings.sa_mask == "auto" and arguments.causal(args, kwargs, self._member)
+        )
         call = attention.Call(
             self._ops.numbers(given.query),
             self._ops.numbers(given.key),
@@ -198,5 +202,49 @@ class Attention(Listener):
         self._collected.add(self._hook, key, given.query, block, attention.finish)
 
 
-LISTENERS: dict[str, type[Listener]] = {"attention_hook": Attention, "linear_hook": Linear}
+class RouterWeight(OfWeight):
+    """``moe_router_weight_hook``."""
+
+    def _record(self, weight: Tensor) -> None:
+        numbers = self._ops.numbers(weight)
+        experts = arguments.integer(arguments.EXPERTS, self._member)
+        if experts == numbers.shape[1] != numbers.shape[0]:
+            numbers = self._ops.turned(numbers)
+        block = router.similarity(self._ops, numbers)
+        self._collected.add(
+            self._hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
+        )
+
+
+class RouterLogit(Listener):
+    """``moe_router_logit_hook``."""
+
+    def left(self, outputs: Any) -> None:
+        tensors, ops = self._run.framework.tensors, self._ops
+        logits = next((value for value in leaves(outputs) if tensors.is_tensor(value)), None)
+        shape = () if logits is None else tensors.describe(logits)[0]
+        numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
+        if numbers is None or ops.is_flag(numbers):
+            raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
+        top_k = self._run.settings.router_top_k or arguments.integer(arguments.TOP_K, self._member)
+        if top_k is None and not self._told:
+            self._told = True
+            _log.warning(
+                "l2_targets.%s: %s: to how many experts a token goes is not known (none of %s): set router_top_k",
+                self._hook,
+                self._module.full,
+                ", ".join(arguments.TOP_K),
+            )
+        block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
+        finish = partial(router.finish, experts=shape[-1] if top_k else 0)
+        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        self._collected.add(self._hook, key, logits, block, finish)
+
+
+LISTENERS: dict[str, type[Listener]] = {
+    "attention_hook": Attention,
+    "linear_hook": Linear,
+    "moe_router_weight_hook": RouterWeight,
+    "moe_router_logit_hook": RouterLogit,
+}
 """Every feature that there is."""
