@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from probe.core.naming import FEATURES
+from probe.core.rules import RULES
 from tests.matrix.harness import Array, Harness, Module, Tensor, generators, train_step
 from tests.matrix.models import X, noisy, tiny_net
 from tests.matrix.watching import lines_of, train, watching
@@ -455,14 +460,73 @@ def test_a_module_that_does_not_fit(framework: Harness, caplog: pytest.LogCaptur
     assert [("0:relu: expected a module with" in message) for message in caplog.messages] == [True]
 
 
+def every_feature(framework: Harness) -> tuple[Module, dict[str, Any]]:
+    """A model with random numbers in it, of which everything can be recorded, and the configuration for that."""
+    inner, query = noisy(framework), framework.tensor(random_case().query)
+    looked = framework.module(lambda query, key: query)
+
+    def forward(x: Tensor) -> Tensor:
+        looked(query, query)
+        return inner(x)
+
+    hooks = {"attention_hook": ["looked"], "linear_hook": [], "moe_router_weight_hook": ["inner.fc"]}
+    hooks["moe_router_logit_hook"] = ["inner.fc"]
+    config = {"recording_l2_features": True, "l2_targets": hooks, "router_top_k": 1, "squash_name": False}
+    return framework.module(forward, looked=looked, inner=inner), config
+
+
 def test_training_is_not_disturbed(framework: Harness) -> None:
     """Weights and random generators are the same to the last bit with features recorded and without."""
 
-    def trained(config: dict[str, Any]) -> tuple[dict[str, bytes], list[object]]:
+    def trained(config: dict[str, Any] | None) -> tuple[dict[str, bytes], list[object], set[str]]:
         framework.seed()
-        model = noisy(framework)
-        train(framework, config, model, steps=3)
-        return {name: array.tobytes() for name, array in framework.weights(model).items()}, generators(framework)
+        model, on = every_feature(framework)
+        rows = train(framework, on if config is None else config, model, steps=3)
+        signals = {row.signal for row in rows}
+        return (
+            {name: array.tobytes() for name, array in framework.weights(model).items()},
+            generators(framework),
+            signals,
+        )
 
-    plain = trained({})
-    assert trained({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}) == plain == trained({})
+    plain, watching_all = trained({}), trained(None)
+    assert plain == trained({})
+    assert watching_all[:2] == plain[:2]
+    assert (plain[2], watching_all[2]) == (set(), set(FEATURES))
+
+
+def test_nothing_stays_behind(framework: Harness) -> None:
+    """After stop() hooks, attributes and classes are as before."""
+    model, config = every_feature(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.1, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    train_step(loop, framework.tensor(X))
+    before = framework.picture([model], [optimizer])
+    with watching(framework, config, model, optimizer):
+        assert framework.picture([model], [optimizer]) != before
+        train_step(loop, framework.tensor(X))
+    assert framework.picture([model], [optimizer]) == before
+
+
+def test_other_outputs_and_rules(framework: Harness) -> None:
+    """Every rule lets features pass, and every writer writes them, with the numbers of the tables."""
+    model, config = every_feature(framework)
+    names = [name for name in RULES if name not in ("AnomalyCommNan", "AnomalyReplica")]
+    arguments = {"AnomalyTurbulence": {"threshold": 0.5}, "AnomalyThreshold": {"ops": ["norm"], "above": 1e9}}
+    rules = [{"rule_name": name, "args": arguments.get(name, {})} for name in names]
+    every = {
+        "format": ["csv", "sqlite", "tensorboard"],
+        "alert": {"rules": rules},
+        "ndigits": 20,
+    }
+    optimizer = framework.optimizer("momentum", model, lr=0.1, momentum=0.0)
+    loop = framework.loop(model, optimizer)
+    with watching(framework, config | every, model, optimizer) as monitor:
+        for _ in range(8):
+            train_step(loop, framework.tensor(X))
+    assert monitor.findings == []
+    (row,) = lines_of(monitor)["linear_hook_7-7"][:1]
+    database = next(Path(str(monitor.output_directory)).glob("*.db"))
+    with closing(sqlite3.connect(database)) as connection:
+        query = "SELECT kernel_norm FROM linear_hook_rows WHERE step = 7 AND target_name = ?"
+        assert connection.execute(query, [row["name"]]).fetchone()[0] == float(row["kernel_norm"])
