@@ -24,21 +24,21 @@ def block(x: torch.Tensor) -> int:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Autocast would compute products in half precision; TF32, if the user has allowed it, is left for the time."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
+    """Autocast would compute products in half precision."""
     with ExitStack() as inside:
         inside.enter_context(torch.no_grad())
         inside.enter_context(unseen())
-        for device in ("cpu", "cuda"):
+        for device in filter(_there, ("cpu", "cuda", "npu")):
             inside.enter_context(torch.autocast(device, enabled=False))
-        if allowed:
-            inside.callback(_allow_tf32)
-            torch.backends.cuda.matmul.allow_tf32 = False
         yield
 
 
-def _allow_tf32() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = True
+def _there(device: str) -> bool:
+    """Autocast warns of a device that is not there."""
+    if device == "cpu":
+        return True
+    found = getattr(torch, device, None)
+    return found is not None and bool(found.is_available())
 
 
 def member(module: torch.nn.Module, name: str) -> object:
