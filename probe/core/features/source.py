@@ -59,7 +59,7 @@ def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
             watched = names.watch(stage, full, module)
             for hook in LISTENERS:
                 targets = getattr(run.settings.l2_targets, hook)
-                every = hook == "linear_hook" and targets == () and _weight(run, ops, module) is not None
+                every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module))
                 if every or any(_named(target, stage, full) for target in targets or ()):
                     yield model, watched, hook
 
@@ -71,13 +71,11 @@ def _named(target: str, stage: int, full: str) -> bool:
     return target in names_of(full)
 
 
-def _weight(run: Run, ops: Arrays, module: Any) -> Tensor | None:
-    """The matrix among what ``module`` calls its weight, if there is one."""
-    tensors = run.framework.tensors
-    for weight in (ops.member(module, name) for name in WEIGHTS):
-        if tensors.is_tensor(weight) and len(tensors.describe(weight)[0]) == 2:
-            return weight
-    return None
+def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
+    """What ``module`` calls its weight. Of what shape that is shows only in a forward: between steps FSDP and ZeRO may
+    hold it flat, or not at all."""
+    found = (ops.member(module, name) for name in WEIGHTS)
+    return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
 
 
 def unknown(settings: Any, names: Iterable[tuple[int, str]]) -> list[str]:
@@ -156,10 +154,14 @@ class OfWeight(Listener):
         if self._done:
             return
         self._done = True
-        weight = _weight(self._run, self._ops, self._module.thing)
+        described = self._run.framework.tensors.describe
+        weights = _weights(self._run, self._ops, self._module.thing)
+        weight = next((each for each in weights if len(described(each)[0]) == 2), None)
+        if weight is None and not getattr(self._run.settings.l2_targets, self._hook):
+            return  # nobody has named it
         if weight is None:
             raise Misfit(f"expected a module with a two-dimensional {' or '.join(WEIGHTS)}")
-        shape, _, coverage = self._run.framework.tensors.describe(weight)
+        shape, _, coverage = described(weight)
         if coverage is not None:
             raise Misfit(f"expected a whole weight, this rank holds {coverage.text(shape[0] * shape[1])}")
         if 0 in shape:
