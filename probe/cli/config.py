@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from probe.core.settings import ConfigError, Settings, load, not_built_yet
+from probe.core.settings import ConfigError, Settings, load
 from probe.core.settings_problems import nearest
 from probe.core.settings_types import Variants, describe, peel
 
@@ -158,8 +157,6 @@ def summary(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "ranks", ", ".join(map(str, settings.module_ranks)) or "all"
     yield "writes", _written(settings)
     yield "alerts", ", ".join(rule.rule_name for rule in settings.alert.rules) or "none"
-    if unbuilt := not_built_yet(settings, os.environ):
-        yield "without effect", f"{', '.join(unbuilt)} (not built yet)"
 
 
 def _collected(settings: Settings) -> Iterator[str]:

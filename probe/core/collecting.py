@@ -16,6 +16,7 @@ from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.control import Control, follow
 from probe.core.faults import Faults
+from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import columns_for
 from probe.core.output import output_root
@@ -26,7 +27,7 @@ from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import Settings, load, not_built_yet
+from probe.core.settings import Settings, load
 from probe.core.sources import chosen
 from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
@@ -47,8 +48,6 @@ class Collecting:
     ) -> None:
         self.settings = load(config_file_path)
         self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
-        if unbuilt := not_built_yet(self.settings, os.environ):
-            _log.warning("accepted, but without effect in this version: %s", ", ".join(unbuilt))
         self._process_group, self._main_grad = process_group, main_grad
         self._faults = Faults()
         self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
@@ -275,7 +274,8 @@ class Collecting:
         for stage, model in run.chunks:
             for name, module in run.framework.hooks.modules(model):
                 run.selection.places(watched(stage, name, name, module))
-        if problems := run.selection.check(names):
+        modules = [(stage, name) for stage, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
+        if problems := [*run.selection.check(names), *unknown(run.settings, modules)]:
             if self.framework.groups.world_size() > 1:
                 _log.warning("not on this rank: %s", "; ".join(problems))
             else:

@@ -14,13 +14,14 @@ import numpy as np
 
 from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
+from probe.core.naming import FEATURES
 from probe.core.reading.cells import coverage_of, shape_of
 from probe.core.reading.directories import RankDirectory, last_run
 from probe.core.reading.problems import Problems
 from probe.core.records import ranks_text
 from probe.core.sinks.files import replacing
 
-OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other")
+OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 LAST = ("shape", "dtype", "ranks", "complete")

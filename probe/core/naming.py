@@ -34,7 +34,11 @@ class Signal(NamedTuple):
 
 SIGNALS: dict[str, Signal] = {
     "param_origin": Signal("param_origin", 0, "parameter before the update"),
+    "linear_hook": Signal("linear_hook", 0, "stable rank and spectral norm of weights"),
+    "moe_router_weight_hook": Signal("moe_router_weight_hook", 0, "similarity of a router's experts"),
     "actv": Signal("actv", 1, "module inputs and outputs"),
+    "attention_hook": Signal("attention_hook", 1, "entropy and largest weight of attention"),
+    "moe_router_logit_hook": Signal("moe_router_logit_hook", 1, "entropy and load of a router's experts"),
     "actv_grad": Signal("actv_grad", 2, "gradients of module inputs and outputs"),
     "grad_unreduced": Signal("pre_grad", 2, "weight gradient of this rank before any reduction"),
     "other": Signal("other", 3, "tensors given to (pre) and got from (post) collective communication"),
@@ -45,6 +49,9 @@ SIGNALS: dict[str, Signal] = {
     "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
 }
 """Every fixed signal. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
+
+FEATURES = ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook")
+"""Signals of features that no moments make: see :mod:`probe.core.features`."""
 
 STATE_PHASE = 5
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
+from probe.core.records import Batch
 from probe.core.selection import Selection, Watched
 
 if TYPE_CHECKING:
@@ -87,6 +88,16 @@ class Cost:
     drain: float = 0.0
 
 
+class Apart(Protocol):
+    """Collects rows of its own kind within a step."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def drain(self) -> Callable[[int], list[Batch]]:
+        """Hands the step over and begins another; what is returned waits for the device and gives the rows."""
+
+
 @dataclass
 class Run:
     """The run, for sources: what to watch, where to record, when steps begin and end."""
@@ -118,6 +129,8 @@ class Run:
     """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
+    apart: list[Apart] = field(default_factory=list)
+    """What collects rows that no moments make."""
     collectives: Listening | None = None
     """What hears the collectives of this run."""
     directory: Path | None = None

@@ -220,7 +220,8 @@ class Session:
 
     def flush_partial(self) -> None:
         """Delivers what was seen of a step that will never end."""
-        if self._run.clock.sampled and (len(self._run.recorder) or len(self._run.collectives or ())):
+        run = self._run
+        if run.clock.sampled and any(map(len, (run.recorder, run.collectives or (), *run.apart))):
             self._guarded("end of step", lambda: self._hand_over("partial"))
 
     def _hand_over(self, outcome: str) -> None:
@@ -228,7 +229,8 @@ class Session:
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
-            apart = run.collectives.drain() if run.collectives is not None else None
+            collecting = [*run.apart, *([run.collectives] if run.collectives is not None else [])]
+            apart = [each.drain() for each in collecting]
         finally:
             for listen in run.step_ended:
                 listen()
@@ -332,11 +334,12 @@ class Session:
 
 
 def _snapshot(
-    run: Run, output: Output, pending: Pending, apart: Apart | None, step: int, now: float, cost: Cost, outcome: str
+    run: Run, output: Output, pending: Pending, apart: list[Apart], step: int, now: float, cost: Cost, outcome: str
 ) -> Snapshot:
     """On the delivery thread: waits for the device."""
     batches, rank = pending.batches(step), run.framework.groups.rank()
-    batches += apart(step) if apart is not None else []
+    for rows in apart:
+        batches += rows(step)
     batches = output.globally(step, batches)
     spent = {"hooks": cost.hooks, "drain": cost.drain}
     scalars = {"probe/overhead": output.overhead}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
@@ -43,7 +43,7 @@ from probe.core.settings_types import (
     wrong,
 )
 
-__all__ = ["NOT_BUILT", "RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load", "not_built_yet"]
+__all__ = ["RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load"]
 
 logger = logging.getLogger("probe.settings")
 
@@ -154,16 +154,19 @@ class L2Targets(Section):
     """Modules of the interpretable features."""
 
     attention_hook: tuple[Text, ...] | None = None
-    """Attention modules whose entropy and softmax_max are recorded, by their exact names such as
-    `0:layers.0.attention`. Missing or empty: none."""
+    """Attention modules whose `entropy` and `softmax_max`, means over the queries, are recorded at each call, by their
+    exact names such as `0:layers.0.attention`: modules that are given query and key. Missing or empty: none."""
     linear_hook: tuple[Text, ...] | None = None
-    """Linear modules whose stable rank and kernel_norm are recorded. Missing: none; empty list: every module with a
-    two-dimensional weight."""
+    """Linear modules whose `kernel_norm`, the spectral norm of the weight, and `sr`, its Frobenius norm divided by the
+    spectral norm, are recorded once a step. Missing: none; empty list: every module with a two-dimensional `weight` or
+    `wg`."""
     moe_router_weight_hook: tuple[Text, ...] | None = None
-    """Router modules of mixtures of experts whose weight similarity is recorded. Missing or empty: none."""
+    """Router modules of mixtures of experts whose `router_weight_similarity`, the mean cosine between the weights of
+    two experts, is recorded once a step. Missing or empty: none."""
     moe_router_logit_hook: tuple[Text, ...] | None = None
-    """Router modules of mixtures of experts whose entropy over the experts is recorded for each token. Missing or
-    empty: none."""
+    """Router modules of mixtures of experts whose first output are logits: `per_token_expert_entropy`, the mean over
+    tokens, and the load of the experts, `load_max` (largest divided by mean) and `load_cv` (standard deviation divided
+    by mean), are recorded at each call. Missing or empty: none."""
 
 
 class Settings(Section):
@@ -293,13 +296,26 @@ class Settings(Section):
     `stack_info.csv`: `path[line] function`, the nearest first, without the lines of probe and those in which the
     framework calls modules. With the format csv only."""
     recording_l2_features: Flag = False
-    """Whether the interpretable features of the modules in l2_targets are recorded. Not built yet: accepted and
-    checked, without effect."""
+    """Whether the interpretable features of the modules in l2_targets are recorded, in collected steps."""
     l2_targets: L2Targets = L2Targets()
-    """Modules whose interpretable features are recorded. Not built yet: accepted and checked, without effect."""
-    sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
+    """Modules whose interpretable features are recorded, by their names as in targets, such as `0:layers.0.attention`.
+    A name that no module has is an error; a module that lacks what a feature needs gives a warning and no row."""
+    sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d", "b,h,s,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
     """Order of the dimensions of the query and key tensors of attention_hook: s is the sequence, b the batch, h the
     head, d the dimension within a head."""
+    sa_heads: Annotated[Text, Names(("first", "all"))] = "first"
+    """Of what attention_hook gives the mean: `first` is the first head of the first sample, `all` every head of every
+    sample of the micro batch."""
+    sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
+    """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
+    where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
+    case; `none` neither."""
+    sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
+    """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
+    torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
+    router_top_k: Annotated[Integer, ranges.Ge(1)] | None = None
+    """To how many experts moe_router_logit_hook takes a token to be sent. Missing: what the module says (`top_k`,
+    `topk`, `num_experts_per_tok`); if it says nothing, the load of experts is nan."""
     queue_size: Integer = Field(8, ge=1, le=1000)
     """Number of collected steps that may wait between training and the files."""
     when_queue_full: Annotated[Text, Names(("wait", "drop"))] = "wait"
@@ -358,15 +374,3 @@ def _doubts(settings: Settings) -> Iterator[str]:
 def dynamic(environ: Mapping[str, str]) -> bool:
     """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
     return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
-
-
-NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
-    "recording_l2_features": lambda settings, _: settings.recording_l2_features,
-    "l2_targets": lambda settings, _: any(names is not None for _, names in settings.l2_targets),
-}
-"""Keys that are accepted and checked but have no effect yet, and whether a configuration switches them on."""
-
-
-def not_built_yet(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """The keys that are switched on but have no effect yet; `environ` as `os.environ` gives it."""
-    return [key for key, switched_on in NOT_BUILT.items() if switched_on(settings, environ)]

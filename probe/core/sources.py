@@ -10,6 +10,7 @@ from typing import Any
 from probe.core.activations import activations
 from probe.core.adam import updates_and_ratios
 from probe.core.directions import momentum_directions
+from probe.core.features.source import features
 from probe.core.framework import Optimizer, Remove, Shard, Tensor
 from probe.core.leaves import leaves
 from probe.core.recorder import Recorder
@@ -145,7 +146,10 @@ def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[...
 
 
 SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
-    "micro_batches": (lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad), micro_batches),
+    "micro_batches": (
+        lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad or settings.recording_l2_features),
+        micro_batches,
+    ),
     "weight_gradients": (lambda settings: settings.wg_distribution, weight_gradients),
     "parameters": (lambda settings: settings.param_distribution, parameters),
     "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
@@ -153,6 +157,7 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
     "updates_and_ratios": (lambda settings: settings.ur_distribution, updates_and_ratios),
     "activations": (lambda settings: settings.xy_distribution, activations),
     "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
+    "features": (lambda settings: settings.recording_l2_features, features),
 }
 """Every source with what switches it on, in the order in which they attach."""
 

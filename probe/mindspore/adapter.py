@@ -6,9 +6,11 @@ import mindspore
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.mindspore import collectives, groups, hooks, tensors
+from probe.mindspore import array_ops, collectives, groups, hooks, tensors
 
-ADAPTER = FrameworkAdapter("mindspore", str(mindspore.__version__), tensors, hooks, groups, {}, collectives)
+ADAPTER = FrameworkAdapter(
+    "mindspore", str(mindspore.__version__), tensors, hooks, groups, {}, collectives, arrays=array_ops
+)
 
 
 class TrainerMon(Monitor):

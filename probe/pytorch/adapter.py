@@ -6,9 +6,11 @@ import torch
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.pytorch import collectives, groups, hooks, parallel, tensors
+from probe.pytorch import array_ops, collectives, groups, hooks, parallel, tensors
 
-ADAPTER = FrameworkAdapter("pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives, parallel)
+ADAPTER = FrameworkAdapter(
+    "pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives, parallel, array_ops
+)
 
 
 class TrainerMon(Monitor):

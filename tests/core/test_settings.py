@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from probe.core.moments import OPS
-from probe.core.settings import NOT_BUILT, RULE_ARGS, ConfigError, Selector, Settings, load, not_built_yet
+from probe.core.settings import RULE_ARGS, ConfigError, Selector, Settings, load
 
 CONFIGS = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
 
@@ -122,7 +122,6 @@ def test_examples_are_equal_in_json_and_yaml(path: Path) -> None:
     settings = load(path)
     assert settings == load(path.with_suffix(".yaml"))
     assert settings != Settings()
-    assert not not_built_yet(settings, {})
 
 
 def test_every_example_has_a_twin() -> None:
@@ -258,7 +257,7 @@ def test_settings_never_change() -> None:
         ({"format": []}, "format: expected one or a list of csv, tensorboard, sqlite, parquet, api, got []"),
         ({"monitor_mbs_grad": "sum"}, 'monitor_mbs_grad: expected true, false or "accumulated", got "sum"'),
         ({"monitor_mbs_grad": 1}, 'monitor_mbs_grad: expected true, false or "accumulated", got 1'),
-        ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", got "hbsd"'),
+        ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", "b,h,s,d", got "hbsd"'),
         ({"append_output": ["now"]}, 'append_output[0]: expected a timestamp such as Dec03_21-34-40, got "now"'),
         ({"cc_distribution": {"enabled": True}}, "cc_distribution.enabled: unknown key; did you mean enable?"),
         ({"l2_targets": {"linear_hook": "fc"}}, 'l2_targets.linear_hook: expected a list of strings, got "fc"'),
@@ -497,26 +496,6 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
     assert settings.statistics == tuple(op for op in config.get("ops", []) if op in OPS) or settings.statistics == (
         "norm",
     )
-
-
-def test_not_built_yet() -> None:
-    """Keys without effect yet are named when switched on, dynamic start only in dynamic mode."""
-    everything = {
-        "recording_l2_features": True,
-        "l2_targets": {"linear_hook": []}, "dynamic_on": True,
-    }  # fmt: skip
-    assert set(not_built_yet(load(everything), {"DYNAMIC_MONITOR": "True"})) == set(NOT_BUILT)
-    assert "dynamic_on" not in not_built_yet(load(everything), {"DYNAMIC_MONITOR": "False"})
-    assert not_built_yet(load({"cc_distribution": {"enable": True}, "dynamic_on": True}), {}) == []
-
-
-def test_documentation_knows_what_is_not_built() -> None:
-    """The reference says of exactly the keys not built that they have no effect yet."""
-    sentence = "Not built yet: accepted and checked, without effect."
-    said = {
-        name for name, field in Settings.model_fields.items() if sentence in " ".join(str(field.description).split())
-    }
-    assert said == set(NOT_BUILT)
 
 
 def test_importing_probe_loads_no_pydantic() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from probe.core import array_ops
 from probe.core.array_moments import agreement, moments, update_and_ratio
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
@@ -130,10 +131,12 @@ HOOKS = SimpleNamespace(
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
+ARRAYS = SimpleNamespace(**vars(array_ops))
+ARRAYS.numbers, ARRAYS.member = lambda tensor: tensor.data, lambda module, name: module.members.get(name)
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 
 
 class TrainerMon(Monitor):
     """Watches the training of a :class:`Module`."""
 
-    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, {})
+    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, {}, arrays=ARRAYS)

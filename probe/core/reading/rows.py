@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.reading.directories import RankDirectory
-from probe.core.reading.files import KEY, TableFile, is_number, tables, type_of
+from probe.core.reading.files import KEY, TableFile, each_once, is_number, tables, type_of
 from probe.core.reading.problems import Problems
 
 Connection = Any
@@ -84,7 +84,7 @@ class Rows:
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
         """Every signal's files, each with the index of its directory; by directory and step."""
         for n, directory in enumerate(self.directories):
-            for file in self._readable(tables(directory.path, problems)):
+            for file in self._readable(each_once(tables(directory.path, problems))):
                 self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[TableFile, float]]] = {}

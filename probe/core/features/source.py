@@ -1,0 +1,252 @@
+"""The source of the interpretable features: attaches to the modules that ``l2_targets`` name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+from probe.core.features import arguments, attention, linear, router
+from probe.core.features.collected import Collected
+from probe.core.features.misfit import Misfit
+from probe.core.framework import Arrays, Tensor
+from probe.core.leaves import leaves
+from probe.core.run import Run
+from probe.core.selection import Names, Watched, names_of
+
+WEIGHTS = ("weight", "wg")
+"""What the modules of ``linear_hook`` call their weight."""
+HOOKS = {
+    "attention_hook": "attention",
+    "linear_hook": "linear",
+    "moe_router_weight_hook": "moe_router",
+    "moe_router_logit_hook": "moe_router",
+}
+"""Every signal, and what it adds to the name of a module."""
+
+_log = logging.getLogger("probe")
+
+
+@contextmanager
+def features(run: Run) -> Iterator[None]:
+    """Attaches to every module that is named, once for each feature."""
+    if (ops := run.framework.arrays) is None:
+        _log.warning("recording_l2_features: %s offers nothing to compute them with", run.framework.name)
+        yield
+        return
+    collected = Collected(run.framework, lambda: len(run.recorder))
+    run.apart.append(collected)
+    with ExitStack() as attached:
+        for root, module, hook in _chosen(run, ops):
+            listener = LISTENERS[hook](run, ops, collected, hook, module)
+            guard = lambda f, w=f"{hook} of module {module.full!r}": run.guard(w, f)  # noqa: E731
+            attached.callback(run.on_forward(module.thing, root, listener.before, listener.after, guard))
+            run.before_update.append(lambda *_, listener=listener: listener.settle())
+            run.step_ended.append(listener.forget)
+        run.step_ended.append(collected.clear)
+        yield
+
+
+def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
+    """The whole model, a module of it, and what is recorded of that."""
+    names = Names(run.settings.squash_name)
+    for stage, model in run.chunks:
+        names.expect(stage, (full for full, _ in run.framework.hooks.modules(model)))
+        for full, module in run.framework.hooks.modules(model):
+            watched = names.watch(stage, full, module)
+            for hook in LISTENERS:
+                targets = getattr(run.settings.l2_targets, hook)
+                every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module))
+                if every or any(_named(target, stage, full) for target in targets or ()):
+                    yield model, watched, hook
+
+
+def _named(target: str, stage: int, full: str) -> bool:
+    prefix, colon, name = target.partition(":")
+    if colon and prefix.isdecimal():
+        return int(prefix) == stage and name in names_of(full)
+    return target in names_of(full)
+
+
+def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
+    """What ``module`` calls its weight. Of what shape that is shows only in a forward: between steps FSDP and ZeRO may
+    hold it flat, or not at all."""
+    found = (ops.member(module, name) for name in WEIGHTS)
+    return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
+
+
+def unknown(settings: Any, names: Iterable[tuple[int, str]]) -> list[str]:
+    """One sentence for each name in ``l2_targets`` that no module has; ``names`` are those of all modules, with their
+    stages."""
+    if not settings.recording_l2_features:
+        return []
+    there, problems = list(names), []
+    for hook in HOOKS:
+        for target in getattr(settings.l2_targets, hook) or ():
+            if not any(_named(target, stage, full) for stage, full in there):
+                known = sorted({f"{stage}:{full}" for stage, full in there} | {full for _, full in there})
+                near = get_close_matches(target, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else "; print(model) shows the names"
+                problems.append(f"l2_targets.{hook}: expected names of modules of the model, got {target!r}{hint}")
+    return problems
+
+
+class Listener:
+    """One feature of one module within a step."""
+
+    def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
+        self._run, self._ops, self._collected, self._hook, self._module = run, ops, collected, hook, module
+        self._member: Callable[[str], object] = partial(ops.member, module.thing)
+        self._told = False
+        self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
+
+    def before(self, kind: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """The module begins a forward."""
+        if kind == "training" and not self._run.clock.searching:
+            self._run.clock.forward_began(whole=False)
+            self._try(partial(self.entered, *inputs))
+
+    def after(self, kind: str, outputs: Any) -> None:
+        """The module has come to the end of a forward."""
+        if kind == "training" and not self._run.clock.searching:
+            self._try(partial(self.left, outputs))
+
+    def settle(self) -> None:
+        """The step comes to its end."""
+        self._try(self.ending)
+
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What is to be read of inputs."""
+
+    def left(self, outputs: Any) -> None:
+        """What is to be read of outputs."""
+
+    def ending(self) -> None:
+        """What is to be read of a step without a forward."""
+
+    def forget(self) -> None:
+        """Another step begins."""
+
+    def _try(self, function: Callable[[], None]) -> None:
+        try:
+            with self._ops.quiet():
+                function()
+        except Misfit as misfit:
+            if not self._told:
+                self._told = True
+                where = f"l2_targets.{self._hook}: {self._module.stage}:{self._module.full}"
+                _log.warning("%s: %s; nothing is recorded of it", where, misfit)
+
+
+class OfWeight(Listener):
+    """A feature of the weight. It is read in the step's first forward, where those who share it out (FSDP, ZeRO) have
+    put it together; of a module that does not run, before the update."""
+
+    _done = False
+
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        self.ending()
+
+    def ending(self) -> None:
+        if self._done:
+            return
+        self._done = True
+        described = self._run.framework.tensors.describe
+        weights = _weights(self._run, self._ops, self._module.thing)
+        weight = next((each for each in weights if len(described(each)[0]) == 2), None)
+        if weight is None and not getattr(self._run.settings.l2_targets, self._hook):
+            return  # nobody has named it
+        if weight is None:
+            raise Misfit(f"expected a module with a two-dimensional {' or '.join(WEIGHTS)}")
+        shape, _, coverage = described(weight)
+        if coverage is not None:
+            raise Misfit(f"expected a whole weight, this rank holds {coverage.text(shape[0] * shape[1])}")
+        if 0 in shape:
+            raise Misfit(f"expected a weight with elements, got one of shape {shape}")
+        self._record(weight)
+
+    def _record(self, weight: Tensor) -> None:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        self._done = False
+
+
+class Linear(OfWeight):
+    """``linear_hook``."""
+
+    def _record(self, weight: Tensor) -> None:
+        block = linear.begin(self._ops, self._ops.numbers(weight))
+        self._collected.add(self._hook, self._key, weight, block, linear.finish)
+
+
+class Attention(Listener):
+    """``attention_hook``."""
+
+    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        settings = self._run.settings
+        given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
+        causal = settings.sa_mask == "causal" or (
+            settings.sa_mask == "auto" and arguments.causal(args, kwargs, self._member)
+        )
+        call = attention.Call(
+            self._ops.numbers(given.query),
+            self._ops.numbers(given.key),
+            None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
+            causal,
+            settings.sa_mask_true == "attends",
+        )
+        block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
+        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        self._collected.add(self._hook, key, given.query, block, attention.finish)
+
+
+class RouterWeight(OfWeight):
+    """``moe_router_weight_hook``."""
+
+    def _record(self, weight: Tensor) -> None:
+        numbers = self._ops.numbers(weight)
+        experts = arguments.integer(arguments.EXPERTS, self._member)
+        if experts == numbers.shape[1] != numbers.shape[0]:
+            numbers = self._ops.turned(numbers)
+        block = router.similarity(self._ops, numbers)
+        self._collected.add(
+            self._hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
+        )
+
+
+class RouterLogit(Listener):
+    """``moe_router_logit_hook``."""
+
+    def left(self, outputs: Any) -> None:
+        tensors, ops = self._run.framework.tensors, self._ops
+        logits = next((value for value in leaves(outputs) if tensors.is_tensor(value)), None)
+        shape = () if logits is None else tensors.describe(logits)[0]
+        numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
+        if numbers is None or ops.is_flag(numbers):
+            raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
+        top_k = self._run.settings.router_top_k or arguments.integer(arguments.TOP_K, self._member)
+        if top_k is None and not self._told:
+            self._told = True
+            _log.warning(
+                "l2_targets.%s: %s: to how many experts a token goes is not known (none of %s): set router_top_k",
+                self._hook,
+                self._module.full,
+                ", ".join(arguments.TOP_K),
+            )
+        block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
+        finish = partial(router.finish, experts=shape[-1] if top_k else 0)
+        key = self._key._replace(micro_step=self._run.clock.micro_step)
+        self._collected.add(self._hook, key, logits, block, finish)
+
+
+LISTENERS: dict[str, type[Listener]] = {
+    "attention_hook": Attention,
+    "linear_hook": Linear,
+    "moe_router_weight_hook": RouterWeight,
+    "moe_router_logit_hook": RouterLogit,
+}
+"""Every feature that there is."""
