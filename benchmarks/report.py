@@ -50,11 +50,12 @@ def _signal(n: int) -> str:
 
 
 def _query(path: Path, given: Namespace, seed: int, first: int, last: int) -> str:
-    """Numbers of six digits that differ by layer, step and rank; DuckDB writes them many times faster than Python."""
+    """Numbers that differ by layer, step and rank; in CSV files of six digits. DuckDB writes them fast."""
     size = f"exp(2 * sin(l * 0.7) + hash(l * 1000003 + s * 7 + {seed}) % 1000000 / 1e6)"
     ops = {"min": f"-{size}", "max": size, "mean": f"{size} / 1000", "norm": f"{size} * 30", "nans": "0"}
-    numbers = ", ".join(f"{_digits(sql) if op != 'nans' else sql} AS {op}" for op, sql in ops.items())
-    options = "FORMAT parquet" if given.format == "parquet" else "FORMAT csv, HEADER"
+    whole = given.format == "parquet"
+    numbers = ", ".join(f"{sql if whole or op == 'nans' else _digits(sql)} AS {op}" for op, sql in ops.items())
+    options = "FORMAT parquet" if whole else "FORMAT csv, HEADER"
     return (
         f"COPY (SELECT 0 AS vpp_stage, 'layers.' || l || '.mlp.weight' AS name, s AS step, {numbers}, "
         f"'[1024, 1024]' AS shape, 'torch.float32' AS dtype FROM range({first}, {last + 1}) AS a(s), "

@@ -28,10 +28,10 @@ Rows = dict[Row, dict[str, float]]
 
 
 def read(directory: str | Path | None) -> Rows:
-    """Every row of every CSV file in ``directory``."""
+    """Every row of every table of numbers in ``directory``."""
     assert directory is not None
     rows: Rows = {}
-    for path in sorted(Path(directory).glob("*.csv")):
+    for path in sorted(Path(directory).glob("*_*-*.csv")):
         signal = path.stem.rpartition("_")[0]
         with path.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):

@@ -12,6 +12,7 @@ from typer.main import get_group
 from probe import __version__
 
 VERBS: dict[str, str] = {
+    "anomalies": "probe.cli.anomalies:anomalies",
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",
@@ -20,6 +21,7 @@ VERBS: dict[str, str] = {
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",
+    "targets": "probe.cli.targets:targets",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
 

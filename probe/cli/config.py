@@ -163,6 +163,9 @@ def summary(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _collected(settings: Settings) -> Iterator[str]:
+    if settings.print_struct:
+        yield "the structure of the model, once; training is then stopped"
+        return
     if settings.param_distribution:
         yield "parameters before and after the update"
     if settings.xy_distribution and not settings.backward_only:
@@ -173,6 +176,8 @@ def _collected(settings: Settings) -> Iterator[str]:
         yield f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}"
     if settings.mv_distribution:
         yield "optimizer state"
+    if settings.stack_info:
+        yield "call stacks of modules"
 
 
 def _written(settings: Settings) -> str:

@@ -12,18 +12,29 @@ from rich.console import Console
 def report(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    judge: Annotated[
+        bool,
+        typer.Option(help="Judge the files for the first cause; else show what the run found."),
+    ] = True,
 ) -> None:
     """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
 
     The file needs no network and nothing but a browser. Exit code 0 if everything was read; 1 if data were left out,
     which is told line by line; 2 for wrong use.
     """
-    from probe.core.report.writing import write_report
+    from probe.core.causes.analysis import analyse
+    from probe.core.causes.card import card
+    from probe.core.report.writing import check_target, write_report
 
     console = Console()
     try:
         with console.status("reading") as status:
-            written = write_report(directory, out, observe=status.update)
+            check_target(out)
+            analysis = analyse(directory, told=status.update) if judge else None
+            if analysis is None:
+                written = write_report(directory, out, observe=status.update)
+            else:
+                written = write_report(directory, out, card(analysis), status.update, analysis.problems)
     except (ValueError, ImportError, OSError) as error:
         typer.echo(f"probe report: {error}", err=True)
         raise typer.Exit(2) from None

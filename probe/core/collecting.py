@@ -29,6 +29,8 @@ from probe.core.selection import Selection, watched
 from probe.core.session import Session
 from probe.core.settings import Settings, load, not_built_yet
 from probe.core.sources import chosen
+from probe.core.stopping import TrainingStopped
+from probe.core.structure import REASON
 
 _log = logging.getLogger("probe")
 NEVER = sys.maxsize
@@ -62,6 +64,8 @@ class Collecting:
         """While more is collected: until which step, and which steps are sampled then."""
         self._on = False
         """In dynamic mode: whether anything is collected."""
+        self._stops: int | None = None
+        """Before which step training is stopped, because the structure of the model is written (``print_struct``)."""
 
     @property
     def monitoring(self) -> bool:
@@ -85,7 +89,7 @@ class Collecting:
         collects = self._takes_part() and self._switch is None
         follows = self._path if self._switch else None
         with ExitStack() as undo:
-            if self._takes_part():
+            if self._writes():
                 self._output = Output(run, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
@@ -99,6 +103,7 @@ class Collecting:
         else:
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
+        self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
 
     def _discard_output(self) -> None:
         output, self._output = self._output, None
@@ -110,6 +115,10 @@ class Collecting:
         session, output = self._session, self._output
         if session is None:
             return
+        if self._stops is not None and step >= self._stops:
+            self._stops = None  # once, should training catch it and go on
+            _log.warning("%s", REASON)
+            raise TrainingStopped(REASON)
         if output is not None and self._deeper is not None and step >= self._deeper[0]:
             (_, schedule), self._deeper = self._deeper, None
             self._run = self._new_run(self._given, step)
@@ -164,11 +173,13 @@ class Collecting:
         try:
             run = self._new_run(self._given, step)
             self._check_targets(run)
-            if self._takes_part() and self._output is None:  # module_ranks has changed
+            if self._writes() and self._output is None:  # module_ranks has changed
                 self._output = Output(run, self._process_group, step, self._path)
         except BaseException:
             self.settings = before
             raise
+        if settings.print_struct:
+            return self._look_at_structure(session, run)
         if not self._takes_part() or self._output is None:
             return self._turn_off(session, step)
         self._stop_listening()
@@ -179,8 +190,17 @@ class Collecting:
         self._on = True
         return None
 
+    def _look_at_structure(self, session: Session, run: Run) -> None:
+        """In the step about to begin; training is then stopped on every rank."""
+        step = run.clock.step
+        self._stop_listening()
+        self._run, self._deeper, self._on, self._stops = run, None, True, step + 1
+        session.change(run, Schedule(step, 1, 1), None, chosen(self.settings) if self._takes_part() else [])
+
     def _schedule(self) -> Schedule:
         settings = self.settings
+        if settings.print_struct:
+            return Schedule(self._given.start_iteration, 1, 1)
         if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
             return Schedule(NEVER)  # counts steps on every rank, to stop on all in the same one
         times = settings.collect_times if self._takes_part() else 0
@@ -209,8 +229,9 @@ class Collecting:
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
         optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
+        hooked = {"xy_distribution": self.settings.xy_distribution or self.settings.print_struct}
         for _, model in chunks:
-            self.framework.hooks.check_model(model, self.settings)
+            self.framework.hooks.check_model(model, self.settings.model_copy(update=hooked))
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
         settings = self.settings
@@ -226,6 +247,7 @@ class Collecting:
             main_grad=self._main_grad,
             clock=Clock(step),
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
 
@@ -240,9 +262,14 @@ class Collecting:
         ranks = self.settings.module_ranks
         return not ranks or self.framework.groups.rank() in ranks
 
+    def _writes(self) -> bool:
+        """Whether this rank has rows to write: the structure of a model is none."""
+        return self._takes_part() and not self.settings.print_struct
+
     def _check_targets(self, run: Run) -> None:
-        """A target that names nothing is an error; with several processes another rank may have it."""
-        if not self._takes_part():
+        """A target that names nothing is an error; with several processes another rank may have it. Who asks what
+        there is to be named may name what he likes."""
+        if not self._takes_part() or self.settings.print_struct:
             return
         names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
         names += [name for _, model in run.chunks for name, _ in run.framework.hooks.parameters(model)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,11 @@ class RankState(NamedTuple):
     """Since which."""
     changes: int
     """How often it has changed so far."""
+
+
+def followed(file: Path, first: int) -> dict[str, object]:
+    """What the manifest of a run that may be switched on and off says of this process, before step ``first``."""
+    return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}
 
 
 def states(root: Path) -> list[RankState]:

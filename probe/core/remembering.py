@@ -20,10 +20,13 @@ MOST_BYTES = 64 << 20
 _log = logging.getLogger("probe")
 
 
-def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults) -> int:
+def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, own: bool = False) -> int:
     """Lets ``rules`` judge what this rank has written of the steps before ``first``; what they find is thrown away.
 
     Reads CSV files, in the directories beside ``directory`` that it continues. A rule that fails is counted.
+
+    Args:
+        own: whether ``directory`` itself is one that is continued.
 
     Returns:
         The number of steps that were read.
@@ -31,7 +34,7 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults)
     if not rules or first <= 0:
         return 0
     problems = Problems()
-    earlier = _earlier(directory, problems)
+    earlier = _earlier(directory, own, problems)
     rows = PlainRows(earlier, problems)
     begin = _begin(rows)
     read = 0
@@ -48,12 +51,12 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults)
     return read
 
 
-def _earlier(directory: Path, problems: Problems) -> list[RankDirectory]:
+def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankDirectory]:
     """The directories of this rank's run before ``directory``, in order of time."""
     own = find(directory, problems)[0]
     beside = find(directory.parent, problems, pattern=f"*-rank{own.rank}-*")
-    run = runs(beside)[-1]
-    return [earlier for earlier in run.of(own.rank) if earlier.path != directory]
+    run = next(run for run in reversed(runs(beside)) if any(each.path == directory for each in run.directories))
+    return [earlier for earlier in run.of(own.rank) if continued or earlier.path != directory]
 
 
 def _begin(rows: PlainRows) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from probe.core.faults import Faults
@@ -132,6 +133,8 @@ class Run:
     """What collects rows that no moments make."""
     collectives: Listening | None = None
     """What hears the collectives of this run."""
+    directory: Path | None = None
+    """Where the files of this rank are; None where nothing is written."""
     _backward: tuple[int, bool] = (-1, True)
 
     def elsewhere(self, gradient: Tensor | Shard) -> bool:

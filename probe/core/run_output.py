@@ -10,18 +10,19 @@ import time
 from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 from probe import __version__
 from probe.core import output
 from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
+from probe.core.live import followed
 from probe.core.naming import Name
 from probe.core.pace import Pace
 from probe.core.past import Past
 from probe.core.records import Batch
 from probe.core.remembering import remember
+from probe.core.resuming import resume
 from probe.core.rules import Rule, factory
 from probe.core.run import Run
 from probe.core.sinks import SINKS, Sink
@@ -55,16 +56,19 @@ class Output:
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
         self._sinks: list[tuple[object, Sink]] = []
-        self._changes: list[dict[str, object]] = []
         self._noted = 0
         self._seconds = self._own = 0.0
         self.pace: Pace | None = None
         self._held_back: tuple[int, Past | None] = 0, None
-        self._control: dict[str, object] = {} if follows is None else _followed(follows, first)
+        self._control: dict[str, object] = {} if follows is None else followed(follows, first)
         root = output.output_root(os.environ).absolute()  # training may change its directory
         writes = set(run.settings.formats) - {"api"}
-        self.directory = output.create(root, self._rank, time.time()) if writes else None
+        self._resumed = resume(root, self._rank, run.settings.append_output, first) if writes else None
+        old = self._resumed.directory if self._resumed else None
+        self.directory = (old or output.create(root, self._rank, time.time())) if writes else None
         """This run's and rank's own; None where nothing is written."""
+        self._changes = self._resumed.changes if self._resumed else []
+        run.directory = self.directory
         try:
             self._root = root
             self._choose()
@@ -87,6 +91,7 @@ class Output:
         self._run = run
         if self.directory is None and set(run.settings.formats) - {"api"}:
             self.directory = output.create(self._root, self._rank, time.time())
+        run.directory = self.directory
         self._choose()
         self._exchange = next(_runs)
         past = self._past()
@@ -136,7 +141,7 @@ class Output:
             make = factory(rule.rule_name)
             rules.append((made_of, known or make(rule.args, self._rank, settings.statistics)))
         context = self._context()
-        sinks: list[tuple[object, Sink]] = []
+        sinks: list[tuple[object, Sink]] = [(None, self._resumed)] if self._resumed else []
         for name in (*settings.formats, "anomaly"):
             if name in SINKS:
                 kept = next((one for of, one in self._sinks if of == (name, context)), None)
@@ -163,14 +168,17 @@ class Output:
             pp_stage=self._pp_stage,
             group_mates=tuple(self._mates),
             dump=settings.alert.dump,
+            resumed_at=self._resumed.first if self._resumed else None,
         )
 
     def _remember(self) -> None:
         if self.directory is None:
             return
         try:
-            output.write_manifest(self.directory, {"rank": self._rank, "run": self._number, "first_step": self._first})
-            remember(self._judges, self.directory, self._first, self._run.faults)
+            if self._resumed is None:
+                own = {"rank": self._rank, "run": self._number, "first_step": self._first}
+                output.write_manifest(self.directory, own)
+            remember(self._judges, self.directory, self._first, self._run.faults, own=self._resumed is not None)
         except (OSError, ValueError) as error:
             self._run.faults.note("memory of rules", error)
 
@@ -256,7 +264,7 @@ class Output:
             _log.warning("probe failed in places, training was not affected: %s", faults)
 
     def _remove(self) -> None:
-        if self.directory is not None:
+        if self.directory is not None and self._resumed is None:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _describe(self) -> dict[str, object]:
@@ -267,7 +275,7 @@ class Output:
             "framework_version": run.framework.version,
             "rank": self._rank,
             "world_size": run.framework.groups.world_size(),
-            "groups": {name: list(ranks) for name, ranks in run.framework.parallel.named().items()},
+            "groups": self._groups(run),
             "run": self._number,
             "first_step": self._first,
             "pp_stage": self._pp_stage,
@@ -280,7 +288,17 @@ class Output:
             "directory_time_zone": str(output.ZONE),
             "config": run.settings.model_dump(mode="json"),
             **({"control": self._control} if self._control else {}),
+            **(self._resumed.described if self._resumed else {}),
         }
+
+    def _groups(self, run: Run) -> dict[str, list[int]]:
+        """The groups that this rank is in: those that the framework has a name for, and those that the user gave."""
+        groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
+        if len(self._mates) > 1:
+            groups.setdefault("pipeline_parallel", list(self._mates))
+        if len(run.replicas) > 1:
+            groups.setdefault("data_parallel", list(run.replicas))
+        return groups
 
     def _raw_names(self) -> dict[str, str]:
         """What the framework calls those modules and parameters that go by another name here."""
@@ -296,8 +314,3 @@ class Output:
             output.write_manifest(self.directory, self._manifest | more)
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
             self._run.faults.note("manifest", error)
-
-
-def _followed(file: Path, first: int) -> dict[str, object]:
-    """What the manifest says of a run that may be switched on and off."""
-    return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}

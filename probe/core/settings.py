@@ -205,8 +205,10 @@ class Settings(Section):
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
     manifest. 0: everything is written at once."""
     print_struct: Flag = False
-    """Whether the names and structures of all modules are written after the first step and training is then stopped.
-    Not built yet: accepted and checked, without effect."""
+    """Whether the names and structures of all modules are written, and training is then stopped. The file is
+    `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
+    stopped after the update of the first step (in dynamic mode: the first one that is switched on), on every rank, by
+    the exception TrainingStopped. `probe targets` makes a targets block of such a file."""
     module_ranks: tuple[Rank, ...] = ()
     """Ranks that collect and write. Empty: all."""
     ur_distribution: Flag = False
@@ -280,13 +282,16 @@ class Settings(Section):
         _STAMPS,
     ] = ()
     """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`, between which each
-    rank finds the directory that it goes on writing to. Not built yet: accepted and checked, without effect."""
+    rank finds the directory that it goes on writing to; a rank that finds none begins a new one. What is there from the
+    run's first step (start_iteration) on is put aside, into a folder `superseded-...` in the directory, as soon as the
+    first step is written."""
     squash_name: Flag = True
     """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
     it off where shortened names clash, as in multimodal models."""
     stack_info: Flag = False
-    """Whether each module's call stack at the first collected step is written. Not built yet: accepted and checked,
-    without effect."""
+    """Whether the stack of each watched module's first call in the first collected step is written, to
+    `stack_info.csv`: `path[line] function`, the nearest first, without the lines of probe and those in which the
+    framework calls modules. With the format csv only."""
     recording_l2_features: Flag = False
     """Whether the interpretable features of the modules in l2_targets are recorded, in collected steps."""
     l2_targets: L2Targets = L2Targets()
@@ -355,6 +360,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    if settings.stack_info and "csv" not in settings.formats:
+        yield "stack_info has no effect without the format csv"
     yield from doubts(settings)
 
 
@@ -364,11 +371,8 @@ def dynamic(environ: Mapping[str, str]) -> bool:
 
 
 NOT_BUILT: dict[str, Callable[[Settings, Mapping[str, str]], bool]] = {
-    "print_struct": lambda settings, _: settings.print_struct,
     "ur_distribution": lambda settings, _: settings.ur_distribution,
     "mg_direction": lambda settings, _: settings.mg_direction,
-    "append_output": lambda settings, _: bool(settings.append_output),
-    "stack_info": lambda settings, _: settings.stack_info,
 }
 """Keys that are accepted and checked but have no effect yet, and whether a configuration switches them on."""
 

@@ -23,17 +23,33 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
         TypeError: for a missing, repeated or unknown argument.
         ValueError: for a value out of range.
     """
-    existing = len(args) > 1 and _steps(args[1])
+    return _checked((_existing if len(args) > 1 and _steps(args[1]) else _documented)(*args, **kwargs))
+
+
+def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
+    """As :func:`read`; where the optimizer is missing or None, ``optimizer``, which was given before, takes its place.
+
+    Raises:
+        TypeError: as :func:`read`; also if there is no optimizer.
+        ValueError: as :func:`read`.
+    """
+    existing = len(args) > 1 and (args[1] is None or _steps(args[1]))
     attachment = (_existing if existing else _documented)(*args, **kwargs)
+    return _checked(attachment._replace(optimizer=optimizer if attachment.optimizer is None else attachment.optimizer))
+
+
+def _checked(attachment: Attachment) -> Attachment:
+    if attachment.optimizer is None:
+        raise TypeError("set_monitor: the optimizer is missing; call set_monitor(model, grad_acc_steps, optimizer)")
     _check("grad_acc_steps", attachment.grad_acc_steps, 1)
     _check("start_iteration", attachment.start_iteration, 0)
     return attachment
 
 
 def _steps(value: Any) -> bool:
-    """Whether ``value`` is an optimizer or several."""
+    """Whether ``value`` is an optimizer or several: with ``step()``, or, as MindSpore's, called with the gradients."""
     each = value if isinstance(value, (list, tuple)) else [value]
-    return bool(each) and all(callable(getattr(optimizer, "step", None)) for optimizer in each)
+    return bool(each) and all(callable(one) or callable(getattr(one, "step", None)) for one in each)
 
 
 def _documented(
@@ -44,14 +60,12 @@ def _documented(
     tp_group: Any = None,
     start_iteration: int = 0,
 ) -> Attachment:
-    if optimizer is None:
-        raise TypeError("set_monitor: the optimizer is missing; call set_monitor(model, grad_acc_steps, optimizer)")
     return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
 
 
 def _existing(
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     grad_acc_steps: int = 1,
     tp_group: Any = None,
     dp_group: Any = None,

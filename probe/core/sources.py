@@ -15,6 +15,8 @@ from probe.core.recorder import Recorder
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Watched
+from probe.core.stacks import stacks
+from probe.core.structure import structure
 
 Source = Callable[[Run], AbstractContextManager[None]]
 
@@ -151,12 +153,15 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
     "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
     "activations": (lambda settings: settings.xy_distribution, activations),
     "features": (lambda settings: settings.recording_l2_features, features),
+    "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
 }
 """Every source with what switches it on, in the order in which they attach."""
 
 
 def chosen(settings: Any) -> list[Source]:
-    """The sources that ``settings`` switch on; none where collectives are only logged."""
+    """The sources that ``settings`` switch on; none where collectives are only logged, one where the model is."""
+    if settings.print_struct:
+        return [structure]
     if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
         return []
     return [source for switched_on, source in SOURCES.values() if switched_on(settings)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 from probe.core import signatures
-from probe.core.collecting import Collecting
 from probe.core.endings import Endings
+from probe.core.legacy import Legacy
 from probe.core.metrics import gradients_of, values_of
 from probe.core.records import Finding
 from probe.core.run_output import FLUSH_SECONDS
@@ -20,7 +19,7 @@ _log = logging.getLogger("probe")
 Metrics = dict[str, dict[str, float]]
 
 
-class Monitor(Collecting):
+class Monitor(Legacy):
     """Watches a training run as configured.
 
     Args:
@@ -28,6 +27,7 @@ class Monitor(Collecting):
         process_group: the pipeline-parallel group; orders findings across its ranks.
         params_have_main_grad: whether to read ``main_grad`` where a parameter has one.
         opt_ty: without effect; old scripts may still pass it.
+        param_have_main_grad: another spelling of ``params_have_main_grad``, in old scripts.
 
     Raises:
         ConfigError: naming every problem of the configuration.
@@ -39,10 +39,10 @@ class Monitor(Collecting):
         process_group: Any = None,
         params_have_main_grad: bool = True,
         opt_ty: str | None = None,
+        *,
+        param_have_main_grad: bool | None = None,
     ) -> None:
-        if opt_ty is not None:
-            warnings.warn("opt_ty has no effect: leave it out", DeprecationWarning, stacklevel=2)
-        super().__init__(config_file_path, process_group, params_have_main_grad)
+        super().__init__(config_file_path, process_group, params_have_main_grad, opt_ty, param_have_main_grad)
         self._endings: Endings | None = None
         self._ended_at: int | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isnan
@@ -117,8 +118,16 @@ def _places(plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None) -> Iterat
     if "tensorboard" in plan.formats:
         yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
     yield f"  CSV            {directory}/*.csv"
+    yield f"  first cause    {_probe()} anomalies {shlex.quote(str(plan.output))}"
+    yield f"  a page         {_probe()} report {shlex.quote(str(plan.output))} -o report.html"
     yield f"  manifest       {directory / 'manifest.json'}"
     yield f"  log            {directory / LOG}"
+
+
+def _probe() -> str:
+    """How to call the command, from wherever this runs."""
+    beside = Path(sys.executable).with_name("probe")
+    return shlex.quote(str(beside)) if beside.exists() else "probe"
 
 
 def _grep(directory: Path, diagnosis: Diagnosis) -> str:

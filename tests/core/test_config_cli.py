@@ -31,7 +31,7 @@ def test_check_says_what_is_collected(tmp_path: Path) -> None:
         "norm, shape, dtype",
         "csv (",
         "api",
-        "stack_info",
+        "call stacks",
     ):
         assert said in result.stdout
     assert "optimizer" not in result.stdout

@@ -20,6 +20,7 @@ from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows, connect
 from probe.core.records import Batch, Coverage, Key, Snapshot
 from probe.core.sinks.csv_files import CsvSink
+from probe.core.sinks.parquet import ParquetSink
 from tests.core.sink_data import context
 from tests.required import require
 
@@ -333,3 +334,25 @@ def test_what_does_not_fit_goes_to_the_temporary_folder(tmp_path: Path, monkeypa
     connection.close()
     assert not any((tmp_path / "spill").iterdir())
     assert not any((tmp_path / "here").iterdir())
+
+
+def test_what_is_there_in_both_formats_is_read_once(tmp_path: Path) -> None:
+    """Of a run that writes CSV and Parquet; Parquet alone is read as well."""
+    batches = [batch("grad_reduced", step, {Key("w"): np.array([3.0, step])}) for step in range(4)]
+    directory = write(tmp_path, batches, steps_per_file=2)
+    sink = ParquetSink(context(tmp_path, directory=directory, steps_per_file=2))
+    sink.open()
+    for each in batches:
+        sink.write(Snapshot(each.step, 0, 0.0, [each], OPS))
+    sink.close()
+    for gone in ([], ["grad_reduced_0-1.csv"], ["grad_reduced_2-3.csv"]):
+        for name in gone:
+            (directory / name).unlink()
+        found, problems = read(tmp_path, Rows)
+        assert problems.lines() == []
+        assert [(step.step, len(step.batches)) for step in found] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+        for step, wanted in zip(found, batches, strict=True):
+            assert_same(step.batches[0], wanted)
+        with Rows(last_run(tmp_path, problems).directories, problems) as rows:
+            counted = f"SELECT count(*) FROM {rows.view('grad_reduced')}"
+            assert rows.connection.execute(counted).fetchone() == (4,)

@@ -20,7 +20,7 @@ require("duckdb")
 require("plotly")
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror=window.evil=2>"
-NAMES = ["fc1.weight", "fc1.bias", f"{EVIL}.weight", "fc2.weight", "fc2.bias"]
+NAMES = ["fc1.weight", "<b>fc1</b>.bias", f"{EVIL}.weight", "fc2.weight", "fc2.bias"]
 STEPS = range(0, 24, 2)
 
 
@@ -96,7 +96,7 @@ def expected_row(directories: list[Path], signal: str, name: str, step: int, op:
     ("signal", "op", "row", "name"),
     [
         ("grad_reduced", "min", 3, "fc2.weight"),
-        ("actv", "norm", 1, f"{EVIL}.output"),
+        ("actv", "norm", 2, f"{EVIL}.output"),
         ("grad_reduced", "max", 0, "fc1.weight"),
     ],
 )
@@ -132,6 +132,7 @@ def test_what_has_no_logarithm_is_shown_as_what_it_is(opened: Any, row: int, col
     click(opened, row, column, NAMES[row], STEPS[column])
     assert shown(opened, "value") == text
     z = opened.execute_script("return document.getElementById('heatmap').data[0].z")
+    assert z[row][column] > 1 >= max(number for own in z for number in own if number not in {1.1, 1.2, 1.3})
     alike = [(r, c) for r in range(5) for c in range(12) if z[r][c] == z[row][column]]
     assert (
         alike
@@ -152,6 +153,34 @@ def test_a_cell_can_be_chosen_without_a_mouse(opened: Any, directories: list[Pat
     )
     wait_until(opened, "document.querySelector('#cell-step').textContent === '8'")
     assert shown(opened, "value") == expected_row(directories, "grad_reduced", "fc2.bias", 8, "norm")[0]["norm"]
+
+
+def test_the_last_of_many_choices_wins(opened: Any, directories: list[Path]) -> None:
+    """Whatever was clicked in between, in the end the page shows one thing: the last."""
+    opened.execute_script(
+        """const change = (id, value) => {
+          const control = document.getElementById(id);
+          control.value = value;
+          control.dispatchEvent(new Event("change"));
+        };
+        for (const [signal, op, row] of [[0, 0, 3], [1, 1, 2], [0, 2, 1], [1, 2, 0], [0, 1, 2], [1, 0, 4]]) {
+          change("signal", signal);
+          change("op", op);
+          change("row", row);
+        }
+        change("step", 6);"""
+    )
+    wait_until(
+        opened,
+        "document.querySelector('#cell-step').textContent === '6' && "
+        "document.getElementById('curve-heading').textContent === 'min of grad_reduced: fc2.bias' && "
+        "document.getElementById('ranks-heading').textContent === 'min of grad_reduced: fc2.bias'",
+    )
+    assert shown(opened, "value") == expected_row(directories, "grad_reduced", "fc2.bias", 6, "min")[0]["min"]
+    z = opened.execute_script("return document.getElementById('heatmap').data[0].z")
+    show(opened, "grad_reduced", "norm")
+    show(opened, "grad_reduced", "min")
+    assert opened.execute_script("return document.getElementById('heatmap').data[0].z") == z
 
 
 def test_curves_of_ranks_are_their_rows(opened: Any, directories: list[Path]) -> None:
@@ -175,6 +204,24 @@ def test_curves_of_ranks_are_their_rows(opened: Any, directories: list[Path]) ->
     assert curves["rank 1: NaN or Inf"][0] == list(range(14, 24, 2))
 
 
+def test_gradients_over_depth_are_those_of_the_step(opened: Any, directories: list[Path]) -> None:
+    """From the first layer to the last stands the norm of the chosen step; what is not finite is marked."""
+    select(opened, "depth-signal", "grad_reduced:")
+    opened.execute_script(
+        "const step = document.getElementById('depth-step'); step.value = 8; step.dispatchEvent(new Event('input'));"
+    )
+    curves = wait_until(
+        opened,
+        "(drawn => drawn?.some(t => t.name === 'step 16') && drawn.map(t => [t.name, t.x, t.y]))"
+        "(document.getElementById('depth').data)",
+    )
+    (y,) = (y for name, _, y in curves if name == "step 16")
+    (bad,) = (x for name, x, _ in curves if name == "NaN or Inf")
+    assert bad == [0, 1]
+    norms = [expected_row(directories, "grad_reduced", name, 16, "norm")[0]["norm"] for name in NAMES]
+    assert y == [None, None, *map(float, norms[2:])]
+
+
 def test_names_are_shown_and_never_run(opened: Any) -> None:
     """A module may be called anything; the page shows it as it is."""
     assert opened.execute_script("return window.evil") is None
@@ -182,6 +229,7 @@ def test_names_are_shown_and_never_run(opened: Any) -> None:
     assert EVIL in options
     ticks = opened.execute_script("return document.getElementById('heatmap').textContent")
     assert "onerror=window.evil=2>" in ticks
+    assert "<b>fc1</b>" in ticks
 
 
 def test_a_row_of_the_table_of_findings_shows_its_cell(opened: Any) -> None:

@@ -25,7 +25,9 @@ NAMES = [f"layers.{n}.{part}" for n in range(4) for part in ("attn.weight", "mlp
 
 
 def faulty(step: int, rank: int, micro_step: int, row: int) -> float:
-    """Some of everything."""
+    """Some of everything; nothing but NaN at step 11."""
+    if step == 11:
+        return math.nan
     special = {0: math.nan, 1: math.inf, 2: -math.inf, 3: 0.0}
     n = (step * 7 + rank * 3 + micro_step * 5 + row) % 29
     return special[n] if n in special else varied(step, rank, micro_step, row)
@@ -128,6 +130,28 @@ def test_what_was_not_written_is_missing_and_not_zero(tmp_path: Path) -> None:
     _, maps, side_by_side = all_cells(tmp_path, [0, 1])
     np.testing.assert_equal(maps["grad_reduced"]["max"].missing, [[False, True, False]])
     np.testing.assert_equal(side_by_side["grad_reduced"]["max"][1], [[[False, True, False], [True, True, False]]])
+
+
+def test_any_column_of_numbers_is_an_op(tmp_path: Path) -> None:
+    """Whatever a signal adds is shown too, also if it is called what the queries call something."""
+    (directory,) = write_run(tmp_path, ranks=1, steps=[0])
+    names = ("count", "bytes", "member", "row", "line", "pp_stage", "v", "start")
+    cells = ",".join(str(n + 1) for n in range(len(names)))
+    (directory / "other_0-1.csv").write_text(
+        f"vpp_stage,name,step,{','.join(names)},shape,dtype\n0,a.pre,0,{cells},[1],x\n"
+    )
+    _, maps, _ = all_cells(tmp_path, [0])
+    assert {op: own.value.tolist() for op, own in maps["other"].items()} == {
+        name: [[n + 1]] for n, name in enumerate(names)
+    }
+
+
+def test_a_signal_without_numbers_is_left_out(tmp_path: Path) -> None:
+    """Files that have names only give nothing to show."""
+    (directory,) = write_run(tmp_path, ranks=1, steps=[0])
+    (directory / "exp_avg_0-1.csv").write_text("vpp_stage,name,step,shape,dtype\n0,a,0,[1],x\n")
+    chosen, _, _ = all_cells(tmp_path, [0])
+    assert [signal.signal for signal in chosen.signals] == ["actv", "grad_reduced"]
 
 
 def test_rows_stand_in_the_order_of_the_model(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_every_step_has_one_column(steps: int, interval: int) -> None:
     assert len(starts) <= MOST_COLUMNS
     width = chosen.columns.width
     for step in range(0, steps * interval, interval * max(1, steps // 1000)):
-        start = eval(chosen.columns.sql(), {"step": step})
+        start = eval(chosen.columns.sql(), {"v": SimpleNamespace(step=step)})
         assert start in starts
         assert start <= step < start + max(width, 1)
         assert starts[int(chosen.columns.of(np.array([start]))[0])] == start

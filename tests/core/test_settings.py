@@ -502,8 +502,7 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
 def test_not_built_yet() -> None:
     """Keys without effect yet are named when switched on, dynamic start only in dynamic mode."""
     everything = {
-        "print_struct": True, "ur_distribution": True, "mg_direction": True,
-        "append_output": ["Dec03_21-34-40", "Dec03_21-34-41"], "stack_info": True, "dynamic_on": True,
+        "ur_distribution": True, "mg_direction": True, "dynamic_on": True,
     }  # fmt: skip
     assert set(not_built_yet(load(everything), {"DYNAMIC_MONITOR": "True"})) == set(NOT_BUILT)
     assert "dynamic_on" not in not_built_yet(load(everything), {"DYNAMIC_MONITOR": "False"})

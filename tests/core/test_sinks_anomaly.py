@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.core.anomaly import explain
 from probe.core.records import Key
 from probe.core.sinks import SINKS, Sink, anomaly_file
 from tests.core.sink_data import context, finding, snapshot
@@ -161,20 +162,26 @@ def test_eight_lines_a_step_then_a_count(tmp_path: Path, caplog: pytest.LogCaptu
     SINKS["anomaly"](context(tmp_path)).write(snapshot(4, findings=found))
     lines = [record.getMessage() for record in caplog.records if record.name == "probe.anomaly"]
     assert lines[:8] == [f"p{row}  norm is bad at step 4" for row in range(8)]
-    assert lines[8:] == ["and 5 more findings at step 4 (AnomalyNan 2, AnomalySpike 3)"]
+    assert lines[8] == "and 5 more findings at step 4 (AnomalyNan 2, AnomalySpike 3)"
+    assert lines[9:] == [f"First bad on rank 0: {' '.join(explain(found[0]).splitlines())}"]
     assert all(record.levelno == logging.WARNING for record in caplog.records)
 
 
 def test_what_stays_bad_is_counted_not_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A NaN that stays is printed once, what is new beside it too, and it again after a pause."""
+    """A NaN that stays is printed once, what is new beside it too, and it again after a pause; in words as well."""
     sink = SINKS["anomaly"](context(tmp_path))
     steps = [["a"], ["a"], ["a", "b"], [], ["a"]]
     for step, bad in enumerate(steps):
         sink.write(snapshot(step, findings=[finding(step, name, value=math.nan) for name in bad]))
+    meaning = "weight gradient as the optimizer applies it"
+    words = f"{{}} on rank 0: NaN at step {{}}: norm of {{}} ({meaning}) in the root module is nan."
     assert [record.getMessage() for record in caplog.records] == [
         "a norm is bad at step 0",
+        words.format("First bad", 0, "a"),
         "and 1 more finding at step 1 (AnomalyNan 1)",
         "b norm is bad at step 2",
         "and 1 more finding at step 2 (AnomalyNan 1)",
+        words.format("New beside what was bad before", 2, "b"),
         "a norm is bad at step 4",
+        words.format("First bad", 4, "a"),
     ]

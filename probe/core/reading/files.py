@@ -45,9 +45,15 @@ class TableFile(NamedTuple):
 
 
 def tables(directory: Path, problems: Problems) -> list[TableFile]:
-    """Every file of a rank's directory that can be read, by signal and step."""
-    found = (_look(path, problems) for path in sorted(directory.iterdir()) if path.suffix in (".csv", ".parquet"))
-    return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+    """Every file of a rank's directory that can be read, by signal and step.
+
+    What was written both as CSV and as Parquet is there once, as CSV: that is complete up to the last step.
+    """
+    looked = (_look(path, problems) for path in sorted(directory.iterdir()) if path.suffix in (".csv", ".parquet"))
+    found = [file for file in looked if file]
+    in_csv = {(file.signal, file.first) for file in found if file.format == "csv"}
+    once = (file for file in found if file.format == "csv" or (file.signal, file.first) not in in_csv)
+    return sorted(once, key=lambda file: (file.signal, file.first, file.part, file.path.name))
 
 
 def first_step(directory: Path) -> int:

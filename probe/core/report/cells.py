@@ -58,8 +58,8 @@ class _Packing(NamedTuple):
 
     def sql(self) -> str:
         return (
-            f"((step * {self.directories} + v.directory) * {self.micro_steps} + coalesce(micro_step, 0)) "
-            f"* {self.members} + member"
+            f"((v.step * {self.directories} + v.directory) * {self.micro_steps} + coalesce(v.micro_step, 0)) "
+            f"* {self.members} + w.member"
         )
 
     def places(self, packed: Whole) -> Places:
@@ -93,7 +93,7 @@ def ranks(rows: Rows, plan: Plan, signal: SignalPlan, lines: Sequence[int]) -> d
         "INSERT INTO lines SELECT unnest(?::INTEGER[]), unnest(?::INTEGER[])", [list(range(len(lines))), list(lines)]
     )
     number = max(lines, default=0) + 1
-    aggregates = {op: [f"arg_max({quoted(op)}, abs({quoted(op)}))"] for op in signal.rank_ops}
+    aggregates = {op: [f"arg_max(v.{quoted(op)}, abs(v.{quoted(op)}))"] for op in signal.rank_ops}
     group, extra = f"w.row * {number} + l.line", "JOIN lines l ON l.directory = v.directory"
     found = _grouped(rows, signal, plan.rank_columns, aggregates, group, extra)
     shape = (len(signal.labels) * number, len(plan.rank_columns.starts))
@@ -126,7 +126,7 @@ def _list_members(rows: Rows, signal: SignalPlan) -> None:
 def _aggregates(op: str, place: str) -> list[str]:
     """What is kept of an op in a cell: value, its place, smallest magnitude, place of the first of the worst, and the
     number of those that are not finite."""
-    x = quoted(op)
+    x = f"v.{quoted(op)}"
     size = f"CASE WHEN isfinite({x}) THEN abs({x}) END"
     kind = f"CASE WHEN isnan({x}) THEN 0 WHEN {x} = 'inf'::DOUBLE THEN {KIND} WHEN isinf({x}) THEN {KIND + 1} END"
     return [

@@ -75,14 +75,14 @@ def timeline(diagnosis: Diagnosis) -> Section:
     if not diagnosis.findings:
         return Section("findings", "Findings", '<p class="quiet">None.</p>')
     listed = len(diagnosis.findings)
-    more = f" The first {listed} of {diagnosis.total} are shown." if diagnosis.total > listed else ""
+    more = f" The first {listed:,} of {diagnosis.total:,} are shown." if diagnosis.total > listed else ""
     html = (
         f'<p class="quiet">Each dot is what was found of one kind at one step; larger dots are more findings.{more} '
         "A click on a row of the table shows its cell in the heatmap.</p>"
-        f'<div id="timeline" class="plot"></div><details><summary>Table of {listed} findings</summary>'
+        f'<div id="timeline" class="plot"></div><details><summary>Table of {listed:,} findings</summary>'
         '<div class="scroll" id="findings-table"></div></details>'
     )
-    return Section("findings", f"Findings ({diagnosis.total})", html)
+    return Section("findings", f"Findings ({diagnosis.total:,})", html)
 
 
 def configuration(run: Run) -> Section:

@@ -16,6 +16,7 @@ from math import isinf, isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.anomaly import WORDS
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.reading.problems import Problems
 
@@ -87,13 +88,21 @@ def preliminary(dumped: Sequence[Mark], number: int, first_bad: Sequence[Mark]) 
 
 def sentence(mark: Mark) -> str:
     """``NaN at step 3 on rank 1: norm of fc.weight (weight gradient ...) is nan.``"""
-    what = "NaN" if isnan(mark.value) else "Inf" if isinf(mark.value) else mark.rule.removeprefix("Anomaly")
     micro = "" if mark.micro_step is None else f", micro step {mark.micro_step},"
     meaning = signal_of(mark.signal).meaning
     return (
-        f"{what or 'a finding'} at step {mark.step}{micro} on rank {mark.rank}: {mark.op} of {mark.name} ({meaning}) "
+        f"{kind(mark)} at step {mark.step}{micro} on rank {mark.rank}: {mark.op} of {mark.name} ({meaning}) "
         f"is {mark.value:.6g}."
     )
+
+
+def kind(mark: Mark) -> str:
+    """In a word or two, what is wrong with the number: ``NaN``, ``Inf``, ``Spike``, ..."""
+    if isnan(mark.value):
+        return "NaN"
+    if isinf(mark.value):
+        return "Inf"
+    return WORDS.get(mark.rule) or mark.rule.removeprefix("Anomaly") or "Finding"
 
 
 def causal(mark: Mark) -> tuple[int, int, int, int, int]:

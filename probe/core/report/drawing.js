@@ -147,9 +147,11 @@ const Drawing = {
   valueAxis(traces) {
     const values = traces.filter((t) => t.yaxis !== "y2").flatMap((t) => t.y).filter((v) => v !== null);
     const sizes = values.filter((v) => v > 0);
-    const spread = sizes.length && sizes.reduce((a, b) => Math.max(a, b)) > 10 * sizes.reduce((a, b) => Math.min(a, b));
-    const logarithmic = values.every((v) => v >= 0) && spread;
-    return { type: logarithmic ? "log" : "linear", exponentformat: "e" };
+    const decades = sizes.length
+      ? Math.log10(sizes.reduce((a, b) => Math.max(a, b)) / sizes.reduce((a, b) => Math.min(a, b))) : 0;
+    const logarithmic = values.every((v) => v >= 0) && decades > 1;
+    const ticks = logarithmic ? { dtick: Math.ceil(decades / 10) } : {};
+    return { type: logarithmic ? "log" : "linear", exponentformat: "e", ...ticks };
   },
 
   // A layout for curves: `y2` is where marks of what is not finite stand.

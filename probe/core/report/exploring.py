@@ -46,8 +46,8 @@ def _ranks(plan: Plan) -> Section:
 
 def _depth() -> Section:
     html = (
-        '<p class="quiet">One signal from the first layer to the last, at one step; the band is what there was at all '
-        "steps.</p>"
+        '<p class="quiet">One signal from the first layer to the last, at one step; dotted, what came before; the band '
+        "is what there was at all steps.</p>"
         '<div class="controls"><label>signal <select id="depth-signal"></select></label>'
         '<label>step <input id="depth-step" type="range" min="0" value="0"> <output id="depth-label"></output></label>'
         '</div><div id="depth" class="plot"></div>'

@@ -16,9 +16,9 @@ TOO_COARSE = 8
 """If layers are so many times fewer than there is room for, several of their parts are taken together instead."""
 MOST_COLUMNS = 400
 FEWEST_COLUMNS = 24
-ENOUGH_COLUMNS = 100
+ENOUGH_COLUMNS = 60
 """Columns below which rows rather than columns are made fewer."""
-CELLS = 900_000
+CELLS = 1_000_000
 """Of all heatmaps together: what a page of 15 MB has room for."""
 MOST_LINES = 64
 """Ranks, or groups of consecutive ranks, that are shown side by side."""
@@ -37,8 +37,8 @@ class Columns:
     """Steps from one column to the next; 0 if each column is one step, whatever lies between."""
 
     def sql(self) -> str:
-        """The first step of the column that ``step`` belongs to."""
-        return f"step - (step - {self.starts[0]}) % {self.width}" if self.width else "step"
+        """The first step of the column that ``v.step`` belongs to."""
+        return f"v.step - (v.step - {self.starts[0]}) % {self.width}" if self.width else "v.step"
 
     def of(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The index of each column, by its first step."""

@@ -70,7 +70,7 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     signals = sorted(rows.signals, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal))
     for signal in signals:
         counted = _counted(rows, signal, steps)
-        if not counted:
+        if not counted or not rows.numbers(signal):
             continue
         found.micro_steps = max(found.micro_steps, 1 + max(int(row[-1] or 0) for row in counted))
         ends += [int(end) for row in counted for end in row[3:5]]
@@ -96,10 +96,11 @@ def _list_stages(rows: Rows, stages: Mapping[int, int]) -> None:
 
 def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
     """Stage, virtual stage, name, first and last step, number and highest micro step of everything; fills ``steps``."""
+    row = "s.pp_stage, coalesce(v.vpp_stage, 0), coalesce(v.name, '')"
     query = (
-        "SELECT pp_stage, coalesce(vpp_stage, 0), coalesce(name, ''), min(step), max(step), count(*), max(micro_step), "  # noqa: S608
-        f"grouping(step), step FROM {rows.view(signal)} JOIN stages USING (directory) WHERE step IS NOT NULL "
-        "GROUP BY GROUPING SETS ((pp_stage, coalesce(vpp_stage, 0), coalesce(name, '')), (step))"
+        f"SELECT {row}, min(v.step), max(v.step), count(*), max(v.micro_step), grouping(v.step), v.step "  # noqa: S608
+        f"FROM {rows.view(signal)} AS v JOIN stages AS s ON s.directory = v.directory WHERE v.step IS NOT NULL "
+        f"GROUP BY GROUPING SETS (({row}), (v.step))"
     )
     cursor = rows.connection.cursor()
     cursor.execute(query)

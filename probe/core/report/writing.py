@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from probe.core.naming import signal_of
 from probe.core.reading.directories import Run, last_run
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows, connect
 from probe.core.report import contents, exploring
-from probe.core.report.cells import Cells, heatmaps, ranks
-from probe.core.report.diagnosis import Diagnosis, Mark, dumped, preliminary
-from probe.core.report.packing import packed_array, packed_numbers
-from probe.core.report.page import asset, packed_text, page
-from probe.core.report.plan import Columns, Plan, SignalPlan, plan
-from probe.core.report.survey import Survey, principal, survey
+from probe.core.report.diagnosis import Diagnosis, Mark, dumped, kind, preliminary
+from probe.core.report.page import asset, page, plotly_bundle
+from probe.core.report.payload import payload
+from probe.core.report.plan import Plan, plan
+from probe.core.report.survey import Survey, survey
 
 MEMORY = "400MB"
 """What DuckDB may take: together with the page itself less than 1 GiB."""
-MOST_FILES = 50_000
-"""Names of files that the page knows; of more it knows none."""
-RANK_DIGITS = 4
-LEAST_DIGITS = 3
-BAD_OF_A_SIGNAL = 100
-"""Rows of a signal whose first numbers that are not finite are told."""
+SCRIPTS = ("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js", "findings.js", "report.js")
 
 
 class Written(NamedTuple):
@@ -51,20 +41,21 @@ def write_report(
     out: Path,
     diagnosis: Diagnosis | None = None,
     observe: Callable[[str], object] = lambda _: None,
+    problems: Problems | None = None,
 ) -> Written:
     """Writes the report of the last run in ``root``.
 
     Args:
         diagnosis: what an analysis of the run says; without it, what the live rules have left.
         observe: told what is being done.
+        problems: what the analysis could not read; gets what else cannot be read.
 
     Raises:
         ValueError: if there is no run in ``root``, or nowhere to write to.
         ImportError: if DuckDB or plotly is missing.
     """
-    if out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
-    problems = Problems()
+    check_target(out)
+    problems = problems or Problems()
     run = last_run(root, problems)
     observe(f"reading {len(run.directories)} directories")
     connection = connect(MEMORY)
@@ -73,7 +64,7 @@ def write_report(
         stages = {n: _stage(directory.manifest) for n, directory in enumerate(run.directories)}
         known = survey(rows, stages)
         chosen = plan(known, len(run.ranks))
-        data, bad = _data(rows, run, known, chosen, observe)
+        data, bad = payload(rows, run, known, chosen, observe)
     if not known.signals:
         problems.add(root, "expected rows in the files of its ranks; there are none")
     if diagnosis is None:
@@ -84,6 +75,13 @@ def write_report(
     return Written(out, size, len(run.ranks), known.number, problems, diagnosis)
 
 
+def check_target(out: Path) -> None:
+    """Raises ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+    plotly_bundle()
+
+
 def _stage(manifest: Mapping[str, Any]) -> int:
     stage = manifest.get("pp_stage")
     return stage if isinstance(stage, int) else 0
@@ -92,114 +90,6 @@ def _stage(manifest: Mapping[str, Any]) -> int:
 def _findings_of(root: Path, run: Run) -> Path:
     """The directory that has ``anomaly_detected`` in it: ``root``, or the one above if ``root`` is a rank's."""
     return root.parent if [directory.path for directory in run.directories] == [root] else root
-
-
-def _data(
-    rows: Rows, run: Run, known: Survey, plan: Plan, observe: Callable[[str], object]
-) -> tuple[dict[str, object], list[Mark]]:
-    """What the page is given, and the first numbers of each row that are not finite."""
-    cells: dict[str, object] = {}
-    bad: list[Mark] = []
-    lines = _lines(run, plan)
-    for n, signal in enumerate(plan.signals):
-        observe(f"{signal.signal} ({n + 1} of {len(plan.signals)})")
-        maps = heatmaps(rows, plan, signal)
-        bad += _first_bad(maps, signal, run, rows)
-        cells.update((f"map/{n}/{m}", _packed(of_op, plan.columns)) for m, of_op in enumerate(maps.values()))
-        if len(run.ranks) > 1:
-            for op, (values, missing) in ranks(rows, plan, signal, lines).items():
-                cells[f"ranks/{n}/{signal.ops.index(op)}"] = packed_numbers(values, missing, RANK_DIGITS)
-    return {"about": packed_text(json.dumps(_about(rows, run, known, plan))), "cells": cells}, bad
-
-
-def _lines(run: Run, plan: Plan) -> list[int]:
-    """Of each directory the line that its rank is shown in."""
-    position = {rank: n for n, rank in enumerate(run.ranks)}
-    return [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
-
-
-def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
-    there = ~cells.missing
-    places = cells.places
-    return {
-        "value": packed_numbers(cells.value, cells.missing),
-        "least": packed_numbers(cells.least, cells.missing, LEAST_DIGITS),
-        "bad": packed_array(cells.bad),
-        "step": packed_array((places.step - columns.starts[None, :]) * there),
-        "directory": packed_array(places.directory * there),
-        "micro": packed_array(places.micro_step * there),
-        "member": packed_array(places.member * there),
-    }
-
-
-def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: Run, rows: Rows) -> Iterator[Mark]:
-    """For each row with numbers that are not finite the first one, of the op that says most, else of another."""
-    micro_stepped = _micro_stepped(rows, signal.signal)
-    told: set[int] = set()
-    first = principal(signal.ops)
-    for op in sorted(maps, key=lambda op: op != first):
-        cells = maps[op]
-        there = cells.bad > 0
-        for row in np.flatnonzero(there.any(axis=1)).tolist():
-            if row in told or len(told) >= BAD_OF_A_SIGNAL:
-                continue
-            told.add(row)
-            column = int(np.argmax(there[row]))
-            step, directory, micro_step, member = (int(array[row, column]) for array in cells.places)
-            about = signal.members[row][member]
-            value = float(cells.value[row, column])
-            rank = run.directories[directory].rank
-            micro = micro_step if micro_stepped else None
-            yield Mark("", signal.signal, about.name, op, value, step, rank, micro, "", "", about.vpp_stage, row)
-
-
-def _micro_stepped(rows: Rows, signal: str) -> bool:
-    return any("micro_step" in file.columns or file.format == "parquet" for _, file in rows.files[signal])
-
-
-def _about(rows: Rows, run: Run, known: Survey, plan: Plan) -> dict[str, object]:
-    lists: dict[tuple[str, ...], int] = {}
-    signals = [
-        {
-            "signal": signal.signal,
-            "meaning": signal_of(signal.signal).meaning,
-            "phase": signal_of(signal.signal).phase,
-            "ops": signal.ops,
-            "rankOps": [signal.ops.index(op) for op in signal.rank_ops],
-            "labels": signal.labels,
-            "members": [[[member.vpp_stage, member.name] for member in members] for members in signal.members],
-            "microStepped": _micro_stepped(rows, signal.signal),
-            "files": [lists.setdefault(names, len(lists)) for names in _files(rows, signal.signal)],
-        }
-        for signal in plan.signals
-    ]
-    few = sum(map(len, lists)) <= MOST_FILES
-    return {
-        "columns": _columns(plan.columns),
-        "rankColumns": _columns(plan.rank_columns),
-        "last": known.last,
-        "lines": _line_names(run, plan),
-        "directories": [[directory.path.name, directory.rank] for directory in run.directories],
-        "signals": signals,
-        "files": list(lists) if few else [],
-    }
-
-
-def _columns(columns: Columns) -> dict[str, object]:
-    return {"starts": columns.starts.tolist(), "width": columns.width}
-
-
-def _files(rows: Rows, signal: str) -> list[tuple[str, ...]]:
-    """Of each directory the files of a signal, in order of steps."""
-    files: list[list[str]] = [[] for _ in rows.directories]
-    for directory, file in rows.files[signal]:
-        files[directory].append(file.path.name)
-    return list(map(tuple, files))
-
-
-def _line_names(run: Run, plan: Plan) -> list[str]:
-    groups = [run.ranks[at : at + plan.ranks_a_line] for at in range(0, len(run.ranks), plan.ranks_a_line)]
-    return [f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}" for group in groups]
 
 
 def _page(
@@ -225,13 +115,13 @@ def _page(
         subtitle=f"{numbers} in {root.resolve()}",
         plotly=True,
         data={**data, "findings": [_finding(mark) for mark in diagnosis.findings]},
-        scripts=[asset("cells.js"), asset("drawing.js"), asset("report.js")],
+        scripts=[asset(name) for name in SCRIPTS],
     )
 
 
 def _finding(mark: Mark) -> dict[str, object]:
     value = mark.value if isfinite(mark.value) else None
-    return {**mark._asdict(), "value": value, "text": f"{mark.value:.6g}"}
+    return {**mark._asdict(), "value": value, "text": f"{mark.value:.6g}", "kind": kind(mark)}
 
 
 def _write(out: Path, text: str) -> int:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from probe.core.anomaly import explain
 from probe.core.records import Finding, Key, Snapshot
 from probe.core.sinks.anomaly_file import AnomalyFile
 from probe.core.sinks.context import SinkContext
@@ -20,6 +21,7 @@ class AnomalySink:
     """Prints findings, first causes first, and dumps them.
 
     What was already found at the step before is counted, not printed again: a NaN stays for the rest of the run.
+    Where anything is new, the step's last line says in words what came first in it.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -48,6 +50,9 @@ class AnomalySink:
         if total := rest.total():
             rules = ", ".join(f"{rule} {number}" for rule, number in sorted(rest.items()) if number)
             logger.warning("and %d more finding%s at step %d (%s)", total, "s" * (total > 1), step, rules)
+        if new:
+            what = "New beside what was bad before" if self._before else "First bad"
+            logger.warning("%s on rank %d: %s", what, new[0].rank, " ".join(explain(new[0]).splitlines()))
         self._before = {_identity(finding) for finding in findings}
 
 

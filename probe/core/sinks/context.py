@@ -24,3 +24,5 @@ class SinkContext:
     """Ranks of this rank's pipeline group, itself included."""
     dump: bool = False
     """Whether findings are also written to a file."""
+    resumed_at: int | None = None
+    """The first step that is done now, in a directory that another run has begun; None if it has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from probe.core.naming import tag
@@ -41,7 +41,7 @@ class TensorBoardSink:
                 'format "tensorboard" needs tensorboardX: pip install "probe-monitor[tensorboard]"'
             ) from missing
         self._new_event = NewEvent
-        self._rank = context.rank
+        self._rank, self._resumed_at = context.rank, context.resumed_at
         self._path = context.directory / file_name(time.time())
         self._curves: dict[str, _Curves] = {}
 
@@ -59,8 +59,16 @@ class TensorBoardSink:
             event.step, event.wall_time = snapshot.step, snapshot.time
         with open_for_append(self._path) as file:
             if not file.seek(0, os.SEEK_END):
-                events.insert(0, self._new_event(wall_time=snapshot.time, file_version=VERSION))
+                events[:0] = self._beginning(snapshot.time)
             append(file, b"".join(record(event.SerializeToString()) for event in events))
+
+    def _beginning(self, time: float) -> Iterator[Event]:
+        """The first events of a file: the second one tells readers to forget steps of other files from this one on."""
+        yield self._new_event(wall_time=time, file_version=VERSION)
+        if self._resumed_at is not None:
+            event = self._new_event(wall_time=time, step=self._resumed_at)
+            event.session_log.status = event.session_log.START
+            yield event
 
     def _measured(self, batch: Batch, ops: tuple[str, ...]) -> Event:
         """The event of ``batch``, op by op."""

@@ -1,0 +1,130 @@
+"""``probe anomalies``: what went wrong first in a run, and what followed from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from probe.core.anomaly_processor import write
+from probe.core.causes.analysis import Analysis, Diagnosis, analyse
+from probe.core.causes.classes import Cause
+from probe.core.causes.located import Located
+from probe.core.causes.objects import as_json, entry, key_of_entry
+from probe.core.causes.words import value
+from probe.core.naming import cell_name
+
+WIDTH = 160
+"""Characters of a line where there is no terminal."""
+
+
+def anomalies(
+    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File or folder that gets anomaly_analyse.json.")
+    ] = None,
+    topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
+    steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
+    as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Name the first cause in the files of all ranks: what, where, on which rank, at which step, and what followed.
+
+    The files are judged again by the rules of the run (the default ones if it had none), and replicas are compared.
+
+    Exit code 0 if nothing was found, 1 if something was found or data were skipped, 2 for wrong use.
+    """
+    errors = Console(stderr=True)
+    try:
+        wanted = chosen(steps)
+        with errors.status("reading") as status:
+            analysis = analyse(directory, wanted, status.update)
+        written = _write(out, analysis, topk) if out else None
+    except (ValueError, ImportError) as error:
+        typer.echo(f"probe anomalies: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_machine:
+        typer.echo(json.dumps(as_json(analysis), indent=1))
+    else:
+        _show(analysis, topk)
+    for line in [*analysis.notes, *analysis.problems.lines()]:
+        errors.print(line, markup=False, highlight=False, soft_wrap=True)
+    if written:
+        errors.print(f"written: {written}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if analysis.diagnosis or analysis.problems.skipped else 0)
+
+
+def chosen(text: str) -> list[int]:
+    """The steps that ``10-20,25`` names.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    found: list[int] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ValueError(f"--steps: expected steps such as 10-20,25; got {text!r}")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _write(out: Path, analysis: Analysis, topk: int) -> Path:
+    first = _first(analysis, topk)
+    return write(out, [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in first])
+
+
+def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
+    """The first findings of the main story, then of the others."""
+    main = analysis.diagnosis.story.findings if analysis.diagnosis else []
+    return [*main, *(pair for other in analysis.others for pair in other.story.findings)][:topk]
+
+
+def _show(analysis: Analysis, topk: int) -> None:
+    console = _console()
+    judged = analysis.judged
+    sampled = max((rank.sampled for rank in judged), default=0)
+    console.print(
+        f"{analysis.run.name}: {len(judged)} rank{'s' * (len(judged) > 1)}, {sampled} sampled steps, "
+        f"{analysis.number} finding{'s' * (analysis.number != 1)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if analysis.diagnosis is None:
+        console.print("Nothing was found.")
+        return
+    console.print()
+    console.print(analysis.diagnosis.text, highlight=False, markup=False)
+    console.print()
+    console.print(_table(analysis, topk))
+    for other in analysis.others:
+        console.print(_briefly(other), highlight=False, markup=False)
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide where there is none, so that no name is cut."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def _table(analysis: Analysis, topk: int) -> Table:
+    table = Table("cause", "step", "rank", "signal", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("row", overflow="fold")
+    for column in ("value", "rule"):
+        table.add_column(column)
+    for located, cause in _first(analysis, topk):
+        finding = located.finding
+        step = f"{finding.step}" + (f" micro {finding.key.micro_step}" if finding.micro_stepped else "")
+        stage = f" stage {located.pp_stage}" if located.pp_stage else ""
+        cells = cause.value, step, f"{finding.rank}{stage}", finding.signal, cell_name(finding.key), value(finding)
+        table.add_row(*map(escape, cells), finding.rule)
+    return table
+
+
+def _briefly(other: Diagnosis) -> str:
+    return f"Apart from it, steps {other.story.first} to {other.story.last}: {other.text}"

@@ -1,0 +1,125 @@
+"""``probe targets``: the structure of a model, as a ``targets`` block."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from probe.core.selection import PLACES
+from probe.core.settings_problems import nearest
+
+_CONTAINER = re.compile(r"(tuple|list|dict)\[(\d+)\]")
+
+
+def targets(
+    file: Annotated[Path, typer.Argument(help="A module_struct.json, as print_struct writes it.")],
+    match: Annotated[str, typer.Option(help="Modules of these names only: a shell pattern such as '*.mlp'.")] = "*",
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="Print YAML instead of JSON.")] = False,
+) -> None:
+    """Print the targets block that watches the modules of a file, each as it was there: a configuration to begin with.
+
+    A module with one tensor in each place gets element selectors; any other gets {}, which is all tensors in all
+    places. Modules that took no part in the step are left out. Exit code 1 if entries had to be left out because they
+    could not be read, 2 if nothing could be.
+    """
+    try:
+        structure = _read(file)
+        chosen = _matching(structure, match)
+    except (OSError, ValueError) as error:
+        typer.echo(f"probe targets: {error}", err=True)
+        raise typer.Exit(2) from None
+    wrong = [name for name, entry in chosen.items() if not _readable(entry)]
+    block = {name: target(entry) for name, entry in chosen.items() if name not in wrong and _runs(entry)}
+    typer.echo(_yaml(block) if as_yaml else _json(block))
+    if idle := len(chosen) - len(wrong) - len(block):
+        typer.echo(f"{file}: left out {idle} modules in which no tensor was seen", err=True)
+    for name in wrong:
+        typer.echo(f"{file}: {name}: expected an object with input, output, ...; left out", err=True)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def target(entry: Mapping[str, Any]) -> dict[str, str]:
+    """What in ``targets`` watches exactly the tensors of a module's entry."""
+    selectors = {place: _selector(place, entry[place]) for place in PLACES if _tensors(entry.get(place))}
+    return {} if None in selectors.values() else {place: str(selector) for place, selector in selectors.items()}
+
+
+def _selector(place: str, tree: Mapping[str, Any]) -> str | None:
+    """What selects all tensors of ``tree``; None if they are not one element."""
+    form = str(tree.get("config"))
+    if form == "tensor":
+        return form
+    held = [name for name, inner in tree.items() if _tensors(inner)]
+    found = _CONTAINER.fullmatch(form)
+    if found is None or len(held) != 1 or not held[0].isdecimal() or int(held[0]) >= int(found[2]):
+        return None
+    positional = place.startswith("input")  # the existing tool calls them a list
+    return f"{'tuple' if positional else found[1]}[{found[2]}]:{held[0]}"
+
+
+def _tensors(tree: object) -> bool:
+    """Whether any tensor is there."""
+    if isinstance(tree, Mapping):
+        return any(_tensors(inner) for inner in tree.values())
+    return isinstance(tree, str) and tree.startswith("size=")
+
+
+def _runs(entry: Mapping[str, Any]) -> bool:
+    return any(_tensors(entry.get(place)) for place in PLACES)
+
+
+def _readable(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(place, {}), dict) for place in PLACES)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}, line {error.lineno}: expected JSON as print_struct writes it: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{file}: expected JSON as print_struct writes it: nested too deep") from None
+    if not isinstance(found, dict) or not any(
+        _readable(entry) and (not entry or _runs(entry)) for entry in found.values()
+    ):
+        raise ValueError(
+            f"{file}: expected names of modules, each with its input, output, ... as print_struct writes it"
+        )
+    return found
+
+
+def _matching(structure: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    chosen = {name: entry for name, entry in structure.items() if any(fnmatchcase(n, pattern) for n in _names(name))}
+    if not chosen:
+        close = nearest(pattern, [each for name in structure for each in _names(name)])
+        raise ValueError(f"--match {pattern}: no module is called so" + (f"; did you mean {close}?" if close else ""))
+    return chosen
+
+
+def _names(name: str) -> Iterator[str]:
+    """With and without its stage."""
+    yield name
+    if prefix := re.match(r"\d+:", name):
+        yield name[prefix.end() :]
+
+
+def _json(block: Mapping[str, Any]) -> str:
+    lines = ",".join(f"\n    {_entry(name, entry)}" for name, entry in block.items())
+    return f'{{\n  "targets": {{{lines}\n  }}\n}}'
+
+
+def _yaml(block: Mapping[str, Any]) -> str:
+    lines = "".join(f"\n  {_entry(name, entry)}" for name, entry in block.items())
+    return f"targets:{lines or ' {}'}"
+
+
+def _entry(name: str, entry: Mapping[str, str]) -> str:
+    """One line that both formats read alike."""
+    return f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(entry)}"

@@ -1,0 +1,140 @@
+"""Findings of all ranks in order: ``python -m probe.core.anomaly_processor -d DIR``.
+
+Reads what runs have dumped in ``anomaly_detected/rank*/anomaly.json``, puts it in the order in which a training step
+takes its course, and writes the first ones to ``anomaly_analyse.json``. :mod:`probe.core.causes` does more: it judges
+the files of all ranks and tells the first cause from what follows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import heapq
+import json
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from probe.core.anomaly import AFTER, BEFORE, DURING
+from probe.core.causes.entries import FOLDER, Entry, read
+from probe.core.naming import SIGNALS
+from probe.core.reading.problems import Problems
+from probe.core.sinks.files import replacing
+
+RESULT = "anomaly_analyse.json"
+FORWARD = SIGNALS["actv"].phase
+
+
+def order(entry: Entry) -> tuple[int, ...]:
+    """Sorts entries such that a cause stands before what it causes.
+
+    Step; within it weights, then one micro step after the other, then what there is once a step; within a micro step
+    forward before backward; the forward goes up the virtual and the pipeline stages, the backward down. What there is
+    once a step goes down as the backward does. Then the call id, and the rank.
+    """
+    when, micro_step = DURING, entry.micro_step
+    if not entry.micro_stepped:
+        when, micro_step = BEFORE if entry.phase == SIGNALS["param_origin"].phase else AFTER, 0
+    sign = 1 if entry.phase <= FORWARD else -1
+    stages = sign * entry.vpp_stage, sign * entry.pp_stage
+    return entry.step, when, micro_step, entry.phase, *stages, entry.call_id, entry.rank
+
+
+def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] = ()) -> list[tuple[str, Entry]]:
+    """The ``most`` earliest of ``found`` in order, of ``steps`` only if there are any."""
+    chosen = ((key, entry) for key, entry in found if not steps or entry.step in steps)
+    return heapq.nsmallest(most, chosen, key=lambda pair: order(pair[1]))
+
+
+def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
+    """Writes ``anomaly_analyse.json``; where ``path`` is a folder, into it. Returns the file.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    path = path.expanduser()
+    target = path if path.suffix == ".json" and not path.is_dir() else path / RESULT
+    entries: dict[str, object] = {}
+    for key, fields in found:
+        entries[_free(key, entries)] = fields
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as file:
+            json.dump(entries, file, indent=1)
+    except OSError as error:
+        raise ValueError(f"{target}: expected a file or folder that can be written; {error}") from None
+    return target
+
+
+def _free(key: str, taken: Collection[str]) -> str:
+    number, wanted = 1, key
+    while key in taken:
+        number += 1
+        key = f"{wanted}_{number}"
+    return key
+
+
+def step_list(text: str) -> list[int]:
+    """What ``-s`` says, such as ``[1,2]``; an empty list for all steps.
+
+    Raises:
+        ValueError: if it is no list of steps.
+    """
+    try:
+        steps = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        steps = None
+    if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps):
+        raise ValueError(f'-s: expected a list of steps such as "[1,2]", or "[]" for all; got {text!r}')
+    return steps
+
+
+def _topk(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number of findings, 1 or more; got {text!r}")
+    return int(text)
+
+
+def _steps(text: str) -> list[int]:
+    try:
+        return step_list(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("-s: ")) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anomaly_processor",
+        description=f"Put the findings of all ranks in order and write the first ones to {RESULT}.",
+        epilog="Exit code 0 if all was read, 1 if something was left out, 2 for wrong use.",
+    )
+    add = parser.add_argument
+    add("-d", "--data_path", type=Path, required=True, help=f"the folder {FOLDER}, or the one that holds it")
+    add("-o", "--out_path", type=Path, help=f"a file or a folder; else {RESULT} in the folder of the findings")
+    add("-k", "--topk", type=_topk, default=8, help="number of findings that are kept (default 8)")
+    add("-s", "--step_list", "--step", type=_steps, default=[], help='steps to look at, such as "[1,2]" (default all)')
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; gives its exit code."""
+    args = _parser().parse_args(arguments)
+    problems = Problems()
+    data: Path = args.data_path.expanduser()
+    inside = data / FOLDER if (data / FOLDER).is_dir() else data
+    try:
+        found = first(read(data, problems), args.topk, set(args.step_list))
+        target = write(args.out_path or inside, [(key, entry.fields()) for key, entry in found])
+    except ValueError as error:
+        sys.stderr.write(f"anomaly_processor: {error}\n")
+        return 2
+    for number, (_, entry) in enumerate(found):
+        sys.stdout.write(f"{number}: {' '.join(entry.message.splitlines())}\n")
+    for line in problems.lines():
+        sys.stderr.write(f"{line}\n")
+    sys.stdout.write(f"{len(found)} finding{'s' * (len(found) != 1)} in {target}\n")
+    return int(problems.skipped)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

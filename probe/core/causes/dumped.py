@@ -1,0 +1,97 @@
+"""What the run itself has dumped, put beside what its files say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probe.core.causes.entries import Entry, rank_folders, read
+from probe.core.causes.judging import Judged
+from probe.core.causes.located import Located
+from probe.core.naming import cell_name
+from probe.core.reading.cells import key_of
+from probe.core.reading.problems import Problems
+from probe.core.records import Finding
+
+Row = tuple[int, int, str, str, int]
+"""Rank, step, signal, name in files and micro step."""
+MOST = 100
+"""Findings of one rank that only the run itself made, which are kept."""
+
+
+@dataclass
+class Dumped:
+    """What ``anomaly.json`` of all ranks adds."""
+
+    calls: dict[Row, int] = field(default_factory=dict)
+    """Positions in the order of execution, of rows that were found in the files too."""
+    mates: dict[int, list[int]] = field(default_factory=dict)
+    """Pipeline groups by rank."""
+    live: list[Located] = field(default_factory=list)
+    """Findings of rules that cannot judge files."""
+
+
+def dumped(
+    root: Path,
+    judged: Mapping[int, Judged],
+    rules: Collection[str],
+    stage: Callable[[int], int],
+    wanted: Collection[int],
+    problems: Problems,
+) -> Dumped:
+    """What was dumped of the steps that were judged.
+
+    Args:
+        rules: those that have judged the files: what only an earlier run's dump has of them is no finding of this one.
+        wanted: steps that count; all if there are none.
+    """
+    result = Dumped()
+    if not rank_folders(root):
+        return result
+    rows = {_row(located.finding) for each in judged.values() for episode in each.episodes for located in episode.kept}
+    kept: dict[int, int] = {}
+    for _, entry in read(root, problems):
+        if len(entry.group_mates) > 1:
+            result.mates.setdefault(entry.rank, entry.group_mates)
+        rank = judged.get(entry.rank)
+        if rank is None or (wanted and entry.step not in wanted):
+            continue
+        row = entry.rank, entry.step, entry.signal, entry.row, entry.micro_step
+        if row in rows:
+            result.calls[row] = entry.call_id
+            if not entry.rule:
+                continue
+        within = rank.first_step <= entry.step <= rank.last_step
+        if within and entry.rule not in rules and kept.setdefault(entry.rank, 0) < MOST:
+            kept[entry.rank] += 1
+            result.live.append(_located(entry, stage(entry.rank)))
+    return result
+
+
+def call_of(located: Located, calls: Mapping[Row, int]) -> int:
+    """The dumped position of a finding's row; -1 if there is none."""
+    return calls.get(_row(located.finding), -1)
+
+
+def _row(finding: Finding) -> Row:
+    return finding.rank, finding.step, finding.signal, cell_name(finding.key), finding.key.micro_step
+
+
+def _located(entry: Entry, pp_stage: int) -> Located:
+    value, expected = entry.numbers()
+    key = key_of(entry.signal, entry.row, entry.micro_step, 0, entry.vpp_stage)
+    finding = Finding(
+        rule=entry.rule or "unknown",
+        signal=entry.signal,
+        key=key,
+        op=entry.op,
+        value=value,
+        expected=expected,
+        step=entry.step,
+        rank=entry.rank,
+        order=entry.call_id,
+        message=entry.message,
+        micro_stepped=entry.micro_stepped,
+    )
+    return Located(finding, entry.step, pp_stage, live=True, call=entry.call_id)
