@@ -37,13 +37,12 @@ class Shard(NamedTuple):
 
 
 class Adam(NamedTuple):
-    """What an optimizer of two moments makes updates with. Numbers, or tensors without waiting for them."""
+    """What an optimizer of two moments, which have seen so many steps, makes updates with: numbers or tensors."""
 
     beta1: Any
     beta2: Any
     eps: Any
     steps: Any
-    """How many updates the moments have seen."""
 
 
 class Tensors(Protocol):
@@ -73,17 +72,12 @@ class Tensors(Protocol):
         is multiplied."""
 
     def agreement(self, one: Tensor, other: Tensor) -> Tensor:
-        """A 0-d float tensor: the fraction of the elements of two non-empty tensors of one shape that have the same
-        sign; a pair with a zero or NaN counts one half. No waiting for a device.
-
-        Raises:
-            ValueError: if what this process holds of the two has different shapes.
-        """
+        """The fraction of elements of two non-empty tensors that have the same sign, 0-d, without waiting for a device;
+        a pair with a zero or NaN counts one half. Raises ValueError if what is held of the two differs in shape."""
 
     def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
-        """Of non-empty moments, as float32 or float64 and without waiting for a device: the update ``m / (sqrt(v) +
-        eps)`` and the ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and
-        ``v = second / (1 - beta2**steps)``."""
+        """Of non-empty moments, as float32 or float64 and without waiting: the update ``m / (sqrt(v) + eps)`` and the
+        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""

@@ -1,0 +1,36 @@
+"""Updates of Adam as MindSpore's optimizers with groups make them."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from mindspore.experimental import optim
+
+from probe.mindspore import TrainerMon
+from tests.tables import Row, read
+
+
+def test_every_group_has_betas_of_its_own() -> None:
+    """The learning rate times the update is how far the optimizer has moved each parameter."""
+    start = np.linspace(-0.5, 0.5, 12).reshape(3, 4).astype(np.float32)
+    net = nn.Dense(4, 3, weight_init=ms.Tensor(start), bias_init="zeros")
+    weight, bias = net.trainable_params()
+    groups = [{"params": [weight], "betas": (0.5, 0.75)}, {"params": [bias]}]
+    optimizer = optim.Adam(groups, lr=0.125)
+    inputs = ms.Tensor(np.linspace(-1, 1, 8).reshape(2, 4).astype(np.float32))
+    step = ms.value_and_grad(lambda x: (net(x) - 1).square().sum(), None, [weight, bias])
+    config = {"ur_distribution": True, "param_distribution": True, "ops": ["mean"], "ndigits": 20}
+    with TrainerMon(config) as monitor:
+        monitor.set_monitor(net, 1, optimizer)
+        for _ in range(3):
+            optimizer(step(inputs)[1])
+    assert monitor.faults == {}
+    rows = read(monitor.output_directory)
+    for number in range(3):
+        for name in ("weight", "bias"):
+            before, after = (rows[Row(f"param_{when}", number, name)]["mean"] for when in ("origin", "updated"))
+            assert after - before == pytest.approx(
+                -0.125 * rows[Row("update", number, name)]["mean"], rel=1e-3, abs=1e-6
+            )
