@@ -6,15 +6,14 @@ directories. Who finds something first writes it, and nobody can write it again.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.anomaly import causal_order, module_of
 from probe.core.faults import Faults
+from probe.core.notices import Notices
 from probe.core.records import Finding
 from probe.core.selection import PLACES, Selection, Watched, inside, names_of
 from probe.core.settings import Settings
@@ -89,9 +88,8 @@ class Arming:
     def __init__(
         self, root: Path, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
     ) -> None:
-        self._folder, self._rank, self._steps, self._cool_down = root / FOLDER, rank, steps, cool_down
-        self._ahead, self._faults = ahead, faults
-        self._next = 1 + max((int(path.stem) for path in self._folder.glob("[0-9]*.json")), default=-1)
+        self._notices, self._rank = Notices(root / FOLDER, rank), rank
+        self._steps, self._cool_down, self._ahead, self._faults = steps, cool_down, ahead, faults
         self._order: Order | None = None
         self._quiet_until = 0
 
@@ -104,7 +102,7 @@ class Arming:
         try:
             self._look()
             if self._order is None and findings and step >= self._quiet_until:
-                self._give(Order(step + self._ahead(step), suspects(findings), self._rank))
+                self._notices.give(Order(step + self._ahead(step), suspects(findings), self._rank)._asdict())
                 self._look()
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._faults.note("arming", error)
@@ -118,24 +116,8 @@ class Arming:
 
     def _look(self) -> None:
         """Reads the next order, if somebody has given it."""
-        path = self._folder / f"{self._next}.json"
-        if self._order is not None or not path.exists():
-            return
-        told: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        self._next += 1
-        self._order = Order(int(told["step"]), tuple(map(str, told["suspects"])), int(told["rank"]))
-
-    def _give(self, order: Order) -> None:
-        """Writes ``order`` whole, unless another rank has been first."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{self._rank}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(order._asdict()) + "\n", encoding="utf-8")
-        try:
-            os.link(temporary, self._folder / f"{self._next}.json")
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
+        if self._order is None and (told := self._notices.read()) is not None:
+            self._order = Order(int(told["step"]), tuple(map(str, told["suspects"])), int(told["rank"]))
 
 
 SIGNALS = ("xy_distribution", "wg_distribution", "param_distribution", "mv_distribution")

@@ -19,8 +19,9 @@ from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import columns_for
+from probe.core.notices import Notices
 from probe.core.output import output_root
-from probe.core.pace import Pace
+from probe.core.pace import AgreedPace, Pace
 from probe.core.recorder import Recorder
 from probe.core.run import Clock, Run
 from probe.core.run_output import Output
@@ -33,6 +34,8 @@ from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
 
 _log = logging.getLogger("probe")
+PACE_FOLDER = "pace"
+"""In the output directory: where the first rank says which steps are sampled."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
@@ -79,6 +82,7 @@ class Collecting:
         run = self._new_run(given, given.start_iteration)
         groups = self.framework.groups
         ahead = Ahead(groups.world_size() == 1, self.settings.dynamic_seconds, given.start_iteration)
+        self._ahead = ahead
         self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead)
         self._arming = self._deeper = None
         if (about := self.settings.on_anomaly) is not None:
@@ -113,6 +117,8 @@ class Collecting:
         session, output = self._session, self._output
         if session is None:
             return
+        if (pace := session.schedule.pace) is not None:
+            pace.between(step)
         if self._stops is not None and step >= self._stops:
             self._stops = None  # once, should training catch it and go on
             _log.warning("%s", REASON)
@@ -205,10 +211,21 @@ class Collecting:
         return self._paced(settings.start_step, settings, times)
 
     def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
-        pace = Pace(settings.max_overhead, settings.step_interval) if settings.max_overhead else None
+        pace = self._pace(settings)
         if self._output is not None:
             self._output.pace = pace
         return Schedule(start, settings.step_interval, times, pace)
+
+    def _pace(self, settings: Settings) -> Pace | None:
+        """Ranks that exchange something in each sampled step have to sample the same ones."""
+        budget, interval, groups = settings.max_overhead, settings.step_interval, self.framework.groups
+        if budget is None:
+            return None
+        if not settings.global_stats or groups.world_size() == 1:
+            return Pace(budget, interval)
+        notices = Notices(output_root(os.environ).absolute() / PACE_FOLDER, groups.rank())
+        leads = groups.rank() == min(settings.module_ranks, default=0)
+        return AgreedPace(budget, interval, notices, leads, self._ahead, self._faults)
 
     def _listen(self, run: Run) -> None:
         """Gives ``run`` the collectives heard so far and those to come."""

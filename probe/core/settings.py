@@ -199,8 +199,8 @@ class Settings(Section):
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
     """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
     and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
-    rank by itself, so that ranks may collect different steps. Missing: no limit. The manifest says how many steps were
-    left out."""
+    rank by itself, so that ranks may collect different steps; with global_stats the first rank says which, for all.
+    Missing: no limit. The manifest says how many steps were left out."""
     history: Integer = Field(0, ge=0, le=10_000)
     """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
-from probe.core.pace import Pace
+from probe.core.faults import Faults
+from probe.core.notices import Notices
+from probe.core.pace import AgreedPace, Pace
 from probe.core.schedule import Schedule
 
 
@@ -74,3 +80,56 @@ def test_cheaper_again_it_comes_back() -> None:
 
 def test_nothing_is_known_before_anything_was_sampled() -> None:
     assert math.isnan(Pace(0.01, 1).overhead)
+
+
+def two_ranks(folder: Path, steps: int, costs: dict[int, float], late: int = 0) -> tuple[list[int], list[int], Faults]:
+    """The sampled steps of two ranks that have to agree; ``costs`` by the step from which the first rank measures them.
+
+    The second rank sees what is said ``late`` steps too late.
+    """
+    faults = Faults()
+    folder.mkdir(exist_ok=True)
+    hidden = folder / "hidden"
+    hidden.mkdir(exist_ok=True)
+    places = (folder / "seen", hidden) if late else (folder / "seen", folder / "seen")
+    paces = [AgreedPace(0.1, 1, Notices(place, r), r == 0, lambda _: 2, faults) for r, place in enumerate(places)]
+    schedules, found = [Schedule(pace=pace) for pace in paces], ([], [])
+    cost = 0.0
+    for step in range(steps):
+        cost = costs.get(step, cost)
+        for rank, (pace, schedule) in enumerate(zip(paces, schedules, strict=True)):
+            pace.between(step)
+            sampled = schedule.samples(step)
+            schedule.ended(step, sampled)
+            pace.step(1.0, 0.0)
+            if sampled:
+                pace.sampled(cost if rank == 0 else 100.0)
+                found[rank].append(step)
+        for path in (folder / "seen").glob("*.json") if late else ():
+            if step >= json.loads(path.read_text())["step"] + late:
+                shutil.copy(path, hidden)
+    return *found, faults
+
+
+def test_ranks_that_have_to_agree_sample_the_same_steps(tmp_path: Path) -> None:
+    """What the first rank measures counts for all, from a step on that all have seen in time."""
+    one, other, faults = two_ranks(tmp_path, 80, {0: 0.5, 40: 0.1})
+    assert one == other
+    assert one[:5] == [0, 1, 2, 3, 4]
+    apart = {later - earlier for earlier, later in itertools.pairwise(one[6:12])}
+    assert apart == {5}
+    assert one[-1] - one[-2] == 1
+    assert faults.counts == {}
+
+
+def test_a_rank_that_hears_of_it_too_late_says_so(tmp_path: Path) -> None:
+    one, other, faults = two_ranks(tmp_path, 30, {0: 0.5}, late=3)
+    assert one != other
+    assert faults.counts == {"pace: TimeoutError": 1}
+
+
+def test_what_an_earlier_run_has_said_does_not_count(tmp_path: Path) -> None:
+    """In the same output directory."""
+    two_ranks(tmp_path, 30, {0: 0.5})
+    one, _, _ = two_ranks(tmp_path, 30, {0: 0.01})
+    assert one == list(range(30))

@@ -17,6 +17,7 @@ from tests.required import require
 torch = require("torch")
 
 import torch.distributed as dist  # noqa: E402 - only where torch is
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 CONFIG = {"wg_distribution": True, "format": "api", "dynamic_on": False, "dynamic_seconds": 0}
 
@@ -144,4 +145,40 @@ def test_what_one_rank_finds_makes_all_look_deeper(two_ranks: Ranks) -> None:
     assert len(one) == 4
     assert one[0] > 6
     assert one[2] > 16
+    assert faults == more == {}
+
+
+def paced(steps: int) -> tuple[list[int], dict[str, int]]:
+    """The steps that this rank has collected within a budget that a toy never keeps."""
+    from probe.pytorch import TrainerMon
+
+    config = {
+        "wg_distribution": True,
+        "format": "api",
+        "dynamic_seconds": 0,
+        "global_stats": True,
+        "max_overhead": 0.05,
+    }
+    model = Net()
+    for part in (model.up, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    collected = []
+    with TrainerMon(config) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(steps):
+            dist.barrier()
+            loss_of(model(batch(step, dist.get_rank()))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor.generate_wgrad_metrics()[0]:
+                collected.append(step)
+    return collected, monitor.faults
+
+
+def test_within_a_budget_ranks_that_merge_their_numbers_sample_the_same_steps(two_ranks: Ranks) -> None:
+    """Else ``global_stats`` would end."""
+    (one, faults), (other, more) = two_ranks.run(paced, 60)
+    assert one == other
+    assert len(one) < 40
     assert faults == more == {}
