@@ -83,14 +83,10 @@ class SGD:
             listener.after(self, "applied")
 
 
-def _add(listeners, listener):
+def _add(listeners, listener, *more):
     listeners.append(listener)
-    return lambda: listener in listeners and listeners.remove(listener)
-
-
-def _on_forward(module, before, after):
-    enter, leave = _add(module.before, before), _add(module.after, after)
-    return lambda: (enter(), leave())
+    also = _add(*more) if more else lambda: None
+    return lambda: (listener in listeners and listeners.remove(listener), also())
 
 
 TENSORS = SimpleNamespace(
@@ -125,14 +121,13 @@ HOOKS = SimpleNamespace(
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
     on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
-    on_forward=_on_forward,
+    on_forward=lambda module, before, after: _add(module.before, before, module.after, after),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
 )
-ARRAYS = SimpleNamespace(**vars(array_ops))
-ARRAYS.numbers, ARRAYS.member = lambda tensor: tensor.data, lambda module, name: module.members.get(name)
+ARRAYS = SimpleNamespace(**vars(array_ops) | {"numbers": lambda x: x.data, "member": lambda m, n: m.members.get(n)})
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
 
 
