@@ -12,6 +12,7 @@ from probe.core.causes.evidence import Evidence, evidence
 from probe.core.causes.exchanges import exchanged, givers
 from probe.core.causes.judging import Judged, Judging, configured, ops_of
 from probe.core.causes.located import Located
+from probe.core.causes.replicas import RULE as REPLICAS
 from probe.core.causes.replicas import compare
 from probe.core.causes.sharing import sharers
 from probe.core.causes.topology import Topology, topology
@@ -186,9 +187,20 @@ def _facts(story: Story, first: Located, judged: dict[int, Judged]) -> Iterable[
     ended = [rank.rank for rank in judged.values() if rank.partial]
     if ended and story.last >= min(judged[rank].last_step for rank in ended):
         yield f"The last step of {on_ranks(ended)} is unfinished: the run ended within it."
+    replicas = [located for located, _ in story.findings if located.finding.rule == REPLICAS]
+    if replicas:
+        yield from _how_long(replicas, max(rank.last_step for rank in judged.values()))
+        return
     recovered = [rank for rank in judged.values() if rank.last_step > story.last]
     if recovered and story.last - story.first <= 1 and len(recovered) == len(judged):
         yield f"From step {story.last + 1} on nothing is found any more."
+
+
+def _how_long(replicas: Sequence[Located], last: int) -> Iterable[str]:
+    """A difference is told as it begins: that nothing is found afterwards does not say that it is over."""
+    until = max(located.until for located in replicas)
+    if until >= 0:
+        yield f"The last step at which replicas differ is {until}; the run's last is {last}."
 
 
 def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Judged]) -> Iterable[str]:
