@@ -74,7 +74,7 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
         told: gets the name of each file as it is begun.
 
     Raises:
-        ValueError: if there is nothing to merge.
+        ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
     """
     report = Report()
     problems = Problems()
@@ -85,7 +85,10 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
             if name := _FILE.fullmatch(path.name):
                 found.setdefault((name[1], int(name[3])), []).append((path, directory))
     report.problems += problems.lines()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
     for (signal, last), files in sorted(found.items()):
         told(f"{signal} up to step {last}")
         rows = [row for path, directory in files for row in _read(path, directory, report)]

@@ -102,6 +102,15 @@ def test_wrong_steps(tmp_path: Path, steps: str) -> None:
     assert "expected steps such as 10-20,25" in done.stderr
 
 
+def test_too_many_steps(tmp_path: Path) -> None:
+    """A span is not made into a list of any size, nor are many spans."""
+    write_run(tmp_path, 1, 2)
+    for steps in ("0-99999999999", "0-60000,0-60000"):
+        done = run(tmp_path, f"--steps={steps}")
+        assert done.exit_code == 2
+        assert "expected 100000 steps or fewer" in done.stderr
+
+
 def test_nothing_to_read(tmp_path: Path) -> None:
     """A directory that is missing, empty or somebody else's: exit code 2, what was expected, nothing written."""
     (tmp_path / "empty").mkdir()

@@ -80,6 +80,14 @@ def test_wrong_use_is_2(runs: Path, args: list[str], told: str) -> None:
     assert told in result.stderr
 
 
+def test_a_page_that_cannot_be_written_is_2(runs: Path, tmp_path: Path) -> None:
+    """A folder is in its place."""
+    require("plotly")
+    result = run(runs / "a", runs / "nan", "-o", tmp_path)
+    assert result.exit_code == 2
+    assert f"{tmp_path}: expected a file that can be written" in result.stderr
+
+
 def test_a_directory_without_a_run_is_2(runs: Path, tmp_path: Path) -> None:
     """Whichever of the two it is: none of this name, an empty one, or someone else's."""
     (tmp_path / "else").mkdir()

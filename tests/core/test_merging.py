@@ -256,3 +256,12 @@ def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
     nothing = run(str(tmp_path / "elsewhere"))
     assert nothing.exit_code == 2
     assert "expected directories such as" in nothing.output
+
+
+def test_a_file_in_place_of_the_folder_is_wrong_use(tmp_path: Path) -> None:
+    """The command says so, with exit code 2."""
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None)})
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    done = run(str(tmp_path), "-o", str(tmp_path / "taken"))
+    assert done.exit_code == 2
+    assert "taken: expected a folder that can be written to" in done.output
