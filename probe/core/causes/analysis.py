@@ -85,7 +85,7 @@ def analyse(
         connection: a database to read with.
 
     Raises:
-        ValueError: if there is no output of a run.
+        ValueError: if there is no output of a run, or nothing of it at any of ``steps``.
         ImportError: if DuckDB is missing.
     """
     problems, wanted = Problems(), sorted(set(steps))
@@ -95,6 +95,8 @@ def analyse(
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         judged, rules = _judge(rows, run, topo, wanted, told)
+        if wanted and not any(rank.counted for rank in judged):
+            raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
         of_rank = {each.rank: each for each in judged}
         extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
         topo = topology(run.directories, extra.mates, sharers(rows))
@@ -117,6 +119,15 @@ def analyse(
         problems,
         topo,
     )
+
+
+def _span(rows: Rows) -> str:
+    """The first and the last step, if there is any."""
+    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals)  # noqa: S608
+    if not found:
+        return ""
+    first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM ({found})").fetchone()  # noqa: S608
+    return "" if first is None else f", {first} to {last}"
 
 
 def _main(stories: Sequence[Story]) -> Story | None:
