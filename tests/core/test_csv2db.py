@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.reading.files import tables
@@ -358,6 +359,20 @@ def test_the_default_folder_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.path.parent.name.endswith("_csv2db")
     assert done.path.name == "monitor_metrics.db"
     csv2db(CSV2DBConfig("~/out"))  # its own output is no run
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("monitor_path", ""), ("monitor_path", None), ("monitor_path", 5), ("output_dirpath", ""), ("output_dirpath", 7)],
+)
+def test_what_is_no_path_is_told_with_its_parameter(tmp_path: Path, key: str, value: Any) -> None:
+    """An empty one is not the current directory."""
+    write_run(tmp_path, 0, [0])
+    told = f"{key}: expected the path of a folder, got {value!r}"
+    with pytest.raises(ValueError, match=told):
+        CSV2DBConfig(**{"monitor_path": tmp_path, key: value})
+    with pytest.raises(ValueError, match=told):
+        csv2tensorboard_by_step(**{"monitor_path": tmp_path, key: value})
 
 
 def wrong_uses(root: Path) -> Iterator[tuple[list[str], str]]:

@@ -10,7 +10,16 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.convert.choosing import Chosen, Told, Unit, checked_kinds, checked_number, choose, output_folder
+from probe.core.convert.choosing import (
+    Chosen,
+    Told,
+    Unit,
+    checked_folder,
+    checked_kinds,
+    checked_number,
+    choose,
+    output_folder,
+)
 from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
 from probe.core.convert.parsing import Parsed, Piece, parse, pieces
 from probe.core.convert.workers import WorkersDiedError, in_order
@@ -49,6 +58,9 @@ class CSV2DBConfig:
     what it holds already is not read again."""
 
     def __post_init__(self) -> None:
+        checked_folder("monitor_path", self.monitor_path)
+        if self.output_dirpath is not None:
+            checked_folder("output_dirpath", self.output_dirpath)
         checked_number("process_num", self.process_num, 1, MOST_PROCESSES)
         checked_number("step_partition", self.step_partition, 1, MOST_STEPS)
         checked_kinds(self.data_type_list)
