@@ -28,7 +28,8 @@ MOST_STEPS = 100_000
 def anomalies(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File or folder that gets anomaly_analyse.json.")
+        Path | None,
+        typer.Option("--out", "-o", help="File such as first.json, or folder that gets anomaly_analyse.json."),
     ] = None,
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",

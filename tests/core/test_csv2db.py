@@ -385,6 +385,8 @@ def wrong_uses(root: Path) -> Iterator[tuple[list[str], str]]:
     )
     yield ["csv2db", str(root / "run"), "-j", "0"], "process_num: expected a whole number from 1"
     yield ["csv2db", str(root / "run"), "--step-partition", "0"], "step_partition: expected a whole number"
+    diary = str(root / "taken" / "monitor_metrics.db")
+    yield ["csv2db", str(root / "run"), "-o", diary], "expected a folder to write to; this is a file"
     yield ["csv2db", str(root / "run"), "-o", str(root / "taken")], "expected a metrics database or no file"
     yield ["csv2db", str(root / "run"), "-o", str(root / "foreign")], "expected a database that probe has written"
     yield ["csv2db", str(root / "run"), "-o", str(root / "db"), "--step-partition", "7"], "made with 500"

@@ -94,9 +94,16 @@ def _kinds_in(directory: Path) -> Iterator[str]:
 
 
 def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:
-    """``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, the time as directories of ranks have it."""
+    """``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, the time as directories of ranks have it.
+
+    Raises:
+        ValueError: if ``given`` is no path, or that of a file.
+    """
     if given is not None:
-        return checked_folder("output_dirpath", given)
+        folder = checked_folder("output_dirpath", given)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder}: expected a folder to write to; this is a file")
+        return folder
     return checked_folder("monitor_path", monitor_path) / f"{datetime.now(ZONE):%b%d_%H-%M-%S}_{suffix}"
 
 
