@@ -275,6 +275,19 @@ def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
+def test_going_on_needs_no_step_partition(tmp_path: Path) -> None:
+    """Left out it is what the database was made with; 500 in a new one."""
+    write_run(tmp_path, 0, range(3))
+    convert(tmp_path, tmp_path / "db", step_partition=2)
+    write_run(tmp_path, 0, range(3, 6), time="Dec04_00-00-00")
+    convert(tmp_path, tmp_path / "db")
+    convert(tmp_path, tmp_path / "new")
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'metric_1_step_%' ORDER BY name"
+    assert ask(tmp_path / "db", query) == [(f"metric_1_step_{span}",) for span in ("0_1", "2_3", "4_5")]
+    assert ask(tmp_path / "new", query) == [("metric_1_step_0_499",)]
+    assert held(tmp_path / "db") == held(tmp_path / "new")
+
+
 def test_going_on_reads_only_what_is_new(tmp_path: Path) -> None:
     """Files of a finished conversion are not read again; a changed one is, and a new one."""
     directory = write_run(tmp_path, 0, range(3))
