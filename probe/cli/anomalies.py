@@ -21,12 +21,15 @@ from probe.core.naming import cell_name
 
 WIDTH = 160
 """Characters of a line where there is no terminal."""
+MOST_STEPS = 100_000
+"""That can be named with ``--steps``."""
 
 
 def anomalies(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File or folder that gets anomaly_analyse.json.")
+        Path | None,
+        typer.Option("--out", "-o", help="File such as first.json, or folder that gets anomaly_analyse.json."),
     ] = None,
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
@@ -69,7 +72,10 @@ def chosen(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise ValueError(f"--steps: expected steps such as 10-20,25; got {text!r}")
-        found += range(int(first), int(last or first) + 1)
+        span = range(int(first), int(last or first) + 1)
+        if len(found) + span.stop - span.start > MOST_STEPS:
+            raise ValueError(f"--steps: expected {MOST_STEPS} steps or fewer, or no --steps for all; got {text!r}")
+        found += span
     return found
 
 

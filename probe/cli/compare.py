@@ -43,12 +43,11 @@ def compare(
     try:
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
         found = compared(a, b, options, most)
-        page = _page(out, found) if out else None
+        if out:
+            _write(out, found)
     except (ValueError, ImportError) as error:
         typer.echo(f"probe compare: {error}", err=True)
         raise typer.Exit(2) from None
-    if out and page is not None:
-        out.write_text(page, encoding="utf-8")
     from probe.core.compare import telling
 
     if as_json:
@@ -58,12 +57,16 @@ def compare(
     raise typer.Exit(0 if found.same and not found.skipped else 1)
 
 
-def _page(out: Path, found: Comparison) -> str:
+def _write(out: Path, found: Comparison) -> None:
     from probe.core.compare.page import page
 
     if not out.resolve().parent.is_dir():
         raise ValueError(f"{out}: expected a folder that is there")
-    return page(found)
+    text = page(found)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{out}: expected a file that can be written, such as compare.html; {error}") from None
 
 
 def _options(

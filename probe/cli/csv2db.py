@@ -20,7 +20,6 @@ from probe.cli.converting import (
     progress,
 )
 from probe.core.convert.csv2db import CSV2DBConfig, convert
-from probe.core.convert.metrics_database import STEP_PARTITION
 
 
 def csv2db(
@@ -29,7 +28,9 @@ def csv2db(
     time_end: TimeEnd = None,
     process_num: Processes = 1,
     data_type_list: DataTypes = None,
-    step_partition: Annotated[int, typer.Option(help="Steps in one table of the database.")] = STEP_PARTITION,
+    step_partition: Annotated[
+        int | None, typer.Option(help="Steps in one table; else as the database has it, 500 in a new one.")
+    ] = None,
     output_dirpath: OutputFolder = None,
 ) -> None:
     """Convert a run's CSV and Parquet files to OUTPUT/monitor_metrics.db; go on with one that is there.

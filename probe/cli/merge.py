@@ -26,7 +26,7 @@ def merge(
     try:
         with console.status("merging") as status:
             report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     console.print(f"{report.rows} rows in {len(report.files)} files in {target}")

@@ -47,13 +47,13 @@ def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] 
 
 
 def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
-    """Writes ``anomaly_analyse.json``; where ``path`` is a folder, into it. Returns the file.
+    """Writes ``path``; where it is a folder, or has no extension, ``anomaly_analyse.json`` in it. Returns the file.
 
     Raises:
         ValueError: if it cannot be written.
     """
     path = path.expanduser()
-    target = path if path.suffix == ".json" and not path.is_dir() else path / RESULT
+    target = path if path.suffix and not path.is_dir() else path / RESULT
     entries: dict[str, object] = {}
     for key, fields in found:
         entries[_free(key, entries)] = fields
@@ -110,7 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-d", "--data_path", type=Path, required=True, help=f"the folder {FOLDER}, or the one that holds it")
-    add("-o", "--out_path", type=Path, help=f"a file or a folder; else {RESULT} in the folder of the findings")
+    add(
+        "-o",
+        "--out_path",
+        type=Path,
+        help=f"a file (a name with an extension) or a folder; else {RESULT} beside the findings",
+    )
     add("-k", "--topk", type=_topk, default=8, help="number of findings that are kept (default 8)")
     add("-s", "--step_list", "--step", type=_steps, default=[], help='steps to look at, such as "[1,2]" (default all)')
     return parser

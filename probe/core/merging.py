@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,12 @@ from probe.core.sinks.files import replacing
 OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
+NEEDED = ("name", "step", "shape", "dtype")
+"""Columns without which a file cannot be merged."""
 LAST = ("shape", "dtype", "ranks", "complete")
 """Columns at the end of a merged file; behind them the histogram, if there is one."""
+
+T = TypeVar("T")
 
 _FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
 
@@ -69,7 +73,7 @@ class Report:
     differing: list[str] = field(default_factory=list)
     """Tensors that several ranks hold alike, but whose numbers differ."""
     problems: list[str] = field(default_factory=list)
-    """Files that could not be read."""
+    """What could not be read, by file and line."""
 
 
 def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda _: None) -> Report:
@@ -79,7 +83,7 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
         told: gets the name of each file as it is begun.
 
     Raises:
-        ValueError: if there is nothing to merge.
+        ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
     """
     report = Report()
     problems = Problems()
@@ -89,15 +93,18 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
         for path in sorted(directory.path.glob("*.csv")):
             if name := _FILE.fullmatch(path.name):
                 found.setdefault((name[1], int(name[3])), []).append((path, directory))
-    report.problems += problems.lines()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
     for (signal, last), files in sorted(found.items()):
         told(f"{signal} up to step {last}")
-        rows = [row for path, directory in files for row in _read(path, directory, report)]
+        rows = [row for path, directory in files for row in _read(path, directory, problems)]
         if merged := merge_rows(signal, rows, report):
             first = min(int(_FILE.fullmatch(path.name)[2]) for path, _ in files)  # type: ignore[index]
             report.files.append(out / f"{signal}_{first}-{last}.csv")
             _write(report.files[-1], merged)
+    report.problems += problems.lines()
     return report
 
 
@@ -163,25 +170,53 @@ def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
     ]
 
 
-def _read(path: Path, directory: RankDirectory, report: Report) -> Iterator[Row]:
+def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[Row]:
+    """The rows of a file; lines that cannot be read are told and left out."""
+    at = 1
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file, strict=True):
-                if directory.until is None or int(line["step"]) < directory.until:
-                    yield _row(line, directory)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        report.problems.append(f"{path}: {error}")
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            if missing := [column for column in NEEDED if column not in header]:
+                what = (
+                    f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}: the file is left out"
+                )
+                problems.add(path, what, 1)
+                return
+            for cells in filter(None, lines):
+                at = lines.line_num
+                try:
+                    row = _row(header, cells, directory)
+                except ValueError as error:
+                    problems.add(path, f"{error}: the line is left out", at)
+                    continue
+                if directory.until is None or int(row.key[KEY.index("step")]) < directory.until:
+                    yield row
+    except (OSError, ValueError, csv.Error) as error:
+        problems.add(path, f"expected CSV in UTF-8; after this line {error}: the rest of the file is left out", at)
 
 
-def _row(line: Mapping[str, str], directory: RankDirectory) -> Row:
+def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) -> Row:
+    """Raises ValueError if it is none."""
+    if len(cells) != len(header):
+        raise ValueError(f"expected {len(header)} cells, as in the first line; there are {len(cells)}")
+    line = dict(zip(header, cells, strict=True))
+    _read_as(int, line, "step", "a whole number")
     key = tuple(line.get(column) or "" for column in KEY)
-    ops = {op: float(line[op]) for op in line if op in OPS and op != "id"}
-    shape, stage = shape_of(line["shape"]), _pp_stage(directory)
+    ops = {op: _read_as(float, line, op, "a number") for op in line if op in OPS and op != "id"}
+    shape, stage = _read_as(shape_of, line, "shape", "sizes such as [3, 2]"), _pp_stage(directory)
     covered, histogram, elements = coverage_of(line.get("coverage")), line.get(HISTOGRAM), math.prod(shape)
     if covered is None:
         return Row(key, stage, shape, line["dtype"], "", str(directory.rank), elements, ops, histogram)
     part = f"term {covered.part}" if covered.term else covered.part
     return Row(key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), elements, ops, histogram)
+
+
+def _read_as(kind: Callable[[str], T], line: Mapping[str, str], column: str, expected: str) -> T:
+    try:
+        return kind(line[column])
+    except ValueError:
+        raise ValueError(f"{column}: expected {expected}; got {line[column]!r}") from None
 
 
 def _pp_stage(directory: RankDirectory) -> int:

@@ -103,7 +103,9 @@ def test_steps(tmp_path: Path, option: str, steps: str, number: int) -> None:
     assert len(result(folder / "anomaly_analyse.json")) == number
 
 
-@pytest.mark.parametrize(("out", "file"), [("x.json", "x.json"), ("new", "new/anomaly_analyse.json")])
+@pytest.mark.parametrize(
+    ("out", "file"), [("found.txt", "found.txt"), ("x.json", "x.json"), ("new", "new/anomaly_analyse.json")]
+)
 def test_out_is_a_file_or_a_folder(tmp_path: Path, out: str, file: str) -> None:
     """Folders are made; the output root serves as well as the folder in it."""
     dump(tmp_path, IN_ORDER)
@@ -160,6 +162,13 @@ def test_wrong_use(tmp_path: Path, words: list[str], said: str, capsys: pytest.C
     assert said in error
     assert words[1] in error
     assert not (folder / "anomaly_analyse.json").exists()
+
+
+def test_a_file_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not said to be missing."""
+    file = dump(tmp_path, IN_ORDER) / "rank0" / "anomaly.json"
+    assert main(["-d", str(file)]) == 2
+    assert f"{file}: expected a directory; this is a file" in capsys.readouterr().err
 
 
 def test_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -389,6 +389,22 @@ def test_one_of_three_replicas_differs(tmp_path: Path) -> None:
     assert analysis.diagnosis.ranks == (1,)
 
 
+def test_how_long_replicas_differ_is_told(tmp_path: Path) -> None:
+    """It is reported as it begins only: that nothing is reported later does not say that it is over."""
+
+    def for_a_while(signal: str, rank: int, step: int, key: Key) -> float | None:
+        return (
+            1.23456 if rank == 1 and 10 <= step < 15 and signal == "param_origin" and key.name == "b.weight" else None
+        )
+
+    for root, change, last in (("still", differing(1, 1.23456), STEPS - 1), ("while", for_a_while, 14)):
+        write_run(tmp_path / root, 3, STEPS, change)
+        diagnosis = analyse(tmp_path / root).diagnosis
+        assert diagnosis is not None
+        assert f"The last step at which replicas differ is {last}; the run's last is {STEPS - 1}." in diagnosis.text
+        assert "nothing is found any more" not in diagnosis.text
+
+
 def test_of_two_replicas_it_cannot_be_said_which(tmp_path: Path) -> None:
     """Both are named."""
     write_run(tmp_path, 2, STEPS, differing(1, 1.23456))

@@ -102,6 +102,30 @@ def test_wrong_steps(tmp_path: Path, steps: str) -> None:
     assert "expected steps such as 10-20,25" in done.stderr
 
 
+@pytest.mark.parametrize("steps", ["1", "100-200"])
+def test_steps_that_the_run_has_not(tmp_path: Path, steps: str) -> None:
+    """Nothing found would be no news; a run that is sampled every second step has nothing at others either."""
+    write_run(tmp_path, 2, STEPS, NAN)
+    for path in tmp_path.glob("*/*.csv"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        at = lines[0].split(",").index("step")
+        path.write_text(
+            "".join([lines[0], *(x for x in lines[1:] if int(x.split(",")[at]) % 2 == 0)]), encoding="utf-8"
+        )
+    done = run(tmp_path, "--steps", steps)
+    assert done.exit_code == 2
+    assert "expected steps of this run, 0 to 22; it has none of those asked for" in done.stderr
+
+
+def test_too_many_steps(tmp_path: Path) -> None:
+    """A span is not made into a list of any size, nor are many spans."""
+    write_run(tmp_path, 1, 2)
+    for steps in ("0-99999999999", "0-60000,0-60000"):
+        done = run(tmp_path, f"--steps={steps}")
+        assert done.exit_code == 2
+        assert "expected 100000 steps or fewer" in done.stderr
+
+
 def test_nothing_to_read(tmp_path: Path) -> None:
     """A directory that is missing, empty or somebody else's: exit code 2, what was expected, nothing written."""
     (tmp_path / "empty").mkdir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,14 @@ def test_wrong_use_is_2(runs: Path, args: list[str], told: str) -> None:
     assert told in result.stderr
 
 
+def test_a_page_that_cannot_be_written_is_2(runs: Path, tmp_path: Path) -> None:
+    """A folder is in its place."""
+    require("plotly")
+    result = run(runs / "a", runs / "nan", "-o", tmp_path)
+    assert result.exit_code == 2
+    assert f"{tmp_path}: expected a file that can be written" in result.stderr
+
+
 def test_a_directory_without_a_run_is_2(runs: Path, tmp_path: Path) -> None:
     """Whichever of the two it is: none of this name, an empty one, or someone else's."""
     (tmp_path / "else").mkdir()
@@ -113,6 +123,25 @@ def test_a_page_is_written(runs: Path, tmp_path: Path) -> None:
     assert '<td class="number">nan</td>' in text
     assert 'id="growth-plot"' in text
     assert 'id="layers-plot"' in text
+
+
+@pytest.mark.parametrize(("sizes", "same_shape"), [((3, 6), True), ((6, 3), False)])
+def test_shapes_are_compared_by_their_sizes(
+    runs: Path, tmp_path: Path, sizes: tuple[int, int], same_shape: bool
+) -> None:
+    """MindSpore writes (3, 6) and PyTorch [3, 6]; a row that differs otherwise is not said to differ in its shape."""
+    for name in ("a", "nan"):
+        root = tmp_path / name
+        shutil.copytree(runs / name, root)
+        for path in root.glob("*/*.csv"):
+            text = path.read_text(encoding="utf-8")
+            path.write_text(
+                re.sub(r"\[3, 6\]|\[(6, 4|6)\]", lambda m: f"({m[1] or str(sizes)[1:-1]})", text), encoding="utf-8"
+            )
+    assert (run(runs / "a", tmp_path / "a").exit_code == 0) is same_shape
+    first = run(runs / "a", tmp_path / "nan", "--signals", "grad_reduced").output
+    assert "nan, relative difference inf" in first
+    assert ("shape [3, 6] against (6, 3)" in run(runs / "a", tmp_path / "a").output) is not same_shape
 
 
 def test_unreadable_lines_are_1(tmp_path: Path) -> None:

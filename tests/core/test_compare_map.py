@@ -93,6 +93,16 @@ def test_frameworks_names_of_parameters_are_known() -> None:
     assert pair(NameMap(), NAMES_A, NAMES_B, across=False) == Pairs({}, 0)
 
 
+@pytest.mark.parametrize(("dtype", "is_same"), [("Float32", True), ("torch.float32", False)])
+def test_a_framework_that_no_manifest_names_is_known_by_its_dtypes(tmp_path: Path, dtype: str, is_same: bool) -> None:
+    """As in files of the existing tool: MindSpore writes Float32."""
+    a = write_run(tmp_path / "a", steps=range(2), framework="")
+    gamma = {"layers.0.fc1.weight": "layers.0.fc1.gamma"}
+    b = write_run(tmp_path / "b", steps=range(2), framework="", dtype=dtype, rename=gamma)
+    found = compare(a, b)
+    assert (found.same, found.by_framework) == (is_same, int(is_same))
+
+
 def test_a_mapping_goes_before_the_frameworks_names() -> None:
     """What the file says of a name holds."""
     names = NameMap((entry("norm.weight", "fc.other"),))

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.reading.files import tables
@@ -274,6 +275,19 @@ def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
+def test_going_on_needs_no_step_partition(tmp_path: Path) -> None:
+    """Left out it is what the database was made with; 500 in a new one."""
+    write_run(tmp_path, 0, range(3))
+    convert(tmp_path, tmp_path / "db", step_partition=2)
+    write_run(tmp_path, 0, range(3, 6), time="Dec04_00-00-00")
+    convert(tmp_path, tmp_path / "db")
+    convert(tmp_path, tmp_path / "new")
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'metric_1_step_%' ORDER BY name"
+    assert ask(tmp_path / "db", query) == [(f"metric_1_step_{span}",) for span in ("0_1", "2_3", "4_5")]
+    assert ask(tmp_path / "new", query) == [("metric_1_step_0_499",)]
+    assert held(tmp_path / "db") == held(tmp_path / "new")
+
+
 def test_going_on_reads_only_what_is_new(tmp_path: Path) -> None:
     """Files of a finished conversion are not read again; a changed one is, and a new one."""
     directory = write_run(tmp_path, 0, range(3))
@@ -360,6 +374,20 @@ def test_the_default_folder_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyP
     csv2db(CSV2DBConfig("~/out"))  # its own output is no run
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("monitor_path", ""), ("monitor_path", None), ("monitor_path", 5), ("output_dirpath", ""), ("output_dirpath", 7)],
+)
+def test_what_is_no_path_is_told_with_its_parameter(tmp_path: Path, key: str, value: Any) -> None:
+    """An empty one is not the current directory."""
+    write_run(tmp_path, 0, [0])
+    told = f"{key}: expected the path of a folder, got {value!r}"
+    with pytest.raises(ValueError, match=told):
+        CSV2DBConfig(**{"monitor_path": tmp_path, key: value})
+    with pytest.raises(ValueError, match=told):
+        csv2tensorboard_by_step(**{"monitor_path": tmp_path, key: value})
+
+
 def wrong_uses(root: Path) -> Iterator[tuple[list[str], str]]:
     yield ["csv2db", str(root / "nowhere")], "there is none of this name"
     yield ["csv2db", str(root / "empty")], "found none"
@@ -370,6 +398,8 @@ def wrong_uses(root: Path) -> Iterator[tuple[list[str], str]]:
     )
     yield ["csv2db", str(root / "run"), "-j", "0"], "process_num: expected a whole number from 1"
     yield ["csv2db", str(root / "run"), "--step-partition", "0"], "step_partition: expected a whole number"
+    diary = str(root / "taken" / "monitor_metrics.db")
+    yield ["csv2db", str(root / "run"), "-o", diary], "expected a folder to write to; this is a file"
     yield ["csv2db", str(root / "run"), "-o", str(root / "taken")], "expected a metrics database or no file"
     yield ["csv2db", str(root / "run"), "-o", str(root / "foreign")], "expected a database that probe has written"
     yield ["csv2db", str(root / "run"), "-o", str(root / "db"), "--step-partition", "7"], "made with 500"

@@ -196,11 +196,32 @@ def test_a_file_that_cannot_be_read_is_told_and_the_rest_merged(tmp_path: Path) 
     write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None)})
     write(tmp_path, 1, "grad_reduced", {"w": (WHOLE, None)})
     broken = next(tmp_path.glob("*rank1*")) / "grad_reduced_0-0.csv"
-    broken.write_text("name,step\nw,0\n", encoding="utf-8")
+    broken.write_text("name,step,dtype,norm\nw,0,Float32,1\n", encoding="utf-8")
     report = merge_directory(tmp_path, tmp_path / "merged")
     assert_whole(merged(tmp_path, "grad_reduced_0-0.csv")[0], WHOLE)
-    assert len(report.problems) == 1
-    assert str(broken) in report.problems[0]
+    (problem,) = report.problems
+    assert problem.startswith(f"{broken}:1: expected the columns name, step, shape, dtype; there is no shape: ")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (",0,", "", "expected 13 cells, as in the first line; there are 11"),
+        (",0,", ",,", "step: expected a whole number; got ''"),
+        (",0,", ",0,much,", "expected 13 cells, as in the first line; there are 14"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_told_and_the_others_merged(
+    tmp_path: Path, before: str, after: str, told: str
+) -> None:
+    """With what was expected."""
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None), "v": (WHOLE, None), "b": (LARGE, None)})
+    path = next(tmp_path.glob("*/grad_reduced_0-0.csv"))
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[2].replace(before, after, 1), lines[3]]), encoding="utf-8")
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert [row["name"] for row in merged(tmp_path, "grad_reduced_0-0.csv")] == ["w", "b"]
+    assert report.problems == [f"{path}:3: {told}: the line is left out"]
 
 
 def test_only_the_latest_run_is_merged(tmp_path: Path) -> None:
@@ -256,3 +277,12 @@ def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
     nothing = run(str(tmp_path / "elsewhere"))
     assert nothing.exit_code == 2
     assert "expected directories such as" in nothing.output
+
+
+def test_a_file_in_place_of_the_folder_is_wrong_use(tmp_path: Path) -> None:
+    """The command says so, with exit code 2."""
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None)})
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    done = run(str(tmp_path), "-o", str(tmp_path / "taken"))
+    assert done.exit_code == 2
+    assert "taken: expected a folder that can be written to" in done.output

@@ -12,6 +12,7 @@ from probe.core.causes.evidence import Evidence, evidence
 from probe.core.causes.exchanges import exchanged, givers
 from probe.core.causes.judging import Judged, Judging, configured, ops_of
 from probe.core.causes.located import Located
+from probe.core.causes.replicas import RULE as REPLICAS
 from probe.core.causes.replicas import compare
 from probe.core.causes.sharing import sharers
 from probe.core.causes.topology import Topology, topology
@@ -84,7 +85,7 @@ def analyse(
         connection: a database to read with.
 
     Raises:
-        ValueError: if there is no output of a run.
+        ValueError: if there is no output of a run, or nothing of it at any of ``steps``.
         ImportError: if DuckDB is missing.
     """
     problems, wanted = Problems(), sorted(set(steps))
@@ -94,6 +95,8 @@ def analyse(
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         judged, rules = _judge(rows, run, topo, wanted, told)
+        if wanted and not any(rank.counted for rank in judged):
+            raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
         of_rank = {each.rank: each for each in judged}
         extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
         topo = topology(run.directories, extra.mates, sharers(rows))
@@ -116,6 +119,15 @@ def analyse(
         problems,
         topo,
     )
+
+
+def _span(rows: Rows) -> str:
+    """The first and the last step, if there is any."""
+    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals)  # noqa: S608
+    if not found:
+        return ""
+    first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM ({found})").fetchone()  # noqa: S608
+    return "" if first is None else f", {first} to {last}"
 
 
 def _main(stories: Sequence[Story]) -> Story | None:
@@ -186,9 +198,20 @@ def _facts(story: Story, first: Located, judged: dict[int, Judged]) -> Iterable[
     ended = [rank.rank for rank in judged.values() if rank.partial]
     if ended and story.last >= min(judged[rank].last_step for rank in ended):
         yield f"The last step of {on_ranks(ended)} is unfinished: the run ended within it."
+    replicas = [located for located, _ in story.findings if located.finding.rule == REPLICAS]
+    if replicas:
+        yield from _how_long(replicas, max(rank.last_step for rank in judged.values()))
+        return
     recovered = [rank for rank in judged.values() if rank.last_step > story.last]
     if recovered and story.last - story.first <= 1 and len(recovered) == len(judged):
         yield f"From step {story.last + 1} on nothing is found any more."
+
+
+def _how_long(replicas: Sequence[Located], last: int) -> Iterable[str]:
+    """A difference is told as it begins: that nothing is found afterwards does not say that it is over."""
+    until = max(located.until for located in replicas)
+    if until >= 0:
+        yield f"The last step at which replicas differ is {until}; the run's last is {last}."
 
 
 def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Judged]) -> Iterable[str]:

@@ -128,7 +128,8 @@ def rank_folders(root: Path) -> list[Path]:
     """
     root = root.expanduser()
     if not root.is_dir():
-        raise ValueError(f"{root}: expected a directory; there is none of this name")
+        what = "this is a file" if root.exists() else "there is none of this name"
+        raise ValueError(f"{root}: expected a directory; {what}")
     inside = root / FOLDER if (root / FOLDER).is_dir() else root
     found = ((name, path) for path in inside.iterdir() if (name := _RANK.fullmatch(path.name)))
     return [path for _, path in sorted((int(name[1]), path) for name, path in found if (path / FILE).is_file())]

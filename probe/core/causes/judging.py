@@ -61,6 +61,8 @@ class Judged:
     """Episodes for which there was no room."""
     sampled: int = 0
     """Steps with rows."""
+    counted: int = 0
+    """Those of them whose findings count."""
     first_step: int = -1
     last_step: int = -1
     partial: bool = False
@@ -120,7 +122,8 @@ class Judging:
         last = max(chosen) if chosen else None
         for step in steps(self._rows, self.judged.rank, last=last):
             self._count(step)
-            found = find(self._rules, step.batches, self._failed)
+            found, counts = find(self._rules, step.batches, self._failed), not chosen or step.step in chosen
+            self.judged.counted += counts
             self._take(step, [f for f in found if not chosen or f.step in chosen])
         return self.judged
 

@@ -36,6 +36,8 @@ class Located(NamedTuple):
     """Whether only the run itself has found it, in what its files do not tell."""
     call: int = -1
     """Position in the step's order of execution over all signals, as the run has dumped it; -1 if unknown."""
+    until: int = -1
+    """The last step at which replicas differ in the signal, where that is what was found; -1 if unknown."""
 
     @property
     def rank(self) -> int:

@@ -35,6 +35,8 @@ class Difference(NamedTuple):
     part: str
     rows: Mapping[int, Mapping[str, float]]
     """Each rank's numbers."""
+    until: int
+    """The last step at which any tensor of the signal differs."""
 
 
 class Compared(NamedTuple):
@@ -84,15 +86,16 @@ def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Se
     if not numbers:
         return Compared([], ())
     relation = _alike(rows, signal, numbers, group, topology, wanted)
-    first, step, differing, of = rows.connection.execute(
-        "SELECT min(step), min(step) FILTER (apart > 0), arg_min(apart, step) FILTER (apart > 0), "  # noqa: S608
+    first, step, until, differing, of = rows.connection.execute(
+        "SELECT min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
+        "arg_min(apart, step) FILTER (apart > 0), "
         "arg_min(of, step) FILTER (apart > 0) FROM (SELECT step, count(*) FILTER (differs) AS apart, count(*) AS of "
         f"FROM ({relation}) GROUP BY step)"
     ).fetchone()
     if step is None:
         return Compared([], ())
     alien = _members(rows, group) if step == first and of > 1 and 2 * differing > of else ()
-    return Compared(list(_differences(rows, signal, numbers, group, step, relation)), alien)
+    return Compared(list(_differences(rows, signal, numbers, group, (step, until), relation)), alien)
 
 
 def _members(rows: Rows, group: int) -> tuple[int, ...]:
@@ -137,9 +140,10 @@ def _differs(op: str) -> str:
 
 
 def _differences(
-    rows: Rows, signal: str, numbers: Sequence[str], group: int, step: int, relation: str
+    rows: Rows, signal: str, numbers: Sequence[str], group: int, span: tuple[int, int], relation: str
 ) -> Iterator[Difference]:
-    """The tensors that differ at a step, with what each rank has of them."""
+    """The tensors that differ at the first step of ``span``, with what each rank has of them."""
+    step, until = span
     at = rows.connection.execute(
         f"SELECT vpp_stage, name, micro_step, call, part FROM ({relation}) "  # noqa: S608 - our own words
         f"WHERE differs AND step = {int(step)} ORDER BY ALL LIMIT {MOST}"
@@ -153,7 +157,7 @@ def _differences(
         ).fetchall()
         values = {rank: dict(zip(numbers, _floats(cells), strict=True)) for rank, *cells in held}
         key = key_of(signal, name, micro_step, call, vpp_stage or 0)
-        yield Difference(signal, step, key, part, values)
+        yield Difference(signal, step, key, part, values, until)
 
 
 def _floats(cells: Sequence[Any]) -> list[float]:
@@ -180,4 +184,4 @@ def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:
             message=f"Rule {RULE} reports anomaly signal in ('{where}', '{split.number}') at step {difference.step}, "
             f"current value {value}. Replicas hold it differently: {split.text}.",
         )
-        yield Located(finding, difference.step, topology.stage(rank))
+        yield Located(finding, difference.step, topology.stage(rank), until=difference.until)

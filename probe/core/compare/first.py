@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
@@ -54,6 +55,15 @@ class Row(NamedTuple):
     """The largest difference of its numbers, in multiples of the tolerance."""
     numbers: tuple[Number, ...]
     """The one that differs most at the beginning."""
+
+    @property
+    def shapes_differ(self) -> bool:
+        """By their sizes, where both are known: frameworks write ``[3, 2]`` or ``(3, 2)``."""
+        return bool(self.shape and self.shape_b) and _sizes(self.shape) != _sizes(self.shape_b)
+
+
+def _sizes(shape: str) -> list[str]:
+    return re.findall("[0-9]+", shape)
 
 
 class _Group(NamedTuple):

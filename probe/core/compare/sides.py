@@ -192,12 +192,20 @@ class Sides:
         return [row[0] for row in self.connection.execute(query, [letter]).fetchall()]
 
     def _pair_names(self) -> Pairs:
-        frameworks = {side.framework for side in (self.a, self.b)} - {""}
+        frameworks = {side.framework or self._by_dtypes(side.letter) for side in (self.a, self.b)} - {""}
         pairs = pair(self.options.mapping, self._names("a"), self._names("b"), len(frameworks) > 1)
         self.connection.execute("CREATE TEMP TABLE names (a VARCHAR, b VARCHAR)")
         if pairs.renamed:
             self.connection.executemany("INSERT INTO names VALUES (?, ?)", list(pairs.renamed.items()))
         return pairs
+
+    def _by_dtypes(self, letter: str) -> str:
+        """The framework that spells dtypes as a run does whose manifest names none; empty if it cannot be told."""
+        query = "SELECT DISTINCT dtype FROM seen WHERE dtype <> '' AND side = ?"
+        dtypes = [row[0] for row in self.connection.execute(query, [letter]).fetchall()]
+        if any(dtype.startswith("torch.") for dtype in dtypes):
+            return "pytorch"
+        return "mindspore" if any(dtype[0].isupper() for dtype in dtypes) else ""
 
     def _pair_steps(self) -> OnlyIn:
         self.connection.execute(

@@ -41,7 +41,9 @@ class Tables:
             a, b = (f"SELECT DISTINCT ON ({', '.join(KEY)}) * FROM ({side})" for side in (a, b))  # noqa: S608
         measure = self.measure(signal)
         excesses = [measure.excess(op) for op in measure.ops]
-        shapes = "CASE WHEN a.shape = b.shape OR a.shape IS NULL OR b.shape IS NULL THEN 0 ELSE 'inf'::DOUBLE END"
+        sizes = [f"regexp_extract_all({side}.shape, '[0-9]+')" for side in "ab"]  # (3, 2) is [3, 2]
+        differ = f"a.shape <> b.shape AND {sizes[0]} <> {sizes[1]}"
+        shapes = f"CASE WHEN {differ} THEN 'inf'::DOUBLE ELSE 0 END"
         keys = ", ".join(f"coalesce(a.{key}, b.{key}) AS {key}" for key in KEY)
         on = " AND ".join(f"a.{key} = b.{key}" for key in KEY)
         chosen = "".join(f", {each}" for each in more)

@@ -40,7 +40,7 @@ def sentence(row: Row) -> str:
 
 def what(row: Row) -> str:
     """The number that differs most."""
-    if row.shape != row.shape_b:
+    if row.shapes_differ:
         return f"shape {row.shape} against {row.shape_b}"
     number = row.numbers[0]
     return f"{number.op} {_text(number.a)} against {_text(number.b)}, relative difference {number.difference:.2g}"
@@ -54,7 +54,7 @@ def place(row: Row) -> tuple[str, ...]:
     """A row as cells of a table: see :data:`COLUMNS`."""
     step = f"{row.step}.{row.micro_step}" if row.micro_stepped else str(row.step)
     name = row.name + (f" = {row.name_b}" if row.name_b != row.name else "")
-    if row.shape != row.shape_b:
+    if row.shapes_differ:
         return step, row.signal, name, "shape", row.shape, row.shape_b, ""
     number = row.numbers[0]
     return step, row.signal, name, number.op, _text(number.a), _text(number.b), f"{number.difference:.2g}"

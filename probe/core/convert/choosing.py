@@ -67,7 +67,7 @@ def choose(
     Raises:
         ValueError: if there is none, or one of ``kinds`` is neither there nor documented.
     """
-    root = Path(monitor_path).expanduser()
+    root = checked_folder("monitor_path", monitor_path)
     # What manifests say is not needed here, and would go to the workers with every file.
     directories = [found._replace(manifest={}) for found in find(root, problems, time_start, time_end)]
     there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
@@ -94,10 +94,28 @@ def _kinds_in(directory: Path) -> Iterator[str]:
 
 
 def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:
-    """``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, the time as directories of ranks have it."""
+    """``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, the time as directories of ranks have it.
+
+    Raises:
+        ValueError: if ``given`` is no path, or that of a file.
+    """
     if given is not None:
-        return Path(given).expanduser()
-    return Path(monitor_path).expanduser() / f"{datetime.now(ZONE):%b%d_%H-%M-%S}_{suffix}"
+        folder = checked_folder("output_dirpath", given)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder}: expected a folder to write to; this is a file")
+        return folder
+    return checked_folder("monitor_path", monitor_path) / f"{datetime.now(ZONE):%b%d_%H-%M-%S}_{suffix}"
+
+
+def checked_folder(key: str, value: object) -> Path:
+    """``value`` as a path, with the home directory for ``~``.
+
+    Raises:
+        ValueError: if it is no path, or an empty one.
+    """
+    if not isinstance(value, str | PathLike) or not str(value):
+        raise ValueError(f"{key}: expected the path of a folder, got {value!r}")
+    return Path(value).expanduser()
 
 
 def checked_number(key: str, value: object, low: int, high: int) -> int:

@@ -10,8 +10,17 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.convert.choosing import Chosen, Told, Unit, checked_kinds, checked_number, choose, output_folder
-from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
+from probe.core.convert.choosing import (
+    Chosen,
+    Told,
+    Unit,
+    checked_folder,
+    checked_kinds,
+    checked_number,
+    choose,
+    output_folder,
+)
+from probe.core.convert.metrics_database import FILE_NAME, MetricsDatabase
 from probe.core.convert.parsing import Parsed, Piece, parse, pieces
 from probe.core.convert.workers import WorkersDiedError, in_order
 from probe.core.reading.directories import RankDirectory
@@ -42,15 +51,19 @@ class CSV2DBConfig:
     """Processes that read; one more writes, unless it is 1."""
     data_type_list: Sequence[str] | None = None
     """Kinds, by the prefix of their files; None for all."""
-    step_partition: int = STEP_PARTITION
-    """Steps in one table."""
+    step_partition: int | None = None
+    """Steps in one table; None for those of the database that is gone on with, 500 in a new one."""
     output_dirpath: str | PathLike[str] | None = None
     """Folder of the database; None for ``{curtime}_csv2db`` in ``monitor_path``. A folder that has one is gone on with:
     what it holds already is not read again."""
 
     def __post_init__(self) -> None:
+        checked_folder("monitor_path", self.monitor_path)
+        if self.output_dirpath is not None:
+            checked_folder("output_dirpath", self.output_dirpath)
         checked_number("process_num", self.process_num, 1, MOST_PROCESSES)
-        checked_number("step_partition", self.step_partition, 1, MOST_STEPS)
+        if self.step_partition is not None:
+            checked_number("step_partition", self.step_partition, 1, MOST_STEPS)
         checked_kinds(self.data_type_list)
 
 

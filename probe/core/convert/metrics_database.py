@@ -36,7 +36,7 @@ class MetricsDatabase:
     """Takes rows inside of transactions; one process writes at a time, any number read.
 
     Args:
-        step_partition: steps in one table; a database keeps the one it was made with.
+        step_partition: steps in one table; None for those that the database was made with, if it is not new.
         wait_seconds: how long a locked database is waited for.
 
     Raises:
@@ -44,13 +44,13 @@ class MetricsDatabase:
         sqlite3.OperationalError: if the file cannot be written.
     """
 
-    def __init__(self, path: Path, step_partition: int = STEP_PARTITION, wait_seconds: float = 5.0) -> None:
-        self.path, self._partition = path, step_partition
+    def __init__(self, path: Path, step_partition: int | None = STEP_PARTITION, wait_seconds: float = 5.0) -> None:
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         # The thread that delivers is not the one that opens.
         self.connection = sqlite3.connect(path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
         try:
-            self._prepare()
+            self._prepare(step_partition)
         except BaseException:
             self.connection.close()
             raise
@@ -129,7 +129,7 @@ class MetricsDatabase:
         for table in self.unindexed() if tables is None else tables:
             self.connection.execute(schema.create_index(table))
 
-    def _prepare(self) -> None:
+    def _prepare(self, step_partition: int | None) -> None:
         self._check_ours()
         # Where the file system has no shared memory, SQLite keeps its ordinary journal.
         self.connection.execute("PRAGMA journal_mode=WAL").fetchone()
@@ -139,7 +139,7 @@ class MetricsDatabase:
             for statement in filter(str.strip, schema.TABLES.split(";")):
                 self.connection.execute(statement)
             self._agree("schema", schema.SCHEMA)
-            self._agree("step_partition", self._partition)
+            self._partition = self._agree("step_partition", step_partition, STEP_PARTITION)
 
     def _check_ours(self) -> None:
         """Before anything is written: what is someone else's stays as it is."""
@@ -153,14 +153,17 @@ class MetricsDatabase:
         if names and "imported_files" not in names:
             raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
 
-    def _agree(self, name: str, value: int) -> None:
-        self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, value))
+    def _agree(self, name: str, value: int | None, default: int = 0) -> int:
+        """What the database has: it must be ``value``; whatever it has if that is None, ``default`` in a new one."""
+        begun_with = default if value is None else value
+        self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, begun_with))
         query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
         (found,) = self.connection.execute(query, (name,)).fetchone()
-        if found != value:
+        if value is not None and found != value:
             raise ValueError(
                 f"{self.path}: expected {name} {value}, got one made with {found}: write to another folder"
             )
+        return int(found)
 
     def _forget(self) -> None:
         """What is remembered of the database may have been undone."""
