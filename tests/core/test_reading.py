@@ -356,3 +356,26 @@ def test_what_is_there_in_both_formats_is_read_once(tmp_path: Path) -> None:
         with Rows(last_run(tmp_path, problems).directories, problems) as rows:
             counted = f"SELECT count(*) FROM {rows.view('grad_reduced')}"
             assert rows.connection.execute(counted).fetchone() == (4,)
+
+
+@pytest.mark.parametrize(("odd", "like_it"), [("glob[1]", "glob1"), ("star*", "starX"), ("who?", "whom")])
+def test_a_directory_may_be_called_as_a_pattern(tmp_path: Path, odd: str, like_it: str) -> None:
+    """What another directory holds, whose name the pattern fits, is no part of it, in either format."""
+    for name, norm in ((odd, 3.0), (like_it, 4.0)):
+        for sink, step in ((CsvSink, 0), (ParquetSink, 1)):
+            written = batch("grad_reduced", step, {Key("w"): np.array([norm])})
+            directory = write(tmp_path / name, [written] if sink is CsvSink else [])
+            if sink is ParquetSink:
+                parquet = ParquetSink(context(tmp_path, directory=directory))
+                parquet.open()
+                parquet.write(Snapshot(step, 0, 0.0, [written], OPS))
+                parquet.close()
+    (tmp_path / odd / "Dec03_21-34-40-rank0-00000000" / "grad_reduced_2-2.csv").write_text(
+        "vpp_stage,name,step,norm\n0,w,two,5\n", encoding="utf-8"
+    )
+    found, problems = read(tmp_path / odd, Rows)
+    assert [(step.step, step.batches[0].op("norm").tolist()) for step in found] == [(0, [3.0]), (1, [3.0])]
+    assert [(problem.path.parent.parent.name, problem.line) for problem in problems.kept] == [(odd, 2)]
+    with Rows(last_run(tmp_path / odd, Problems()).directories, Problems()) as rows:
+        query = f"SELECT step, norm FROM {rows.view('grad_reduced')} ORDER BY step"
+        assert rows.connection.execute(query).fetchall() == [(0, 3.0), (1, 3.0)]

@@ -14,6 +14,7 @@ from typing import Any
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import KEY, TableFile, is_number, tables, type_of
 from probe.core.reading.problems import Problems
+from probe.core.reading.sql import listed, literal
 
 Connection = Any
 
@@ -154,11 +155,11 @@ class Rows:
 
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
-        paths = f"[{', '.join(_literal(str(file.path)) for file in files)}]"
+        paths = listed([file.path for file in files])
         if files[0].format == "parquet":
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
-        keys = ", ".join(_literal(column) for column in files[0].columns if column in KEY)
-        types = ", ".join(f"{_literal(column)}: {_literal(type_of(column))}" for column in files[0].columns)
+        keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
+        types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
         return (
             f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
             f"delim = ',', quote = '\"', escape = '\"', force_not_null = [{keys}], filename = true, "
@@ -196,9 +197,9 @@ class Rows:
         import duckdb
 
         def readable(chosen: Sequence[TableFile]) -> bool:
-            names = ", ".join(_literal(str(file.path)) for file in chosen)
+            names = listed([file.path for file in chosen])
             try:
-                self.connection.execute(f"SELECT count(*) FROM parquet_metadata([{names}])")  # noqa: S608 - paths
+                self.connection.execute(f"SELECT count(*) FROM parquet_metadata({names})")  # noqa: S608 - paths
             except duckdb.Error:
                 return False
             return True
@@ -274,10 +275,6 @@ def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFi
         alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
         for group, after in zip(alike, [*alike[1:], None], strict=True):
             yield from ((file, after[0].first if after else math.inf) for file in group)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 _REJECTED = f"""
