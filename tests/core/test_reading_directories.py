@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probe.core.reading.batches import steps
-from probe.core.reading.directories import Run, find, last_run, runs
+from probe.core.reading.directories import RankDirectory, Run, find, last_run, runs
 from probe.core.reading.plain import PlainRows
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows
@@ -101,6 +101,30 @@ def test_one_directory_of_a_rank_may_be_given(tmp_path: Path) -> None:
     """It is a run by itself."""
     path = directory(tmp_path, 2)
     assert [(each.rank, each.path) for each in last_run(path, Problems()).directories] == [(2, path)]
+
+
+@pytest.mark.parametrize("given", [".", "../{name}", "inside/.."])
+def test_a_rank_is_read_from_inside_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """Though what is given has no name that tells the rank; also without a manifest."""
+    path = directory(tmp_path, 2, last=1)
+    (path / "manifest.json").unlink()
+    (path / "inside").mkdir()
+    monkeypatch.chdir(path)
+    root = Path(given.format(name=path.name))
+    assert (last_run(root, Problems()).ranks, last_run(root, Problems()).name) == ((2,), path.name)
+    assert values(root, 2) == {0: 21.0, 1: 21.0}
+
+
+def test_rows_of_the_current_directory_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so are its lines that cannot be read."""
+    monkeypatch.chdir(directory(tmp_path, 0, last=1))
+    with Path("grad_reduced_0-99.csv").open("a", encoding="utf-8") as file:
+        file.write("0,w,two,21,,\n")
+    problems = Problems()
+    with Rows([RankDirectory(Path(), 0, "", 0.0, {}, 0)], problems) as rows:
+        query = f"SELECT rank, step FROM {rows.view('grad_reduced')} ORDER BY step"
+        assert rows.connection.execute(query).fetchall() == [(0, 0), (0, 1)]
+    assert [(problem.path, problem.line) for problem in problems.kept] == [(Path("grad_reduced_0-99.csv"), 4)]
 
 
 @pytest.mark.parametrize(

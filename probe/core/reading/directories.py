@@ -74,7 +74,7 @@ def find(
     Raises:
         ValueError: if there is no such directory, if none of a rank is in it, or if a time cannot be read.
     """
-    root = root.expanduser()
+    root = place(root)
     if not root.is_dir():
         raise ValueError(f"{root}: expected the directory in which ranks have written; there is none of this name")
     within = _interval(time_start, time_end)
@@ -85,6 +85,12 @@ def find(
     if not kept:
         raise ValueError(_nothing(root, found, time_start, time_end))
     return sorted(kept, key=_in_time)
+
+
+def place(root: Path) -> Path:
+    """``root`` as the paths in it begin: ``.`` and ``..`` have no name that could tell a rank."""
+    root = root.expanduser()
+    return root.resolve() if not root.name or ".." in root.parts else root
 
 
 def runs(directories: Iterable[RankDirectory]) -> list[Run]:

@@ -14,7 +14,7 @@ from typing import Any
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import KEY, TableFile, is_number, tables, type_of
 from probe.core.reading.problems import Problems
-from probe.core.reading.sql import listed, literal
+from probe.core.reading.sql import folder_of, listed, literal
 
 Connection = Any
 
@@ -81,7 +81,9 @@ class Rows:
         self.problems = problems
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
         self._originals: dict[str, Path] = {}
-        self._places: list[tuple[str, int]] = [(str(d.path), n) for n, d in enumerate(self.directories)]
+        self._places: list[tuple[str, int]] = [
+            (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
+        ]
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
         """Every signal's files, each with the index of its directory; by directory and step."""
         for n, directory in enumerate(self.directories):
@@ -184,7 +186,7 @@ class Rows:
         own = {path for path, _ in self._places}
         told = connection.execute(_REJECTED).fetchall()
         for path, line, what, place, lines in told:
-            if str(Path(path).parent) not in own:  # another's, that shares the connection
+            if folder_of(path) not in own:  # another's, that shares the connection
                 continue
             where = self._originals.get(path, Path(path))
             if place <= REJECTED_A_FILE:

@@ -21,3 +21,8 @@ def pattern_of(path: Path) -> str:
 def listed(paths: list[Path]) -> str:
     """``paths`` as a list that DuckDB's readers take."""
     return f"[{', '.join(literal(pattern_of(path)) for path in paths)}]"
+
+
+def folder_of(path: str) -> str:
+    """As DuckDB's ``parse_dirpath`` gives it: empty, not ``.``, for a file of the current directory."""
+    return path.rpartition("/")[0]
