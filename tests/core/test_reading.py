@@ -239,7 +239,16 @@ BROKEN = {
         1,
     ),
     "binary": (bytes(range(128, 256)) * 40 + b"\n", "expected a header that begins with", 1),
-    "a column twice": (b"vpp_stage,name,step,norm,norm\n", "expected a header that begins with", 1),
+    "a column twice": (b"vpp_stage,name,step,norm,norm\n", "expected a header that has every column once", 1),
+    "a column twice to SQL": (b"vpp_stage,name,step,Norm,norm\n", "expected a header that has every column once", 1),
+    **{
+        f"a column called {name!r}": (
+            f"vpp_stage,name,step,norm,{name}\n0,w,1,1,1\n".encode(),
+            f"expected ops as columns; there is {name.lower()!r}",
+            1,
+        )
+        for name in ("", "filename", "rowid", "Rank", "directory")
+    },
 }
 
 

@@ -20,6 +20,8 @@ INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "
 """Columns of whole numbers, with their SQL types."""
 NEEDED = ("vpp_stage", "name", "step")
 """Columns that every file has, in this order."""
+TAKEN = frozenset({"", "rank", "directory", "filename", "rowid"})
+"""What no column of a file can be called: rows are read together with columns of these names."""
 LONGEST_LINE = 1 << 16
 KNOWN = frozenset({"stack_info.csv"})
 """Other tables, which belong there."""
@@ -111,13 +113,22 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
     if not ended:
         raise _HeaderError("expected a header; its line is not finished")
     columns = tuple(next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")])))
-    if columns[: len(NEEDED)] != NEEDED or len(set(columns)) < len(columns):
-        there = line[:60].decode("utf-8", "replace")
-        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
+    _check_header(columns, line[:60].decode("utf-8", "replace"))
     if torn:
         number = sum(1 for _ in _lines(path))
         problems.add(path, f"the last line is not finished ({torn} bytes): left out", number)
     return columns, torn
+
+
+def _check_header(columns: tuple[str, ...], there: str) -> None:
+    """What would stop a query of many files stops only the file that has it."""
+    if columns[: len(NEEDED)] != NEEDED:
+        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
+    lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
+    if len(set(lower)) < len(lower):
+        raise _HeaderError(f"expected a header that has every column once; there is {there!r}")
+    if taken := sorted(TAKEN & set(lower)):
+        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
