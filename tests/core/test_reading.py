@@ -183,7 +183,18 @@ def _cell(path: Path, line: int, column: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(("column", "text"), [("norm", "much"), ("step", "one"), ("vpp_stage", ""), ("min", "1,2")])
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("norm", "much"),
+        ("step", "one"),
+        ("step", "-1"),
+        ("step", "9" * 20),
+        ("vpp_stage", "9" * 10),
+        ("vpp_stage", ""),
+        ("min", "1,2"),
+    ],
+)
 def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column: str, text: str) -> None:
     """With its file and number; the others are read."""
     rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}

@@ -16,8 +16,10 @@ KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 """Columns that tell rows apart."""
 TEXT = ("name", "shape", "dtype", "coverage")
 """Columns that are not numbers."""
-INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "call": "INTEGER"}
-"""Columns of whole numbers, with their SQL types."""
+INTEGERS = {"vpp_stage": "INTEGER", "step": "UINTEGER", "micro_step": "INTEGER", "call": "INTEGER"}
+"""Columns of whole numbers, with the SQL types that they are read as."""
+BOUNDS = {"INTEGER": (-(2**31), 2**31 - 1), "UINTEGER": (0, 2**32 - 1)}
+"""The lowest and the highest number of these types."""
 NEEDED = ("vpp_stage", "name", "step")
 """Columns that every file has, in this order."""
 TAKEN = frozenset({"", "rank", "directory", "filename", "rowid"})
@@ -72,7 +74,7 @@ def _first_row(path: Path) -> int | None:
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             row = next(csv.DictReader(file))
-        return int(row["step"])
+        return whole("step", row["step"])
     except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
         return None
 
@@ -150,6 +152,19 @@ def _look_at_parquet(path: Path) -> tuple[str, ...]:
 def is_number(column: str) -> bool:
     """Whether a column holds a signal's numbers, as ops do."""
     return column not in KEY and column not in TEXT
+
+
+def whole(column: str, cell: str | int) -> int:
+    """The whole number in a cell.
+
+    Raises:
+        ValueError: if it is none, or none that its column can hold.
+    """
+    number = int(cell)
+    low, high = BOUNDS[INTEGERS[column]]
+    if not low <= number <= high:
+        raise ValueError(f"expected a {column} from {low} to {high}, got {cell}")
+    return number
 
 
 def type_of(column: str) -> str:

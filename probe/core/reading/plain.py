@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from probe.core.reading.directories import RankDirectory
-from probe.core.reading.files import INTEGERS, TableFile, is_number, tables
+from probe.core.reading.files import INTEGERS, TableFile, is_number, tables, whole
 from probe.core.reading.problems import Problems
 
 Convert = Callable[[str], Any]
@@ -57,5 +58,5 @@ class PlainRows:
 
 def _convert(column: str) -> Convert:
     if column in INTEGERS:
-        return int
+        return partial(whole, column)
     return float if is_number(column) else str

@@ -239,7 +239,8 @@ class Rows:
         def cell(column: str, otherwise: str) -> str:
             return f"{quoted(column)}" if column in columns else f"{otherwise} AS {quoted(column)}"
 
-        cells = [cell(column, "0") if column in ("micro_step", "call") else quoted(column) for column in KEY]
+        fixed = {"micro_step": cell("micro_step", "0"), "call": cell("call", "0"), "step": "step::BIGINT AS step"}
+        cells = [fixed.get(column, quoted(column)) for column in KEY]
         cells += [cell(column, "NULL::VARCHAR") for column in ABOUT]
         cells += [cell(column, "NULL::DOUBLE") for column in numbers]
         return (
