@@ -210,6 +210,22 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column:
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_what_a_quote_takes_with_it_is_told(tmp_path: Path, reader: Any) -> None:
+    """One that is not closed takes the lines up to the next one: which, is said; the others are read."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uv"}
+    directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=3)
+    path = directory / "grad_reduced_0-2.csv"
+    _cell(path, 3, "name", '"v')
+    path.write_text(path.read_text(encoding="utf-8").replace('"[3]"', "[3]"), encoding="utf-8")
+    _cell(path, 5, "name", '"v"')
+    found, problems = read(tmp_path, reader)
+    assert [(step.step, [key.name for key in step.batches[0].keys]) for step in found] == [(0, ["u"]), (2, ["u", "v"])]
+    (problem,) = problems.kept
+    assert (problem.path, problem.line, problem.skipped) == (path, 3, True)
+    assert "this line and the next 2 are left out" in problem.what
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_a_line_of_an_unfinished_file_is_told_where_it_is(tmp_path: Path, reader: Any) -> None:
     """By the file that the user has, not by a copy of it."""
     rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import KEY, TableFile, is_number, tables, type_of
-from probe.core.reading.problems import Problems
+from probe.core.reading.problems import Problems, left_out
 from probe.core.reading.sql import folder_of, listed, literal
 
 Connection = Any
@@ -185,12 +185,12 @@ class Rows:
             return
         own = {path for path, _ in self._places}
         told = connection.execute(_REJECTED).fetchall()
-        for path, line, what, place, lines in told:
+        for path, line, what, after, place, lines in told:
             if folder_of(path) not in own:  # another's, that shares the connection
                 continue
             where = self._originals.get(path, Path(path))
             if place <= REJECTED_A_FILE:
-                self.problems.add(where, f"{' '.join(what.split())}: this line is left out", line)
+                self.problems.add(where, f"{' '.join(what.split())}: {left_out(after)}", line)
             elif place == REJECTED_A_FILE + 1:
                 self.problems.add(where, f"{lines - REJECTED_A_FILE} more lines cannot be read and are left out")
 
@@ -282,10 +282,11 @@ def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFi
 
 _REJECTED = f"""
 WITH lines AS (
-    SELECT DISTINCT ON (s.file_path, e.line) s.file_path AS path, e.line AS line, e.error_message AS what
+    SELECT DISTINCT ON (s.file_path, e.line) s.file_path AS path, e.line AS line, e.error_message AS what,
+        len(string_split(rtrim(e.csv_line, chr(10) || chr(13)), chr(10))) - 1 AS after
     FROM reject_errors AS e JOIN reject_scans AS s USING (scan_id, file_id) ORDER BY s.file_path, e.line, e.column_idx),
 numbered AS (
     SELECT *, row_number() OVER (PARTITION BY path ORDER BY line) AS place, count(*) OVER (PARTITION BY path) AS lines
     FROM lines)
-SELECT path, line, what, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
+SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
 """  # noqa: S608 - no word of it is a user's
