@@ -210,6 +210,24 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column:
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_an_empty_cell_is_no_value(tmp_path: Path, reader: Any) -> None:
+    """Not NaN: the row is there with its other ops, at its place among all; without any, it is not there."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}
+    directory = write(tmp_path, [batch("grad_reduced", 0, rows)], ops=("min", "norm"))
+    path = directory / "grad_reduced_0-0.csv"
+    _cell(path, 3, "norm", "")
+    found, problems = read(tmp_path, reader)
+    assert problems.lines() == []
+    parts = {tuple(key.name for key in each.keys): each for each in found[0].batches}
+    assert {names: each.order.tolist() for names, each in parts.items()} == {("u", "w"): [0, 2], ("v",): [1]}
+    assert "sumsq" not in parts[("v",)].columns
+    assert parts[("v",)].op("min").tolist() == [pytest.approx(rows[Key("v")].min(), rel=5e-6)]
+    _cell(path, 3, "min", "")
+    ((step,), _) = read(tmp_path, reader)
+    assert [key.name for each in step.batches for key in each.keys] == ["u", "w"]
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_what_a_quote_takes_with_it_is_told(tmp_path: Path, reader: Any) -> None:
     """One that is not closed takes the lines up to the next one: which, is said; the others are read."""
     rows = {Key(name): RANDOM.normal(size=3) for name in "uv"}

@@ -61,4 +61,9 @@ class PlainRows:
 def _convert(column: str) -> Convert:
     if column in INTEGERS:
         return partial(whole, column)
-    return float if is_number(column) else str
+    return _number if is_number(column) else str
+
+
+def _number(cell: str) -> float | None:
+    """None for no value, as DuckDB reads it."""
+    return float(cell) if cell else None
