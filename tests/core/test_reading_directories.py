@@ -97,6 +97,41 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
     assert last_run(other, Problems()).missing == ()
 
 
+def test_a_rank_that_has_written_nothing_is_told(tmp_path: Path) -> None:
+    """As one that is missing is; data are missing because of it."""
+    directory(tmp_path, 0, world_size=2)
+    empty = tmp_path / "Dec03_21-34-40-rank1-aa"
+    empty.mkdir()
+    problems = Problems()
+    run = last_run(tmp_path, problems)
+    assert (run.ranks, run.missing, problems.skipped) == ((0,), (1,), True)
+    assert problems.lines() == [f"{empty}: expected files such as actv_0-0.csv; rank 1 has written nothing: left out"]
+
+
+def test_a_rank_that_should_write_nothing_is_not_told(tmp_path: Path) -> None:
+    """Where ``module_ranks`` names others."""
+    for rank in (0, 1):
+        path = directory(tmp_path, rank, world_size=2, config={"module_ranks": [0]})
+    (path / "grad_reduced_0-99.csv").unlink()
+    problems = Problems()
+    assert (last_run(tmp_path, problems).missing, problems.lines()) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("world_size", 10**9), ("groups", 5), ("config", {"module_ranks": [["a"]]})]
+)
+def test_a_field_of_a_manifest_that_cannot_be_is_not_used(tmp_path: Path, field: str, value: object) -> None:
+    """The rank is read; no rank is taken for missing."""
+    path = directory(tmp_path, 0, **{field: value})
+    problems = Problems()
+    (found,) = last_run(tmp_path, problems).directories
+    assert (field in found.manifest) == (field == "config")
+    assert last_run(tmp_path, Problems()).missing == ()
+    if field != "config":
+        assert f"{path / 'manifest.json'}: {field}: expected" in problems.lines()[0]
+    assert not problems.skipped
+
+
 def test_one_directory_of_a_rank_may_be_given(tmp_path: Path) -> None:
     """It is a run by itself."""
     path = directory(tmp_path, 2)
@@ -220,6 +255,13 @@ def test_a_newer_layout_is_left_out(tmp_path: Path) -> None:
     told = "".join(problems.lines())
     assert f"{newer / 'manifest.json'}: schema 2 is of a newer version; this one reads up to 1" in told
     assert problems.skipped
+
+
+def test_a_newer_layout_alone_is_told(tmp_path: Path) -> None:
+    """Else nobody would know why there is nothing."""
+    directory(tmp_path, 0, schema=2)
+    with pytest.raises(ValueError, match=r"found none\n.*schema 2 is of a newer version"):
+        last_run(tmp_path, Problems())
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,11 @@ def tables(directory: Path, problems: Problems) -> list[TableFile]:
     return sorted(once, key=lambda file: (file.signal, file.first, file.part, file.path.name))
 
 
+def has_tables(directory: Path) -> bool:
+    """Whether any file of a signal is in a rank's directory."""
+    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
+
+
 def first_step(directory: Path) -> int:
     """The lowest step in a rank's directory, by the first row of each of the files that could have it; 0 if unknown."""
     named = [(int(name[2]), path) for path in directory.iterdir() if (name := _NAME.fullmatch(path.name))]
