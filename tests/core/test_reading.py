@@ -172,6 +172,22 @@ def test_rows_that_come_twice_are_read_as_written_last(tmp_path: Path, reader: A
     assert not problems.skipped
 
 
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("steps_per_file", [1, 9])
+def test_steps_that_go_back_are_told(tmp_path: Path, reader: Any, steps_per_file: int) -> None:
+    """Once, whether they come again in the same file or in a later one; nothing is told of steps in order."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=steps_per_file)
+    assert read(tmp_path, reader)[1].lines() == []
+    lines = (directory / f"grad_reduced_0-{steps_per_file - 1}.csv").read_text(encoding="utf-8").splitlines()
+    last = max(directory.glob("*.csv"))
+    last.write_text(last.read_text(encoding="utf-8") + lines[1] + "\n", encoding="utf-8")
+    _, problems = read(tmp_path, reader)
+    assert problems.lines() == [
+        f"{directory}: grad_reduced: step 2 is followed by step 0: steps that come again are all taken"
+    ]
+
+
 def _cell(path: Path, line: int, column: str, text: str) -> None:
     """Puts ``text`` into one cell of a file whose rows have no quoted commas before it."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

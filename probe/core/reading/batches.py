@@ -63,7 +63,7 @@ def steps(
     What files do not say: ``order`` is the position among the rows of the signal and step, not among all signals'.
     Moments are as good as the digits that were written. Rows of a signal that lack different ops, their cells being
     empty, are batches of their own; a row without any value is left out. A key that comes twice in a
-    step is given once, as it was written last.
+    step is given once, as it was written last; a step that comes again after others is given again, and told.
     """
     wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
@@ -120,12 +120,17 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
     files = [file for of, file in rows.files[signal] if of == directory and (last is None or file.first <= last)]
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
     files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
+    path, before = rows.directories[directory].path, -1
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = list(alike)
         columns, read = rows.read(group, first, last)
         at = columns.index("step")
         for step, same in groupby(read, key=lambda row: row[at]):
-            yield _Table(signal, step, columns, list(same), "micro_step" in columns, rows.directories[directory].path)
+            if step < before:
+                what = f"{signal}: step {before} is followed by step {step}: steps that come again are all taken"
+                rows.problems.add(path, what, skipped=False)
+            before = step
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, path)
 
 
 class _About(NamedTuple):
