@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from probe.core.reading.directories import RankDirectory, find
 from probe.core.reading.problems import Problems
+from probe.core.reading.sql import pattern_of
 from probe.core.records import Snapshot
 from probe.core.sinks.files import replacing
 
@@ -127,7 +128,7 @@ class Resumed:
         hidden = path.with_name(f".{path.name}.tmp")
         rows = "FROM read_parquet(?) WHERE step < ?"
         with closing(duckdb.connect(config={"threads": 1})) as connection:
-            about = [str(path), self.first]
+            about = [pattern_of(path), self.first]
             (count,) = connection.execute(f"SELECT count(*) {rows}", about).fetchone() or (0,)
             if count:
                 target = str(hidden).replace("'", "''")

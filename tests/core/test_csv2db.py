@@ -82,6 +82,7 @@ def test_a_script_without_a_main_guard_may_ask_for_processes(tmp_path: Path) -> 
     script.write_text(f"""
 print("begun")
 from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
+from probe.core.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.reading.files import tables
 from probe.core.reading.problems import Problems
@@ -235,14 +236,29 @@ def test_bad_files_are_told_by_line_and_the_rest_is_converted(tmp_path: Path) ->
     assert ask(tmp_path / "db", "SELECT bad_rows FROM imported_files WHERE file LIKE '%actv_0-0.csv'") == [(3,)]
 
 
+@pytest.mark.parametrize("step", ["-1", "9" * 20, str(2**32)])
+def test_a_step_that_is_none_takes_its_line_alone(tmp_path: Path, step: str) -> None:
+    """Negative, or beyond what any run has: told by its line; as curves, too."""
+    directory = tmp_path / "Dec03_21-34-40-rank0-0"
+    directory.mkdir()
+    (directory / "actv_0-0.csv").write_text(f"vpp_stage,name,step,norm\n0,a,0,1\n0,a,{step},1\n0,a,2,4\n")
+    done = convert(tmp_path, tmp_path / "db")
+    curves = csv2tensorboard_by_step(tmp_path, output_dirpath=tmp_path / "tb")
+    for problems in (done.problems, curves.problems):
+        (said,) = problems.lines()
+        assert "actv_0-0.csv:3: expected a number in column step" in said
+    assert ask(tmp_path / "db", "SELECT step, norm FROM actv_rows ORDER BY 1") == [(0, 1), (2, 4)]
+    assert curves.rows == 2
+
+
 def test_what_a_file_left_behind_is_undone_with_it(tmp_path: Path) -> None:
     """One that has a column which cannot be stored takes nothing of the next file with it."""
     directory = tmp_path / "Dec03_21-34-40-rank0-0"
     directory.mkdir()
-    (directory / "actv_0-0.csv").write_text("vpp_stage,name,step,rank\n0,a,0,1\n")
+    (directory / "actv_0-0.csv").write_text("vpp_stage,name,step,target_id\n0,a,0,1\n")
     (directory / "actv_1-1.csv").write_text("vpp_stage,name,step,min\n0,a,1,2\n")
     done = convert(tmp_path, tmp_path / "db")
-    assert "actv_0-0.csv: expected ops, got columns called rank: left out" in done.problems.lines()[0]
+    assert "actv_0-0.csv: expected ops, got columns called target_id: left out" in done.problems.lines()[0]
     assert ask(tmp_path / "db", "SELECT step, target_name, min FROM actv_rows") == [(1, "a", 2)]
 
 

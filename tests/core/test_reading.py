@@ -172,6 +172,22 @@ def test_rows_that_come_twice_are_read_as_written_last(tmp_path: Path, reader: A
     assert not problems.skipped
 
 
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("steps_per_file", [1, 9])
+def test_steps_that_go_back_are_told(tmp_path: Path, reader: Any, steps_per_file: int) -> None:
+    """Once, whether they come again in the same file or in a later one; nothing is told of steps in order."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=steps_per_file)
+    assert read(tmp_path, reader)[1].lines() == []
+    lines = (directory / f"grad_reduced_0-{steps_per_file - 1}.csv").read_text(encoding="utf-8").splitlines()
+    last = max(directory.glob("*.csv"))
+    last.write_text(last.read_text(encoding="utf-8") + lines[1] + "\n", encoding="utf-8")
+    _, problems = read(tmp_path, reader)
+    assert problems.lines() == [
+        f"{directory}: grad_reduced: step 2 is followed by step 0: steps that come again are all taken"
+    ]
+
+
 def _cell(path: Path, line: int, column: str, text: str) -> None:
     """Puts ``text`` into one cell of a file whose rows have no quoted commas before it."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -183,7 +199,18 @@ def _cell(path: Path, line: int, column: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(("column", "text"), [("norm", "much"), ("step", "one"), ("vpp_stage", ""), ("min", "1,2")])
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("norm", "much"),
+        ("step", "one"),
+        ("step", "-1"),
+        ("step", "9" * 20),
+        ("vpp_stage", "9" * 10),
+        ("vpp_stage", ""),
+        ("min", "1,2"),
+    ],
+)
 def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column: str, text: str) -> None:
     """With its file and number; the others are read."""
     rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}
@@ -196,6 +223,40 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path, reader: Any, column:
     assert len(problems.kept) == 1
     assert (problems.kept[0].path, problems.kept[0].line) == (path, 3)
     assert problems.skipped
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_empty_cell_is_no_value(tmp_path: Path, reader: Any) -> None:
+    """Not NaN: the row is there with its other ops, at its place among all; without any, it is not there."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uvw"}
+    directory = write(tmp_path, [batch("grad_reduced", 0, rows)], ops=("min", "norm"))
+    path = directory / "grad_reduced_0-0.csv"
+    _cell(path, 3, "norm", "")
+    found, problems = read(tmp_path, reader)
+    assert problems.lines() == []
+    parts = {tuple(key.name for key in each.keys): each for each in found[0].batches}
+    assert {names: each.order.tolist() for names, each in parts.items()} == {("u", "w"): [0, 2], ("v",): [1]}
+    assert "sumsq" not in parts[("v",)].columns
+    assert parts[("v",)].op("min").tolist() == [pytest.approx(rows[Key("v")].min(), rel=5e-6)]
+    _cell(path, 3, "min", "")
+    ((step,), _) = read(tmp_path, reader)
+    assert [key.name for each in step.batches for key in each.keys] == ["u", "w"]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_a_quote_takes_with_it_is_told(tmp_path: Path, reader: Any) -> None:
+    """One that is not closed takes the lines up to the next one: which, is said; the others are read."""
+    rows = {Key(name): RANDOM.normal(size=3) for name in "uv"}
+    directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=3)
+    path = directory / "grad_reduced_0-2.csv"
+    _cell(path, 3, "name", '"v')
+    path.write_text(path.read_text(encoding="utf-8").replace('"[3]"', "[3]"), encoding="utf-8")
+    _cell(path, 5, "name", '"v"')
+    found, problems = read(tmp_path, reader)
+    assert [(step.step, [key.name for key in step.batches[0].keys]) for step in found] == [(0, ["u"]), (2, ["u", "v"])]
+    (problem,) = problems.kept
+    assert (problem.path, problem.line, problem.skipped) == (path, 3, True)
+    assert "this line and the next 2 are left out" in problem.what
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -239,7 +300,16 @@ BROKEN = {
         1,
     ),
     "binary": (bytes(range(128, 256)) * 40 + b"\n", "expected a header that begins with", 1),
-    "a column twice": (b"vpp_stage,name,step,norm,norm\n", "expected a header that begins with", 1),
+    "a column twice": (b"vpp_stage,name,step,norm,norm\n", "expected a header that has every column once", 1),
+    "a column twice to SQL": (b"vpp_stage,name,step,Norm,norm\n", "expected a header that has every column once", 1),
+    **{
+        f"a column called {name!r}": (
+            f"vpp_stage,name,step,norm,{name}\n0,w,1,1,1\n".encode(),
+            f"expected ops as columns; there is {name.lower()!r}",
+            1,
+        )
+        for name in ("", "filename", "rowid", "Rank", "directory")
+    },
 }
 
 
@@ -356,3 +426,26 @@ def test_what_is_there_in_both_formats_is_read_once(tmp_path: Path) -> None:
         with Rows(last_run(tmp_path, problems).directories, problems) as rows:
             counted = f"SELECT count(*) FROM {rows.view('grad_reduced')}"
             assert rows.connection.execute(counted).fetchone() == (4,)
+
+
+@pytest.mark.parametrize(("odd", "like_it"), [("glob[1]", "glob1"), ("star*", "starX"), ("who?", "whom")])
+def test_a_directory_may_be_called_as_a_pattern(tmp_path: Path, odd: str, like_it: str) -> None:
+    """What another directory holds, whose name the pattern fits, is no part of it, in either format."""
+    for name, norm in ((odd, 3.0), (like_it, 4.0)):
+        for sink, step in ((CsvSink, 0), (ParquetSink, 1)):
+            written = batch("grad_reduced", step, {Key("w"): np.array([norm])})
+            directory = write(tmp_path / name, [written] if sink is CsvSink else [])
+            if sink is ParquetSink:
+                parquet = ParquetSink(context(tmp_path, directory=directory))
+                parquet.open()
+                parquet.write(Snapshot(step, 0, 0.0, [written], OPS))
+                parquet.close()
+    (tmp_path / odd / "Dec03_21-34-40-rank0-00000000" / "grad_reduced_2-2.csv").write_text(
+        "vpp_stage,name,step,norm\n0,w,two,5\n", encoding="utf-8"
+    )
+    found, problems = read(tmp_path / odd, Rows)
+    assert [(step.step, step.batches[0].op("norm").tolist()) for step in found] == [(0, [3.0]), (1, [3.0])]
+    assert [(problem.path.parent.parent.name, problem.line) for problem in problems.kept] == [(odd, 2)]
+    with Rows(last_run(tmp_path / odd, Problems()).directories, Problems()) as rows:
+        query = f"SELECT step, norm FROM {rows.view('grad_reduced')} ORDER BY step"
+        assert rows.connection.execute(query).fetchall() == [(0, 3.0), (1, 3.0)]

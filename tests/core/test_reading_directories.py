@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probe.core.reading.batches import steps
-from probe.core.reading.directories import Run, find, last_run, runs
+from probe.core.reading.directories import RankDirectory, Run, find, last_run, runs
 from probe.core.reading.plain import PlainRows
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows
@@ -97,10 +97,69 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
     assert last_run(other, Problems()).missing == ()
 
 
+def test_a_rank_that_has_written_nothing_is_told(tmp_path: Path) -> None:
+    """As one that is missing is; data are missing because of it."""
+    directory(tmp_path, 0, world_size=2)
+    empty = tmp_path / "Dec03_21-34-40-rank1-aa"
+    empty.mkdir()
+    problems = Problems()
+    run = last_run(tmp_path, problems)
+    assert (run.ranks, run.missing, problems.skipped) == ((0,), (1,), True)
+    assert problems.lines() == [f"{empty}: expected files such as actv_0-0.csv; rank 1 has written nothing: left out"]
+
+
+def test_a_rank_that_should_write_nothing_is_not_told(tmp_path: Path) -> None:
+    """Where ``module_ranks`` names others."""
+    for rank in (0, 1):
+        path = directory(tmp_path, rank, world_size=2, config={"module_ranks": [0]})
+    (path / "grad_reduced_0-99.csv").unlink()
+    problems = Problems()
+    assert (last_run(tmp_path, problems).missing, problems.lines()) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("world_size", 10**9), ("groups", 5), ("config", {"module_ranks": [["a"]]})]
+)
+def test_a_field_of_a_manifest_that_cannot_be_is_not_used(tmp_path: Path, field: str, value: object) -> None:
+    """The rank is read; no rank is taken for missing."""
+    path = directory(tmp_path, 0, **{field: value})
+    problems = Problems()
+    (found,) = last_run(tmp_path, problems).directories
+    assert (field in found.manifest) == (field == "config")
+    assert last_run(tmp_path, Problems()).missing == ()
+    if field != "config":
+        assert f"{path / 'manifest.json'}: {field}: expected" in problems.lines()[0]
+    assert not problems.skipped
+
+
 def test_one_directory_of_a_rank_may_be_given(tmp_path: Path) -> None:
     """It is a run by itself."""
     path = directory(tmp_path, 2)
     assert [(each.rank, each.path) for each in last_run(path, Problems()).directories] == [(2, path)]
+
+
+@pytest.mark.parametrize("given", [".", "../{name}", "inside/.."])
+def test_a_rank_is_read_from_inside_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """Though what is given has no name that tells the rank; also without a manifest."""
+    path = directory(tmp_path, 2, last=1)
+    (path / "manifest.json").unlink()
+    (path / "inside").mkdir()
+    monkeypatch.chdir(path)
+    root = Path(given.format(name=path.name))
+    assert (last_run(root, Problems()).ranks, last_run(root, Problems()).name) == ((2,), path.name)
+    assert values(root, 2) == {0: 21.0, 1: 21.0}
+
+
+def test_rows_of_the_current_directory_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so are its lines that cannot be read."""
+    monkeypatch.chdir(directory(tmp_path, 0, last=1))
+    with Path("grad_reduced_0-99.csv").open("a", encoding="utf-8") as file:
+        file.write("0,w,two,21,,\n")
+    problems = Problems()
+    with Rows([RankDirectory(Path(), 0, "", 0.0, {}, 0)], problems) as rows:
+        query = f"SELECT rank, step FROM {rows.view('grad_reduced')} ORDER BY step"
+        assert rows.connection.execute(query).fetchall() == [(0, 0), (0, 1)]
+    assert [(problem.path, problem.line) for problem in problems.kept] == [(Path("grad_reduced_0-99.csv"), 4)]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +255,13 @@ def test_a_newer_layout_is_left_out(tmp_path: Path) -> None:
     told = "".join(problems.lines())
     assert f"{newer / 'manifest.json'}: schema 2 is of a newer version; this one reads up to 1" in told
     assert problems.skipped
+
+
+def test_a_newer_layout_alone_is_told(tmp_path: Path) -> None:
+    """Else nobody would know why there is nothing."""
+    directory(tmp_path, 0, schema=2)
+    with pytest.raises(ValueError, match=r"found none\n.*schema 2 is of a newer version"):
+        last_run(tmp_path, Problems())
 
 
 @pytest.mark.parametrize(

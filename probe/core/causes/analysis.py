@@ -17,7 +17,7 @@ from probe.core.causes.replicas import compare
 from probe.core.causes.sharing import sharers
 from probe.core.causes.topology import Topology, topology
 from probe.core.causes.words import Kind, kind_of, on_ranks, origins, paragraph, rivals
-from probe.core.reading.directories import Run, find, last_run
+from probe.core.reading.directories import Run, find, last_run, place
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Connection, Rows
 from probe.core.records import ranks_text
@@ -90,8 +90,8 @@ def analyse(
     """
     problems, wanted = Problems(), sorted(set(steps))
     run = last_run(root, problems)
-    alone = root.expanduser() in [directory.path for directory in run.directories]
-    dump = root.expanduser().parent if alone else root.expanduser()
+    inside = place(root)
+    dump = inside.parent if inside in [directory.path for directory in run.directories] else inside
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         judged, rules = _judge(rows, run, topo, wanted, told)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from probe.core.convert.rows import Rows, assembled
-from probe.core.reading.files import KEY, TEXT, TableFile
+from probe.core.reading.files import KEY, TEXT, TableFile, whole
 
 TOLD = 3
 """Bad lines of a piece that are told one by one."""
@@ -141,7 +141,7 @@ def _wrong(line: str, columns: Sequence[str]) -> str:
 
 def _readable(column: str, cell: str) -> bool:
     try:
-        int(cell) if column in KEY else float(cell or 0)
+        whole(column, cell) if column in KEY else float(cell or 0)
     except ValueError:
         return False
     return True

@@ -12,6 +12,7 @@ import numpy as np
 from probe.core.convert.rows import Rows, assembled
 from probe.core.reading.files import KEY, NEEDED, TEXT, TableFile
 from probe.core.reading.rows import connect
+from probe.core.reading.sql import pattern_of
 
 
 def number_of_rows(path: Path) -> int:
@@ -23,7 +24,7 @@ def number_of_rows(path: Path) -> int:
     """
     with _duckdb() as connection:
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
-        return int(connection.execute(query, [str(path)]).fetchone()[0])
+        return int(connection.execute(query, [pattern_of(path)]).fetchone()[0])
 
 
 def read(file: TableFile, rank: int, begin: int, end: int) -> Rows | None:
@@ -35,7 +36,7 @@ def read(file: TableFile, rank: int, begin: int, end: int) -> Rows | None:
     """
     with _duckdb() as connection:
         query = "SELECT * FROM read_parquet(?) LIMIT ? OFFSET ?"
-        found = connection.execute(query, [str(file.path), end - begin, begin]).fetchnumpy()
+        found = connection.execute(query, [pattern_of(file.path), end - begin, begin]).fetchnumpy()
     missing = [column for column in NEEDED if column not in found]
     if missing:
         raise ValueError(f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}")

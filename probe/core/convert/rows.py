@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.reading.files import whole
+
+_NUMBERS = ("vpp_stage", "micro_step", "call")
+
 Indices = npt.NDArray[np.int64]
 
 
@@ -65,7 +69,7 @@ def assembled(
         about: the columns that are not values, whole numbers also as text.
 
     Raises:
-        ValueError: if a whole number is none.
+        ValueError: if a whole number is none, or none that its column can hold.
     """
     zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
     keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
@@ -74,14 +78,21 @@ def assembled(
     return Rows(
         signal=signal,
         rank=rank,
-        steps=np.array(list(map(int, about["step"])), dtype=np.int64),
-        targets=[Target(name or "", *map(int, numbers)) for name, *numbers in targets],
+        steps=_steps(about["step"]),
+        targets=[Target(name or "", *map(whole, _NUMBERS, numbers)) for name, *numbers in targets],
         target=target,
         forms=[Form(*(text or "" for text in texts)) for texts in forms],
         form=form,
         values=values,
         micro_stepped="micro_step" in about,
     )
+
+
+def _steps(cells: Sequence[Any]) -> Indices:
+    steps = list(map(int, cells))
+    whole("step", min(steps, default=0))
+    whole("step", max(steps, default=0))
+    return np.array(steps, dtype=np.int64)
 
 
 def numbered(items: Iterable[Any]) -> tuple[list[Any], Indices]:

@@ -62,15 +62,16 @@ def steps(
     """The steps of one rank, in order; of ``signals`` or of all.
 
     What files do not say: ``order`` is the position among the rows of the signal and step, not among all signals'.
-    Moments are as good as the digits that were written. A key that comes twice in a step is given once, as it was
-    written last.
+    Moments are as good as the digits that were written. Rows of a signal that lack different ops, their cells being
+    empty, are batches of their own; a row without any value is left out. A key that comes twice in a
+    step is given once, as it was written last; a step that comes again after others is given again, and told.
     """
     wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
     known: dict[str, _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)
     for step, tables in groupby(merged, key=lambda table: table.step):
-        held = [_batch(table, known, rows.problems) for table in tables]
+        held = [_batch(part, known, rows.problems) for table in tables for part in _parts(table)]
         held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
         ops = dict.fromkeys(op for _, names in held for op in names)
         yield Step(step, rank, [batch for batch, _ in held], tuple(ops))
@@ -85,6 +86,27 @@ class _Table(NamedTuple):
     rows: list[tuple[Any, ...]]
     micro_stepped: bool
     directory: Path
+    places: Sequence[int] = ()
+    """Of each row its position in the file, where some are left out."""
+
+
+def _parts(table: _Table) -> Iterator[_Table]:
+    """Rows with the same values missing together, without the columns of these: an empty cell is no value."""
+    cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    lacking = [column for column in table.columns if is_number(column) and None in cells[column]]
+    if not lacking:
+        yield table
+        return
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for place, values in enumerate(zip(*(cells[column] for column in lacking), strict=True)):
+        alike.setdefault(tuple(value is None for value in values), []).append(place)
+    for missing, places in alike.items():
+        gone = {column for column, is_missing in zip(lacking, missing, strict=True) if is_missing}
+        kept = [n for n, column in enumerate(table.columns) if column not in gone]
+        if any(is_number(table.columns[n]) for n in kept):
+            columns = tuple(table.columns[n] for n in kept)
+            part = [tuple(table.rows[place][n] for n in kept) for place in places]
+            yield table._replace(columns=columns, rows=part, places=places)
 
 
 def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
@@ -99,12 +121,17 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
     files = [file for of, file in rows.files[signal] if of == directory and (last is None or file.first <= last)]
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
     files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
+    path, before = rows.directories[directory].path, -1
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = list(alike)
         columns, read = rows.read(group, first, last)
         at = columns.index("step")
         for step, same in groupby(read, key=lambda row: row[at]):
-            yield _Table(signal, step, columns, list(same), "micro_step" in columns, rows.directories[directory].path)
+            if step < before:
+                what = f"{signal}: step {before} is followed by step {step}: steps that come again are all taken"
+                rows.problems.add(path, what, skipped=False)
+            before = step
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, path)
 
 
 class _About(NamedTuple):
@@ -142,7 +169,7 @@ def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple
         keys=about.keys,
         shapes=about.shapes,
         dtypes=about.dtypes,
-        order=np.asarray(about.kept, dtype=np.int64),
+        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[about.kept],
         columns=columns,
         micro_stepped=table.micro_stepped,
         coverage=about.coverage,

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.output import SCHEMA, ZONE
-from probe.core.reading.files import first_step
+from probe.core.reading.files import first_step, has_tables
 from probe.core.reading.problems import Problems
 
 TOGETHER = 3600.0
 """Seconds within which the ranks of a run begin, where nothing else tells which directories belong together."""
+
+MOST_RANKS = 1_000_000
+"""More than any run has: a manifest that tells of more is not believed."""
 
 _NAME = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\w+")
 _TIME = "%b%d_%H-%M-%S"
@@ -74,7 +77,7 @@ def find(
     Raises:
         ValueError: if there is no such directory, if none of a rank is in it, or if a time cannot be read.
     """
-    root = root.expanduser()
+    root = place(root)
     if not root.is_dir():
         raise ValueError(f"{root}: expected the directory in which ranks have written; there is none of this name")
     within = _interval(time_start, time_end)
@@ -83,8 +86,14 @@ def find(
     found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
     kept = [directory for directory in found if not directory.time or within(directory.time)]
     if not kept:
-        raise ValueError(_nothing(root, found, time_start, time_end))
+        raise ValueError("\n".join([_nothing(root, found, time_start, time_end), *problems.lines()]))
     return sorted(kept, key=_in_time)
+
+
+def place(root: Path) -> Path:
+    """``root`` as the paths in it begin: ``.`` and ``..`` have no name that could tell a rank."""
+    root = root.expanduser()
+    return root.resolve() if not root.name or ".." in root.parts else root
 
 
 def runs(directories: Iterable[RankDirectory]) -> list[Run]:
@@ -128,7 +137,21 @@ def last_run(root: Path, problems: Problems) -> Run:
         problems.add(root / run.name, f"of an earlier run (of {len(run.ranks)} ranks), left out", skipped=False)
     if last.missing:
         problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
-    return last
+    return _without_empty(last, problems)
+
+
+def _without_empty(run: Run, problems: Problems) -> Run:
+    """Without the ranks that have made a directory and written no table, where others have written some."""
+    written = {directory.rank for directory in run.directories if has_tables(directory.path)}
+    expected = _expected(run.directories)
+    empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
+    if not written or not empty:
+        return run
+    for rank in empty:
+        what = f"expected files such as actv_0-0.csv; rank {rank} has written nothing: left out"
+        problems.add(run.of(rank)[-1].path, what)
+    kept = tuple(directory for directory in run.directories if directory.rank not in empty)
+    return Run(kept, tuple(sorted({*run.missing, *empty})))
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -144,14 +167,19 @@ def _together(began: Mapping[int, float], lengths: Sequence[int]) -> list[int]:
 
 def _run(directories: list[RankDirectory]) -> Run:
     ranks = {directory.rank for directory in directories}
+    return Run(tuple(directories), tuple(sorted(_expected(directories) - ranks)))
+
+
+def _expected(directories: Iterable[RankDirectory]) -> set[int]:
+    """The ranks that should have written, by what manifests say."""
     expected: set[int] = set()
     for directory in directories:
         config, size = directory.manifest.get("config"), directory.manifest.get("world_size")
         wanted = config.get("module_ranks") if isinstance(config, dict) else None
-        wanted = wanted if isinstance(wanted, list) else []
+        chosen = {rank for rank in wanted if isinstance(rank, int)} if isinstance(wanted, list) else None
         world = range(size) if isinstance(size, int) else range(0)
-        expected |= set(wanted) & set(world) if wanted else set(world)
-    return Run(tuple(directories), tuple(sorted(expected - ranks)))
+        expected |= chosen & set(world) if chosen else set(world)
+    return expected
 
 
 def _read(path: Path, problems: Problems) -> RankDirectory | None:
@@ -186,7 +214,19 @@ def _manifest(path: Path, problems: Problems) -> Mapping[str, Any] | None:
             path, f"schema {schema} is of a newer version; this one reads up to {SCHEMA}: its rank is left out"
         )
         return None
-    return manifest
+    return {key: value for key, value in manifest.items() if _is_plausible(key, value, path, problems)}
+
+
+def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
+    """Whether a field can be what it should be; what nobody asks for is."""
+    expected = None
+    if key == "world_size" and isinstance(value, int) and value > MOST_RANKS:
+        expected = f"at most {MOST_RANKS} ranks"
+    elif key == "groups" and not isinstance(value, dict | None):
+        expected = "ranks by the name of a group"
+    if expected:
+        problems.add(path, f"{key}: expected {expected}; there is {str(value)[:40]!r}: not used", skipped=False)
+    return expected is None
 
 
 def _began(text: object, name: str, path: Path) -> float:

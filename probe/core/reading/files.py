@@ -16,10 +16,14 @@ KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 """Columns that tell rows apart."""
 TEXT = ("name", "shape", "dtype", "coverage", "histogram")
 """Columns that are not numbers."""
-INTEGERS = {"vpp_stage": "INTEGER", "step": "BIGINT", "micro_step": "INTEGER", "call": "INTEGER"}
-"""Columns of whole numbers, with their SQL types."""
+INTEGERS = {"vpp_stage": "INTEGER", "step": "UINTEGER", "micro_step": "INTEGER", "call": "INTEGER"}
+"""Columns of whole numbers, with the SQL types that they are read as."""
+BOUNDS = {"INTEGER": (-(2**31), 2**31 - 1), "UINTEGER": (0, 2**32 - 1)}
+"""The lowest and the highest number of these types."""
 NEEDED = ("vpp_stage", "name", "step")
 """Columns that every file has, in this order."""
+TAKEN = frozenset({"", "rank", "directory", "filename", "rowid"})
+"""What no column of a file can be called: rows are read together with columns of these names."""
 LONGEST_LINE = 1 << 16
 KNOWN = frozenset({"stack_info.csv"})
 """Other tables, which belong there."""
@@ -56,6 +60,11 @@ def each_once(found: Sequence[TableFile]) -> list[TableFile]:
     return [file for file in found if file.format == "csv" or (file.signal, file.first) not in in_csv]
 
 
+def has_tables(directory: Path) -> bool:
+    """Whether any file of a signal is in a rank's directory."""
+    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
+
+
 def first_step(directory: Path) -> int:
     """The lowest step in a rank's directory, by the first row of each of the files that could have it; 0 if unknown."""
     named = [(int(name[2]), path) for path in directory.iterdir() if (name := _NAME.fullmatch(path.name))]
@@ -70,7 +79,7 @@ def _first_row(path: Path) -> int | None:
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             row = next(csv.DictReader(file))
-        return int(row["step"])
+        return whole("step", row["step"])
     except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
         return None
 
@@ -111,13 +120,22 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
     if not ended:
         raise _HeaderError("expected a header; its line is not finished")
     columns = tuple(next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")])))
-    if columns[: len(NEEDED)] != NEEDED or len(set(columns)) < len(columns):
-        there = line[:60].decode("utf-8", "replace")
-        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
+    _check_header(columns, line[:60].decode("utf-8", "replace"))
     if torn:
         number = sum(1 for _ in _lines(path))
         problems.add(path, f"the last line is not finished ({torn} bytes): left out", number)
     return columns, torn
+
+
+def _check_header(columns: tuple[str, ...], there: str) -> None:
+    """What would stop a query of many files stops only the file that has it."""
+    if columns[: len(NEEDED)] != NEEDED:
+        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
+    lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
+    if len(set(lower)) < len(lower):
+        raise _HeaderError(f"expected a header that has every column once; there is {there!r}")
+    if taken := sorted(TAKEN & set(lower)):
+        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -139,6 +157,19 @@ def _look_at_parquet(path: Path) -> tuple[str, ...]:
 def is_number(column: str) -> bool:
     """Whether a column holds a signal's numbers, as ops do."""
     return column not in KEY and column not in TEXT
+
+
+def whole(column: str, cell: str | int) -> int:
+    """The whole number in a cell.
+
+    Raises:
+        ValueError: if it is none, or none that its column can hold.
+    """
+    number = int(cell)
+    low, high = BOUNDS[INTEGERS[column]]
+    if not low <= number <= high:
+        raise ValueError(f"expected a {column} from {low} to {high}, got {cell}")
+    return number
 
 
 def type_of(column: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from probe.core.reading.directories import RankDirectory
-from probe.core.reading.files import INTEGERS, TableFile, is_number, tables
-from probe.core.reading.problems import Problems
+from probe.core.reading.files import INTEGERS, TableFile, is_number, tables, whole
+from probe.core.reading.problems import Problems, left_out
 
 Convert = Callable[[str], Any]
 
@@ -43,19 +44,26 @@ class PlainRows:
         convert = [_convert(column) for column in file.columns]
         data = file.path.read_bytes()
         whole = data[: len(data) - file.torn].decode("utf-8", "replace")
-        lines = csv.reader(io.StringIO(whole, newline=""))
-        try:
-            next(lines, None)
-            for cells in lines:
-                try:
-                    yield tuple(to(cell) for to, cell in zip(convert, cells, strict=True))
-                except ValueError as error:
-                    self.problems.add(file.path, f"{error}: this line is left out", lines.line_num)
-        except csv.Error as error:
-            self.problems.add(file.path, f"{error}: the rest of the file is left out", lines.line_num)
+        lines = csv.reader(io.StringIO(whole, newline=""), strict=True)
+        next(lines, None)
+        begin, ended = lines.line_num + 1, False
+        while not ended:
+            try:
+                cells = next(lines)
+                yield tuple(to(cell) for to, cell in zip(convert, cells, strict=True))
+            except StopIteration:
+                ended = True
+            except (csv.Error, ValueError) as error:  # the reader goes on with the line after it
+                self.problems.add(file.path, f"{error}: {left_out(lines.line_num - begin)}", begin)
+            begin = lines.line_num + 1
 
 
 def _convert(column: str) -> Convert:
     if column in INTEGERS:
-        return int
-    return float if is_number(column) else str
+        return partial(whole, column)
+    return _number if is_number(column) else str
+
+
+def _number(cell: str) -> float | None:
+    """None for no value, as DuckDB reads it."""
+    return float(cell) if cell else None

@@ -10,6 +10,11 @@ MOST = 1000
 """Problems that are kept; more are counted."""
 
 
+def left_out(after: int) -> str:
+    """What becomes of a line that cannot be read, and of ``after`` ones that its quotes, not closed, take with it."""
+    return f"this line and the next{f' {after}' * (after > 1)} are left out" if after else "this line is left out"
+
+
 class Problem(NamedTuple):
     """One thing that is wrong with what was found."""
 

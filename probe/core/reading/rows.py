@@ -13,7 +13,8 @@ from typing import Any
 
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import KEY, TableFile, each_once, is_number, tables, type_of
-from probe.core.reading.problems import Problems
+from probe.core.reading.problems import Problems, left_out
+from probe.core.reading.sql import folder_of, listed, literal
 
 Connection = Any
 
@@ -80,7 +81,9 @@ class Rows:
         self.problems = problems
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
         self._originals: dict[str, Path] = {}
-        self._places: list[tuple[str, int]] = [(str(d.path), n) for n, d in enumerate(self.directories)]
+        self._places: list[tuple[str, int]] = [
+            (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
+        ]
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
         """Every signal's files, each with the index of its directory; by directory and step."""
         for n, directory in enumerate(self.directories):
@@ -154,11 +157,11 @@ class Rows:
 
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
-        paths = f"[{', '.join(_literal(str(file.path)) for file in files)}]"
+        paths = listed([file.path for file in files])
         if files[0].format == "parquet":
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
-        keys = ", ".join(_literal(column) for column in files[0].columns if column in KEY)
-        types = ", ".join(f"{_literal(column)}: {_literal(type_of(column))}" for column in files[0].columns)
+        keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
+        types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
         return (
             f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
             f"delim = ',', quote = '\"', escape = '\"', force_not_null = [{keys}], filename = true, "
@@ -182,12 +185,12 @@ class Rows:
             return
         own = {path for path, _ in self._places}
         told = connection.execute(_REJECTED).fetchall()
-        for path, line, what, place, lines in told:
-            if str(Path(path).parent) not in own:  # another's, that shares the connection
+        for path, line, what, after, place, lines in told:
+            if folder_of(path) not in own:  # another's, that shares the connection
                 continue
             where = self._originals.get(path, Path(path))
             if place <= REJECTED_A_FILE:
-                self.problems.add(where, f"{' '.join(what.split())}: this line is left out", line)
+                self.problems.add(where, f"{' '.join(what.split())}: {left_out(after)}", line)
             elif place == REJECTED_A_FILE + 1:
                 self.problems.add(where, f"{lines - REJECTED_A_FILE} more lines cannot be read and are left out")
 
@@ -196,9 +199,9 @@ class Rows:
         import duckdb
 
         def readable(chosen: Sequence[TableFile]) -> bool:
-            names = ", ".join(_literal(str(file.path)) for file in chosen)
+            names = listed([file.path for file in chosen])
             try:
-                self.connection.execute(f"SELECT count(*) FROM parquet_metadata([{names}])")  # noqa: S608 - paths
+                self.connection.execute(f"SELECT count(*) FROM parquet_metadata({names})")  # noqa: S608 - paths
             except duckdb.Error:
                 return False
             return True
@@ -236,7 +239,8 @@ class Rows:
         def cell(column: str, otherwise: str) -> str:
             return f"{quoted(column)}" if column in columns else f"{otherwise} AS {quoted(column)}"
 
-        cells = [cell(column, "0") if column in ("micro_step", "call") else quoted(column) for column in KEY]
+        fixed = {"micro_step": cell("micro_step", "0"), "call": cell("call", "0"), "step": "step::BIGINT AS step"}
+        cells = [fixed.get(column, quoted(column)) for column in KEY]
         cells += [cell(column, "NULL::VARCHAR") for column in ABOUT]
         cells += [cell(column, "NULL::DOUBLE") for column in numbers]
         return (
@@ -276,16 +280,13 @@ def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFi
             yield from ((file, after[0].first if after else math.inf) for file in group)
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 _REJECTED = f"""
 WITH lines AS (
-    SELECT DISTINCT ON (s.file_path, e.line) s.file_path AS path, e.line AS line, e.error_message AS what
+    SELECT DISTINCT ON (s.file_path, e.line) s.file_path AS path, e.line AS line, e.error_message AS what,
+        len(string_split(rtrim(e.csv_line, chr(10) || chr(13)), chr(10))) - 1 AS after
     FROM reject_errors AS e JOIN reject_scans AS s USING (scan_id, file_id) ORDER BY s.file_path, e.line, e.column_idx),
 numbered AS (
     SELECT *, row_number() OVER (PARTITION BY path ORDER BY line) AS place, count(*) OVER (PARTITION BY path) AS lines
     FROM lines)
-SELECT path, line, what, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
+SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
 """  # noqa: S608 - no word of it is a user's
