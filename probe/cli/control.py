@@ -54,7 +54,7 @@ def put(
 ) -> None:
     """Change the configuration; what is wrong with it is told, and nothing written. Exit codes as of start."""
     try:
-        values = live.values_of(assignments)
+        values = live.assigned(assignments)
     except ValueError as error:
         raise _refused(error) from None
     _change(directory, values, wait)

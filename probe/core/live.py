@@ -113,7 +113,7 @@ def _state(rank: int, path: Path, manifest: Mapping[str, Any]) -> RankState:
     return RankState(rank, path, state, int(control.get("step", 0)), int(control.get("changes", 0)))
 
 
-def values_of(assignments: list[str]) -> dict[str, Any]:
+def assigned(assignments: list[str]) -> dict[str, Any]:
     """``KEY=VALUE`` pairs; a value is JSON, or the text that it is.
 
     Raises:
