@@ -25,6 +25,20 @@ def named() -> Mapping[str, Sequence[int]]:
     return {}
 
 
+def has_store() -> bool:
+    """It keeps none."""
+    return False
+
+
+def store(where: str, address: tuple[str, int] | None, serves: bool) -> Any:
+    """There is none.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(f"there is no store here for what ranks say about {where}")
+
+
 def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Any:
     """Not needed: no tensor is shared out.
 

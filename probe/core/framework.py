@@ -210,6 +210,20 @@ class Exchange(Protocol):
         """Nothing more will be said."""
 
 
+class Store(Protocol):
+    """Where the ranks of a job keep numbers and bytes by name, for all of them to see. Nothing here waits for what
+    another rank has still to do."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to the number called ``key``, which is 0 at first, in one move; the sum."""
+
+    def set(self, key: str, value: bytes) -> object:
+        """Keeps ``value``."""
+
+    def get(self, key: str) -> bytes:
+        """What is kept, once it was set."""
+
+
 class Groups(Protocol):
     """What core asks of process groups."""
 
@@ -247,6 +261,19 @@ class Parallel(Protocol):
 
         Raises:
             TimeoutError: if one of them did not come within ``seconds``, naming it.
+        """
+
+    def has_store(self) -> bool:
+        """Whether the job keeps a store of its own, which :meth:`store` finds without an address."""
+
+    def store(self, where: str, address: tuple[str, int] | None, serves: bool) -> Store:
+        """The part called ``where`` of the store that the job keeps, or of the one at a host and a port.
+
+        Args:
+            serves: whether this process is the one that keeps the store at ``address``.
+
+        Raises:
+            Exception: if there is none.
         """
 
 
