@@ -19,7 +19,8 @@ from itertools import count
 from typing import Any
 
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter, Store
+from probe.core.framework import FrameworkAdapter
+from probe.core.processes import Store
 from probe.core.settings import Settings
 from probe.core.settings_types import address_of
 
