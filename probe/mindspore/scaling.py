@@ -1,7 +1,7 @@
 """The factor on losses, where it can be known: an optimizer that is made with ``loss_scale`` divides gradients by it.
 
-A ``LossScaler``, or the scale of a ``TrainOneStepWithLossScaleCell``, is known to neither model nor optimizer; and their
-methods cannot be listened to, since MindSpore compiles them from their source where a script asks for that.
+A ``LossScaler``, or the scale of a ``TrainOneStepWithLossScaleCell``, is known to neither model nor optimizer; and
+their methods cannot be listened to, since MindSpore compiles them from their source where a script asks for that.
 """
 
 from __future__ import annotations
