@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import Any
 
 from probe.core.faults import Faults
@@ -37,7 +36,6 @@ CLOSE_SECONDS = 2.0
 """How long the end of a run waits for the thread, which may be waiting for a host that is gone."""
 
 _log = logging.getLogger("probe")
-_runs = count()
 
 
 class StoreNotices:
@@ -171,13 +169,15 @@ class Broadcast:
             self._wait()
 
 
-def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Faults) -> Broadcast | None:
+def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, faults: Faults) -> Broadcast | None:
     """What ``dynamic_broadcast`` asks for; None with one rank, which has nobody to tell.
+
+    Args:
+        run: its number, the same on all ranks.
 
     Raises:
         ValueError: if it needs an address.
     """
-    run = next(_runs)
     chosen, groups, parallel = settings.dynamic_broadcast, framework.groups, framework.parallel
     if not chosen or groups.world_size() == 1:
         return None
@@ -188,5 +188,5 @@ def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Fa
             'of the first rank and a free port there, such as "10.0.0.1:29600"'
         )
     serves = groups.rank() == 0
-    connect = partial(parallel.store, f"changes {run}", address, serves)
+    connect = partial(parallel.store, f"run {run} changes", address, serves)
     return Broadcast(connect, None if serves else address, groups.world_size(), faults)

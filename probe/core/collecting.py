@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
 """What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
 two, where ranks share a file system, the names of folders in the output directory."""
+_runs = count()
+"""Attachments in this process: ranks that train together have as many."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
@@ -82,6 +85,7 @@ class Collecting:
         """Attaches; nothing stays behind if that fails."""
         self._given = given
         self._faults, self._output = Faults(), None
+        self._number = next(_runs)
         run = self._new_run(given, given.start_iteration)
         with ExitStack() as undo:
             undo.callback(self._say_no_more)
@@ -89,7 +93,7 @@ class Collecting:
             collects = self._takes_part() and self._switch is None
             follows = self._path if self._switch else None
             if self._writes():
-                self._output = Output(run, self._process_group, given.start_iteration, follows)
+                self._output = Output(run, self._number, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -107,7 +111,7 @@ class Collecting:
     def _agree(self, first: int) -> None:
         """On the way by which ranks will know from which step on something holds."""
         groups, settings = self.framework.groups, self.settings
-        self._broadcast = way = broadcast.of_configuration(settings, self.framework, self._faults)
+        self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
         seconds = max(settings.dynamic_seconds, way.seen_seconds if way else 0.0)
         self._ahead = Ahead(groups.world_size() == 1, seconds, first)
         said = way.notices(CONTROL) if way and dynamic(os.environ) else None
@@ -199,7 +203,7 @@ class Collecting:
             run = self._new_run(self._given, step)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path)
+                self._output = Output(run, self._number, self._process_group, step, self._path)
         except BaseException:
             self.settings = before
             raise
