@@ -55,8 +55,8 @@ class Session:
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
         self._detached = False
-        self.last: tuple[int, Pending] | None = None
-        """The step that ended last, if it was sampled and nothing of the next has been seen."""
+        self.last: tuple[int, Pending, Sequence[str]] | None = None
+        """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
 
     def _take(self, run: Run, schedule: Schedule, output: Output | None) -> None:
@@ -236,7 +236,7 @@ class Session:
                 listen()
             run.updated.clear()
             run.recorder.clear()
-        self.last = (step, pending)
+        self.last = (step, pending, run.settings.statistics)
         cost = Cost(run.cost.hooks, time.perf_counter() - begin)
         run.cost.hooks = 0.0  # the same object: hooks hold on to it
         if (output := self._output) is not None:
