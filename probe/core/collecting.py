@@ -29,7 +29,7 @@ from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import Settings, load
+from probe.core.settings import OnAnomaly, Settings, load
 from probe.core.sources import chosen
 from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
@@ -51,8 +51,10 @@ class Collecting:
     def __init__(
         self, config_file_path: str | os.PathLike[str] | Mapping[str, Any], process_group: Any, main_grad: bool
     ) -> None:
-        self.settings = load(config_file_path)
         self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
+        self._content = self._path.read_bytes() if self._path is not None and self._path.is_file() else b""
+        """Of the file that the settings are from; read before them, so that no change is missed."""
+        self.settings = load(config_file_path)
         self._process_group, self._main_grad = process_group, main_grad
         self._faults = Faults()
         self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
@@ -86,13 +88,14 @@ class Collecting:
         groups = self.framework.groups
         self._broadcast = broadcast.of_configuration(self.settings, self.framework, self._faults)
         said = self._broadcast.notices(CONTROL) if self._broadcast else None
-        seconds = max(self.settings.dynamic_seconds, broadcast.SEEN_SECONDS if said else 0.0)
-        self._ahead = ahead = Ahead(groups.world_size() == 1, seconds, given.start_iteration)
-        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead, said)
+        self._ahead = ahead = Ahead(groups.world_size() == 1, self._seen_within())
+        content = self._content if self._switch is None else self._switch.content
+        self._content = content
+        self._switch = follow(
+            self._path, self.settings, content, given.start_iteration, groups, self._faults, ahead, said
+        )
         self._arming = self._deeper = None
-        if (about := self.settings.on_anomaly) is not None:
-            notices = self._notices(ARMING)
-            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
+        self._arm(None)
         collects = self._takes_part() and self._switch is None
         follows = self._path if self._switch else None
         with ExitStack() as undo:
@@ -112,6 +115,19 @@ class Collecting:
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
+
+    def _arm(self, before: OnAnomaly | None) -> None:
+        """Looks deeper from now on as ``on_anomaly`` says; as it was ``before``, what is ordered already holds."""
+        about = self.settings.on_anomaly
+        if about is None:
+            self._arming = None
+        elif self._arming is None or about != before:
+            rank, notices = self.framework.groups.rank(), self._notices(ARMING)
+            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
+
+    def _seen_within(self) -> float:
+        """Seconds after which all ranks see what one of them says."""
+        return max(self.settings.dynamic_seconds, broadcast.SEEN_SECONDS if self._broadcast else 0.0)
 
     def _notices(self, name: str) -> Notices:
         """Of the kind called ``name``, by the way on which ranks here tell each other something."""
@@ -134,6 +150,7 @@ class Collecting:
         session, output = self._session, self._output
         if session is None:
             return
+        self._ahead.ended()
         if (pace := session.schedule.pace) is not None:
             pace.between(step)
         if self._stops is not None and step >= self._stops:
@@ -159,14 +176,13 @@ class Collecting:
         if (order := arming.poll(step, news)) is not None:
             about = self.settings.on_anomaly
             assert about is not None
-            armed = deeper(self.settings)
-            self._deeper = step + about.steps, session.schedule
-            self._run = self._new_run(self._given, step)
+            armed, end = deeper(self.settings), order.step + about.steps
+            run = self._new_run(self._given, step, armed)
             names = order.suspects if about.arm.targets == SUSPECTS else [""]
-            self._run.settings = armed
-            self._run.selection = around(self._run.selection, names, self.settings)
-            session.change(self._run, Schedule(step, 1, about.steps), output, chosen(armed))
-            self._listen(self._run)
+            run.selection = around(run.selection, names, self.settings)
+            self._run, self._deeper = run, (end, session.schedule)
+            session.change(run, Schedule(step, 1, end - step), output, chosen(armed))
+            self._listen(run)
             output.deepen(self._run, names)
 
     def _obey(self, session: Session, switch: Switch, step: int) -> None:
@@ -182,11 +198,20 @@ class Collecting:
 
     def _turn_off(self, session: Session, step: int) -> None:
         self._on, self._deeper = False, None
+        self.settings = self.settings.model_copy(update={"dynamic_on": False})
         self._stop_listening()
         self._run = self._new_run(self._given, step)
         session.change(self._run, Schedule(NEVER), self._output, [])
         if self._output is not None:
             self._output.rest(step)
+
+    def _count_only(self, session: Session, step: int) -> None:
+        """This rank takes no part; it counts steps, since the first one tells when collecting has come to its end."""
+        settings = self.settings
+        self._turn_off(session, step)
+        schedule = Schedule(step, settings.step_interval, settings.collect_times)
+        session.change(self._new_run(self._given, step), schedule, None, [])
+        self.settings, self._on = settings, True
 
     def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
         """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
@@ -196,15 +221,18 @@ class Collecting:
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
                 self._output = Output(run, self._process_group, step, self._path)
+            elif self._writes() and self._output is not None:
+                self._output.change(run)
         except BaseException:
             self.settings = before
             raise
+        self._ahead.seconds = self._seen_within()
+        self._arm(before.on_anomaly)
         if settings.print_struct:
             return self._look_at_structure(session, run)
         if not self._takes_part() or self._output is None:
-            return self._turn_off(session, step)
+            return self._count_only(session, step)
         self._stop_listening()
-        self._output.change(run)
         self._run, self._deeper = run, None
         session.change(run, self._paced(step, settings, settings.collect_times), self._output, chosen(settings))
         self._listen(run)
@@ -229,7 +257,8 @@ class Collecting:
 
     def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
         pace = self._pace(settings)
-        if self._output is not None:
+        if self._output is not None and pace is not None:
+            pace.skipped = self._output.pace.skipped if self._output.pace is not None else 0
             self._output.pace = pace
         return Schedule(start, settings.step_interval, times, pace)
 
@@ -256,16 +285,17 @@ class Collecting:
         if listening is not None:
             listening.stop()
 
-    def _new_run(self, given: signatures.Attachment, step: int) -> Run:
+    def _new_run(self, given: signatures.Attachment, step: int, settings: Settings | None = None) -> Run:
+        """What is watched from ``step`` on, as ``settings`` say; None: those that hold."""
+        settings = settings or self.settings
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
         optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
-        hooked = {"xy_distribution": self.settings.xy_distribution or self.settings.print_struct}
+        hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
         for _, model in chunks:
-            self.framework.hooks.check_model(model, self.settings.model_copy(update=hooked))
+            self.framework.hooks.check_model(model, settings.model_copy(update=hooked))
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
-        settings = self.settings
         needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         return Run(
             settings=settings,

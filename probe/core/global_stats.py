@@ -99,7 +99,7 @@ class GlobalStats:
     """Adds to batches what the ranks know together. Used on the delivery thread alone.
 
     Args:
-        run: number of the run, the same on all ranks.
+        run: what tells this exchange from others of the process, the same on all ranks.
         said: what must be the same on all ranks that exchange anything: what is collected, and when.
         ops: what is written of each tensor.
         replicas: ranks whose copies of parameters are to be compared; none if empty.
@@ -108,7 +108,7 @@ class GlobalStats:
     def __init__(
         self,
         parallel: Parallel,
-        run: int,
+        run: object,
         said: str,
         ops: Sequence[str],
         seconds: float,

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,13 @@ class Output:
     def __init__(self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
         self._number, self._first = next(_runs), first
-        self._exchange = self._number
+        self._exchange = f"{self._number} from step {first}"
         self._mates = run.framework.groups.ranks_of(process_group)
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
         self._sinks: list[tuple[object, Sink]] = []
+        self._made: set[str] = set()
+        """Names of the sinks that there have been."""
         self._noted = 0
         self._seconds = self._own = 0.0
         self.pace: Pace | None = None
@@ -85,15 +88,23 @@ class Output:
 
     def change(self, run: Run) -> None:
         """What ``run`` collects goes to the same directory from its first step on. Rules and sinks that are configured
-        as they were go on as they are."""
+        as they were go on as they are.
+
+        Raises:
+            Exception: if one cannot be made; all go on as they are then.
+        """
         if run is self._run:
             return
-        self._run = run
-        if self.directory is None and set(run.settings.formats) - {"api"}:
-            self.directory = output.create(self._root, self._rank, time.time())
-        run.directory = self.directory
-        self._choose()
-        self._exchange = next(_runs)
+        before, self._run = self._run, run
+        try:
+            if self.directory is None and set(run.settings.formats) - {"api"}:
+                self.directory = output.create(self._root, self._rank, time.time())
+            run.directory = self.directory
+            self._choose()
+        except BaseException:
+            self._run = before
+            raise
+        self._exchange = f"{self._number} from step {run.clock.step}"
         past = self._past()
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
@@ -135,18 +146,25 @@ class Output:
         """The configured rules and sinks; those made of the same as before are the same."""
         settings = self._run.settings
         rules: list[tuple[object, Rule]] = []
+        known = list(self._rules)
         for rule in settings.alert.rules:
             made_of = rule, settings.statistics
-            known = next((one for of, one in self._rules if of == made_of), None)
-            make = factory(rule.rule_name)
-            rules.append((made_of, known or make(rule.args, self._rank, settings.statistics)))
+            kept = next((pair for pair in known if pair[0] == made_of), None)
+            if kept is not None:
+                known.remove(kept)  # two that are alike are two
+            rules.append(kept or (made_of, factory(rule.rule_name)(rule.args, self._rank, settings.statistics)))
         context = self._context()
         sinks: list[tuple[object, Sink]] = [(None, self._resumed)] if self._resumed else []
         for name in (*settings.formats, "anomaly"):
             if name in SINKS:
-                kept = next((one for of, one in self._sinks if of == (name, context)), None)
-                sinks.append(((name, context), kept or SINKS[name](context)))
+                known_sink = next((one for of, one in self._sinks if of == (name, context)), None)
+                sinks.append(((name, context), known_sink or self._new_sink(name, context)))
         self._rules, self._sinks = rules, sinks
+        self._made.update(settings.formats)
+
+    def _new_sink(self, name: str, context: SinkContext) -> Sink:
+        """Steps of an earlier run are done again for its first one only."""
+        return SINKS[name](replace(context, resumed_at=None) if name in self._made else context)
 
     @property
     def _judges(self) -> list[Rule]:

@@ -51,6 +51,8 @@ class Session:
         self._looked = False
         self._ended, self._delivered = time.perf_counter(), 0.0
         """When the last step ended, and how long the delivery thread had worked by the last sampled one."""
+        self._own = 0.0
+        """Seconds that the monitor took between the last step and the one in progress."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
@@ -141,8 +143,8 @@ class Session:
             self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
         if not self._run.clock.sampled:
             return
-        self._guarded("parameters", self._look)
         begin = time.perf_counter()
+        self._guarded("parameters", self._look)
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
         if len(self._run.optimizers) > 1:
@@ -198,14 +200,16 @@ class Session:
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
+            self._own = time.perf_counter() - self._ended
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
-        """How long the step has taken, and what of that was the monitor's: ``hooks``, and all since ``handing``."""
+        """How long the step has taken, and what of that was the monitor's: ``hooks``, all since ``handing``, and what
+        was done before it began."""
         now = time.perf_counter()
-        took, own, self._ended = now - self._ended, hooks + now - handing, now
+        took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
         if self._output is not None:
             self._output.timed(took, own)
         if (pace := self._schedule.pace) is not None:

@@ -30,7 +30,15 @@ def read(source: str | PathLike[str]) -> tuple[dict[str, Any], list[str]]:
         ConfigError: if there is no file, or no mapping in it.
     """
     name = fspath(source) or "."
-    text = _text(name)
+    return parse(name, _text(name))
+
+
+def parse(name: str, text: str) -> tuple[dict[str, Any], list[str]]:
+    """What :func:`read` gives for a file called ``name`` that holds ``text``.
+
+    Raises:
+        ConfigError: if there is no mapping in it.
+    """
     if not text.strip():
         raise ConfigError(name, [f"{name}: the file is empty; expected a mapping of keys, at least {{}}"])
     try:
