@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
 
 _log = logging.getLogger("probe")
+_attachments = count()
+"""In this process: ranks that train together have as many."""
 CONTROL, ARMING, PACE = "control", "arming", "pace"
 """What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
 two, where ranks share a file system, the names of folders in the output directory."""
@@ -82,7 +85,7 @@ class Collecting:
 
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
-        self._given = given
+        self._given, self._number = given, next(_attachments)
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
         groups = self.framework.groups
@@ -96,12 +99,13 @@ class Collecting:
         )
         self._arming = self._deeper = None
         self._arm(None)
+        self._check_armed(given)
         collects = self._takes_part() and self._switch is None
         follows = self._path if self._switch else None
         with ExitStack() as undo:
             undo.callback(self._say_no_more)
             if self._writes():
-                self._output = Output(run, self._process_group, given.start_iteration, follows)
+                self._output = Output(run, self._process_group, given.start_iteration, follows, self._number)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -200,7 +204,8 @@ class Collecting:
         self._on, self._deeper = False, None
         self.settings = self.settings.model_copy(update={"dynamic_on": False})
         self._stop_listening()
-        self._run = self._new_run(self._given, step)
+        idle = self.settings.model_copy(update={"xy_distribution": False, "print_struct": False})
+        self._run = self._new_run(self._given, step, idle)  # a model that was compiled meanwhile can be left alone
         session.change(self._run, Schedule(NEVER), self._output, [])
         if self._output is not None:
             self._output.rest(step)
@@ -210,7 +215,8 @@ class Collecting:
         settings = self.settings
         self._turn_off(session, step)
         schedule = Schedule(step, settings.step_interval, settings.collect_times)
-        session.change(self._new_run(self._given, step), schedule, None, [])
+        if self._run is not None:
+            session.change(self._run, schedule, None, [])
         self.settings, self._on = settings, True
 
     def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
@@ -218,9 +224,10 @@ class Collecting:
         before, self.settings = self.settings, settings
         try:
             run = self._new_run(self._given, step)
+            self._check_armed(self._given)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path)
+                self._output = Output(run, self._process_group, step, self._path, self._number)
             elif self._writes() and self._output is not None:
                 self._output.change(run)
         except BaseException:
@@ -311,6 +318,11 @@ class Collecting:
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
+
+    def _check_armed(self, given: signatures.Attachment) -> None:
+        """What ``on_anomaly`` would watch must be there to be watched."""
+        if self.settings.on_anomaly is not None:
+            self._new_run(given, given.start_iteration, deeper(self.settings))
 
     def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
         """The groups in which another rank is first."""

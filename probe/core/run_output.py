@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,6 @@ MOST_CHANGES = 100
 """Changes of the configuration that the manifest lists, the latest ones."""
 
 _log = logging.getLogger("probe")
-_runs = count()
-"""Attachments in this process: ranks that train together have as many."""
 
 
 class Output:
@@ -47,12 +45,16 @@ class Output:
         process_group: the pipeline-parallel group, for what findings say of their rank.
         first: number of the first step.
         follows: the configuration file that is followed while training runs, if one is.
+        number: of the attachment in this process: ranks that train together have as many.
     """
 
-    def __init__(self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None) -> None:
+    def __init__(
+        self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None, number: int = 0
+    ) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
-        self._number, self._first = next(_runs), first
-        self._exchange = f"{self._number} from step {first}"
+        self._number, self._first = number, first
+        self._since = first
+        """The step from which on what is configured now holds: all ranks have the same."""
         self._mates = run.framework.groups.ranks_of(process_group)
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
@@ -104,7 +106,7 @@ class Output:
         except BaseException:
             self._run = before
             raise
-        self._exchange = f"{self._number} from step {run.clock.step}"
+        self._since = run.clock.step
         past = self._past()
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
@@ -205,10 +207,10 @@ class Output:
         if not settings.global_stats or groups.world_size() == 1:
             return None
         same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
-        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
+        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._since}, sort_keys=True)
         return GlobalStats(
             run.framework.parallel,
-            self._exchange,
+            f"{self._number} from step {self._since}",
             said,
             settings.statistics,
             settings.global_stats_seconds,

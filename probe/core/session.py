@@ -86,6 +86,17 @@ class Session:
         run.clock.begin(clock.step, False)
         self._place(sources)
 
+    def at_once(self, act: Callable[[int], None]) -> None:
+        """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
+        nothing of that step has been seen: between an update and the next forward."""
+        run = self._run
+        seen = self._looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
+        if self._detached or (run.clock.sampled and seen):
+            return
+        step = run.clock.step
+        self._guarded("control", lambda: act(step))
+        self._run.clock.begin(step, self._samples(step))
+
     def _place(self, sources: Sequence[Source]) -> None:
         """Places the hooks of ``sources`` and those of parameters, or none."""
         try:
