@@ -30,17 +30,17 @@ from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import OnAnomaly, Settings, load
+from probe.core.settings import OnAnomaly, Settings, dynamic, load
 from probe.core.sources import chosen
 from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
 
 _log = logging.getLogger("probe")
-_attachments = count()
-"""In this process: ranks that train together have as many."""
 CONTROL, ARMING, PACE = "control", "arming", "pace"
 """What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
 two, where ranks share a file system, the names of folders in the output directory."""
+_runs = count()
+"""Attachments in this process: ranks that train together have as many."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
@@ -85,27 +85,17 @@ class Collecting:
 
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
-        self._given, self._number = given, next(_attachments)
+        self._given, self._number = given, next(_runs)
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
-        groups = self.framework.groups
-        self._broadcast = broadcast.of_configuration(self.settings, self.framework, self._faults)
-        said = self._broadcast.notices(CONTROL) if self._broadcast else None
-        self._ahead = ahead = Ahead(groups.world_size() == 1, self._seen_within())
-        content = self._content if self._switch is None else self._switch.content
-        self._content = content
-        self._switch = follow(
-            self._path, self.settings, content, given.start_iteration, groups, self._faults, ahead, said
-        )
-        self._arming = self._deeper = None
-        self._arm(None)
         self._check_armed(given)
-        collects = self._takes_part() and self._switch is None
-        follows = self._path if self._switch else None
         with ExitStack() as undo:
             undo.callback(self._say_no_more)
+            self._agree(given.start_iteration)
+            collects = self._takes_part() and self._switch is None
+            follows = self._path if self._switch else None
             if self._writes():
-                self._output = Output(run, self._process_group, given.start_iteration, follows, self._number)
+                self._output = Output(run, self._number, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -120,6 +110,22 @@ class Collecting:
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
 
+    def _agree(self, first: int) -> None:
+        """On the way by which ranks will know from which step on something holds."""
+        groups, settings = self.framework.groups, self.settings
+        self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
+        self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
+        said = way.notices(CONTROL) if way and dynamic(os.environ) else None
+        if self._switch is not None:
+            self._content = self._switch.content
+        self._switch = follow(self._path, settings, self._content, first, groups, self._faults, self._ahead, said)
+        self._arming = self._deeper = None
+        self._arm(None)
+
+    def _seen_within(self) -> float:
+        """Seconds after which all ranks see what one of them says."""
+        return max(self.settings.dynamic_seconds, self._broadcast.seen_seconds if self._broadcast else 0.0)
+
     def _arm(self, before: OnAnomaly | None) -> None:
         """Looks deeper from now on as ``on_anomaly`` says; as it was ``before``, what is ordered already holds."""
         about = self.settings.on_anomaly
@@ -128,10 +134,6 @@ class Collecting:
         elif self._arming is None or about != before:
             rank, notices = self.framework.groups.rank(), self._notices(ARMING)
             self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
-
-    def _seen_within(self) -> float:
-        """Seconds after which all ranks see what one of them says."""
-        return max(self.settings.dynamic_seconds, broadcast.SEEN_SECONDS if self._broadcast else 0.0)
 
     def _notices(self, name: str) -> Notices:
         """Of the kind called ``name``, by the way on which ranks here tell each other something."""
@@ -227,7 +229,7 @@ class Collecting:
             self._check_armed(self._given)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path, self._number)
+                self._output = Output(run, self._number, self._process_group, step, self._path)
             elif self._writes() and self._output is not None:
                 self._output.change(run)
         except BaseException:

@@ -42,19 +42,15 @@ class Output:
     """Opens everything at once; nothing stays behind if that fails.
 
     Args:
+        number: of the run, the same on all ranks.
         process_group: the pipeline-parallel group, for what findings say of their rank.
         first: number of the first step.
         follows: the configuration file that is followed while training runs, if one is.
-        number: of the attachment in this process: ranks that train together have as many.
     """
 
-    def __init__(
-        self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None, number: int = 0
-    ) -> None:
+    def __init__(self, run: Run, number: int, process_group: Any, first: int, follows: Path | None) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
         self._number, self._first = number, first
-        self._since = first
-        """The step from which on what is configured now holds: all ranks have the same."""
         self._mates = run.framework.groups.ranks_of(process_group)
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
@@ -106,7 +102,6 @@ class Output:
         except BaseException:
             self._run = before
             raise
-        self._since = run.clock.step
         past = self._past()
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
@@ -207,10 +202,10 @@ class Output:
         if not settings.global_stats or groups.world_size() == 1:
             return None
         same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
-        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._since}, sort_keys=True)
+        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": run.clock.step}, sort_keys=True)
         return GlobalStats(
             run.framework.parallel,
-            f"{self._number} from step {self._since}",
+            f"run {self._number} from step {run.clock.step}",
             said,
             settings.statistics,
             settings.global_stats_seconds,
