@@ -99,6 +99,8 @@ def test_a_change_that_waits_for_its_step_outlives_the_end_of_collecting(tmp_pat
     assert one.taken == {5: (True, ("norm",)), 10: (True, ("max",))}
     assert json.loads(text)["dynamic_on"] is False
     assert {step: on for step, (on, _) in other.taken.items() if step <= 10} == {5: True, 10: True}
+    *_, text = two_ranks(tmp_path, 11, edits, late, OFF)
+    assert json.loads(text)["dynamic_on"] is True
 
 
 def alone(path: Path, read: str | None = None) -> Control:
@@ -164,7 +166,7 @@ def test_where_the_step_cannot_be_written_no_rank_begins(tmp_path: Path, monkeyp
     assert json.loads((tmp_path / "a.json").read_text()) == ON | {"apply_at_step": 3 + AHEAD}
 
 
-def test_a_broken_file_that_is_put_back_changes_nothing(tmp_path: Path) -> None:
+def test_a_broken_file_that_is_put_back_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And the same mistake made again is told again."""
     path = write(tmp_path / "monitor.json", ON)
     control = alone(path)
@@ -172,6 +174,7 @@ def test_a_broken_file_that_is_put_back_changes_nothing(tmp_path: Path) -> None:
     for broken in ("{", json.dumps(ON), "{", json.dumps(ON)):
         path.write_text(broken)
         assert control.poll(2, idle=False) is None
+    assert sum("cannot be used" in record.message for record in caplog.records) == 2
 
 
 def test_whether_a_signal_switches_may_change(tmp_path: Path) -> None:
@@ -183,6 +186,7 @@ def test_whether_a_signal_switches_may_change(tmp_path: Path) -> None:
     control = alone(path)
     write(path, OFF | {"toggle_on_signal": True})
     control.poll(1, idle=True)
+    assert signal.getsignal(signal.SIGUSR1) != before
     os.kill(os.getpid(), signal.SIGUSR1)
     settings = control.poll(2, idle=True)
     assert settings is not None
