@@ -224,10 +224,10 @@ class Session:
         if self._output is not None:
             self._output.timed(took, own)
         if (pace := self._schedule.pace) is not None:
-            pace.step(took, own)
+            pace.step(took, own, sampled)
             if sampled and self._output is not None:
                 beside, self._delivered = self._output.delivery.seconds - self._delivered, self._output.delivery.seconds
-                pace.sampled(own + beside)
+                pace.sampled(own, beside)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
