@@ -99,7 +99,10 @@ class Control:
         self._heed_signal(settings.toggle_on_signal)
         if settings.dynamic_on:
             at = settings.apply_at_step
-            self._pending = settings if at is not None and at > first else _at(settings, first + 1)
+            waits = at is not None and at > first
+            self._pending = settings if waits else _at(settings, first + 1)
+            if waits:  # which may be left from a run that was ahead of this one
+                _log.warning("%s: collecting begins at step %d, as apply_at_step says", path, at)
         else:
             self._stale = settings.apply_at_step
 

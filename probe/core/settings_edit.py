@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +14,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from probe.core.settings_files import YAML_ENDINGS, parse, plain_json, read
+from probe.core.settings_files import YAML_ENDINGS, content, parse, plain_json, text_of
 from probe.core.settings_problems import ConfigError
 from probe.core.sinks.files import replacing
 
 _BLANKS = " \t\r\n"
-_BOM = "\ufeff"
 _ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
 
 
@@ -50,10 +50,9 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
         OSError: if it cannot be written.
     """
     name, found = str(path), path.resolve()
-    before, _ = read(path)
-    text = found.read_bytes().decode("utf-8")
-    mark = _BOM if text.startswith(_BOM) else ""
-    text = text.removeprefix(_BOM)
+    raw = content(name)  # once: somebody may be writing
+    text = text_of(name, raw)
+    before, _ = parse(name, text)
     edited = edit(text, changes, path.name.lower().endswith(YAML_ENDINGS))
     try:
         after, _ = parse(name, edited)
@@ -65,7 +64,7 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
         )
     with replacing(found) as file:
         _own_as(file.fileno(), found.stat())
-        file.write(mark + edited)
+        file.write("\ufeff" * raw.startswith(BOM_UTF8) + edited)
 
 
 def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
