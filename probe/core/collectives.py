@@ -69,9 +69,10 @@ class Listening:
     def attach(self, run: Run, takes_part: bool) -> None:
         """The first step of ``run`` begins, or has begun with what was heard so far."""
         self._run, self._first = run, run.clock.step
-        for where, count in self._faults.counts.items():
-            run.faults.lost(where, count)
-        self._faults = run.faults
+        if self._faults is not run.faults:
+            for where, count in self._faults.counts.items():
+                run.faults.lost(where, count)
+            self._faults = run.faults
         if not takes_part:
             self._calls_log = None
             self._end()

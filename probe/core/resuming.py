@@ -112,6 +112,8 @@ class Resumed:
         with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = _whole(file)
             header = next(rows, [])
+            if not header:  # of a run that was killed before its first row
+                return
             column = header.index("step")  # a ValueError tells what is no table of ours, which stays
             before = (row for row in rows if len(row) == len(header) and self._is_before(row[column]))
             kept = next(before, None)

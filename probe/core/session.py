@@ -50,14 +50,16 @@ class Session:
         self._between = between
         self._turns = Turns(run.optimizers)
         self._looked = False
-        self._ended, self._beside = time.perf_counter(), 0.0
-        """When the last step ended, and what the monitor had cost beside training's threads by the last sampled one."""
+        self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
+        """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
+        self._own = 0.0
+        """Seconds that the monitor took between the last step and the one in progress."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
         self._detached = False
-        self.last: tuple[int, Pending] | None = None
-        """The step that ended last, if it was sampled and nothing of the next has been seen."""
+        self.last: tuple[int, Pending, Sequence[str]] | None = None
+        """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
 
     def _take(self, run: Run, schedule: Schedule, output: Output | None) -> None:
@@ -84,6 +86,17 @@ class Session:
         self._take(run, schedule, output)
         run.clock.begin(clock.step, False)
         self._place(sources)
+
+    def at_once(self, act: Callable[[int], None]) -> None:
+        """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
+        nothing of that step has been seen: between an update and the next forward."""
+        run = self._run
+        seen = self._looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
+        if self._detached or (run.clock.sampled and seen):
+            return
+        step = run.clock.step
+        self._guarded("control", lambda: act(step))
+        self._run.clock.begin(step, self._samples(step))
 
     def _place(self, sources: Sequence[Source]) -> None:
         """Places the hooks of ``sources`` and those of parameters, or none."""
@@ -142,8 +155,8 @@ class Session:
             self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
         if not self._run.clock.sampled:
             return
-        self._guarded("parameters", self._look)
         begun = self._run.cost.begin()
+        self._guarded("parameters", self._look)
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
         if len(self._run.optimizers) > 1:
@@ -199,21 +212,24 @@ class Session:
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
+            self._own = time.perf_counter() - self._ended
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
-        """How long the step has taken, and what of that was the monitor's: ``hooks``, and all since ``handing``."""
+        """How long the step has taken, and what of that was the monitor's: ``hooks``, all since ``handing``, and what
+        was done before it began."""
         now = time.perf_counter()
-        took, own, self._ended = now - self._ended, hooks + now - handing, now
+        took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
         if self._output is not None:
             self._output.timed(took, own)
         if (pace := self._schedule.pace) is not None:
-            pace.step(took, own)
+            pace.step(took, own, sampled)
             if sampled and self._output is not None:
-                before, self._beside = self._beside, self._output.beside
-                pace.sampled(own + self._beside - before)
+                delivered, self._delivered = self._delivered, self._output.delivery.seconds
+                on_device, self._on_device = self._on_device, self._output.on_device.seconds
+                pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
@@ -237,7 +253,7 @@ class Session:
                 listen()
             run.updated.clear()
             run.recorder.clear()
-        self.last = (step, pending)
+        self.last = (step, pending, run.settings.statistics)
         spent = run.cost.take(begun)
         if (output := self._output) is not None:
             about = partial(_snapshot, run, output, pending, apart, step, now, spent, outcome)

@@ -181,7 +181,8 @@ class Settings(Section):
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
     one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
-    monitoring stops and false is written here."""
+    monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
+    hold from the start to the end."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
     the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
@@ -204,13 +205,15 @@ class Settings(Section):
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
     """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
-    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
-    rank by itself, so that ranks may collect different steps; with global_stats the first rank says which, for all.
-    Missing: no limit. The manifest says how many steps were left out."""
+    and how much longer than others collected steps take; what hooks cost in other steps (some microseconds a module
+    with xy_distribution) is not in it. The distance between collected steps grows, in multiples of step_interval, until
+    that is within the budget; each rank by itself, so that ranks may collect different steps; with global_stats the
+    first rank says which, for all. Missing: no limit. The manifest says how many steps were left out."""
     history: Integer = Field(0, ge=0, le=10_000)
     """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
-    manifest. 0: everything is written at once."""
+    manifest. Each rank by itself: one whose rules find nothing writes nothing. At most 256 MiB are held on each; where
+    that is too little, the oldest steps are given up. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written, and training is then stopped. The file is
     `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is

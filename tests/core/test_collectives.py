@@ -197,6 +197,17 @@ def test_a_failure_of_ours_is_counted(wire: Wire) -> None:
     listening.stop()
 
 
+def test_attaching_again_counts_no_failure_twice(wire: Wire) -> None:
+    """What failed before the run is told to it once; another run of the same monitor goes on with the count."""
+    listening, first, second = listen(wire), Run(), Run(step=1)
+    second.faults = first.faults
+    first.faults.lost("rows", 3)
+    for run in (first, second, second):
+        listening.attach(run, True)  # type: ignore[arg-type]
+    assert first.faults.counts == {"rows": 3}
+    listening.stop()
+
+
 def test_log_only_collects_nothing_and_stops_once(wire: Wire) -> None:
     listening, run = listen(wire, cc={"cc_log_only": True}), Run(step=5)
     wire.send("all_reduce", [], [Array(1.0)])
