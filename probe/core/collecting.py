@@ -15,6 +15,7 @@ from probe.core import collectives, signatures
 from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.control import Control, follow
+from probe.core.doubts import doubts
 from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
@@ -76,6 +77,8 @@ class Collecting:
 
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
+        for doubt in doubts(self.settings, self.framework.groups.world_size(), os.environ):
+            _log.log(logging.WARNING if self.framework.groups.rank() == 0 else logging.INFO, "%s", doubt)
         self._given = given
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
