@@ -237,7 +237,7 @@ class Session:
             apart = [each.drain() for each in collecting]
         finally:
             for listen in run.step_ended:
-                listen()
+                self._guarded("end of step", listen)
             run.updated.clear()
             run.recorder.clear()
         self.last = (step, pending)
