@@ -289,7 +289,7 @@ class Session:
             self._watch_new()
             self._share_out()
             if not self._wrapping and census and self._known and not self._known.keys() & set(census):
-                self._run.faults.note("parameters", ValueError(STRANGE))
+                self._run.faults.note("optimizer", ValueError(STRANGE))
         still: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):

@@ -79,7 +79,7 @@ def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytes
     for _ in range(3):
         train_step(loop, framework.tensor(X))
     monitor.stop()
-    assert monitor.faults == {"parameters: ValueError": 1}
+    assert monitor.faults == {"optimizer: ValueError": 1}
     assert "updates none of the model's parameters" in caplog.text
 
 
