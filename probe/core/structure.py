@@ -120,7 +120,7 @@ class _Look(Listener):
             args, kwargs = inputs
             tell = self._teller(self._inputs(inputs, "input"))
             self._trees["input"] = _tree(args, tell)
-            keywords = {name: _tree(value, tell) for name, value in kwargs.items()}
+            keywords = {name: _tree(value, tell, DEPTH - 1) for name, value in kwargs.items()}
             if keywords := {name: tree for name, tree in keywords.items() if _holds(tree)}:
                 self._trees["input"]["keywords"] = keywords
         super().before(kind_, inputs)
@@ -160,9 +160,9 @@ class _Look(Listener):
         return tell
 
 
-def _tree(value: object, tell: Callable[[object], Leaf]) -> Tree:
-    """The form of ``value`` in the words of element selectors, and what is in it."""
-    found = _inner(value, tell, DEPTH)
+def _tree(value: object, tell: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
+    """The form of ``value`` in the words of element selectors, and what is in it, ``depth`` levels down."""
+    found = _inner(value, tell, depth)
     return {"config": "tensor", "tensor": found} if isinstance(found, Leaf) else found
 
 

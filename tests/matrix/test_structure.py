@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.leaves import DEPTH
 from probe.core.settings import load
 from probe.core.stopping import TrainingStopped
 from tests.matrix.harness import Harness, train_step
@@ -223,6 +224,33 @@ def test_keyword_arguments_are_beside_the_positional_ones(framework: Harness, ro
     square = size(framework, 2, 2)
     given = structure_of(root)["0:inner"]["input"]
     assert given == {"config": "tuple[1]", "0": square, "keywords": {"factor": {"config": "tensor", "tensor": square}}}
+
+
+def in_lists(value: Any, levels: int) -> Any:
+    """``value`` in that many lists, one in the other."""
+    return in_lists([value], levels - 1) if levels else value
+
+
+@pytest.mark.parametrize("levels", range(DEPTH - 2, DEPTH + 2))
+def test_what_is_nested_too_deep_is_no_tensor(framework: Harness, root: Path, levels: int) -> None:
+    """Wherever it stands: what activations do not look into has its type, and the rest of the module is told."""
+    scale = framework.parameter(np.full((2, 2), 2.0))
+
+    def take(x: Any, nested: Any, *, named: Any) -> Any:
+        return in_lists(framework.multiply(x, scale), levels)
+
+    taker = framework.module(take, scale=scale)
+
+    def forward(x: Any) -> Any:
+        given = taker(x, in_lists(x, levels), named=in_lists(x, levels))
+        for _ in range(levels):
+            (given,) = given
+        return given
+
+    train_until_stopped(framework, framework.module(forward, taker=taker))
+    entry, square = structure_of(root)["0:taker"], size(framework, 2, 2)
+    text = json.dumps(entry["input"]["1"]), json.dumps(entry["input"].get("keywords", "")), json.dumps(entry["output"])
+    assert [square in each for each in text] == [levels < DEPTH, levels < DEPTH, levels <= DEPTH]
 
 
 def mixed(framework: Harness) -> Any:
