@@ -62,15 +62,30 @@ def gradients_of_samples(model: Any) -> None:
     torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, X[:, None])
 
 
+def exported(model: Any) -> None:
+    """As for serving."""
+    torch.export.export(model, (X,))
+
+
 def traced(model: Any) -> None:
     """With torch's own check that two traces are the same."""
     torch.jit.trace(model, X)
 
 
-@pytest.mark.parametrize("between", [copied, loaded, gradients_of_samples, traced])
+@pytest.mark.parametrize("between", [copied, loaded, gradients_of_samples, exported, traced])
 def test_what_is_done_with_a_model_beside_training_has_no_rows(between: Any) -> None:
     """The rows are those of a training without it, and nothing fails."""
     assert train(between)[1] == train()[1]
+
+
+def test_a_scripted_model_says_what_to_do() -> None:
+    """torch.jit.script compiles hooks: it can only be told, and works after the end of the monitor."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    monitor = watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(AttributeError, match=r"torch\.jit\.script.*stop\(\) the monitor"):
+        torch.jit.script(model)
+    monitor.stop()
+    assert torch.equal(torch.jit.script(model)(X), model(X))
 
 
 def test_a_saved_model_needs_no_monitor(tmp_path: Path) -> None:

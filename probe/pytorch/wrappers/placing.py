@@ -19,6 +19,13 @@ class Own(partial[Any]):
         """What takes any arguments and gives None, and needs no package of ours where the file is read."""
         return getattr, (nullcontext(), "__exit__")
 
+    @property
+    def __name__(self) -> str:
+        """What torch.jit.script asks for, to compile the hook."""
+        raise AttributeError(
+            "the model is watched by probe, whose hooks torch.jit.script cannot take: stop() the monitor"
+        )
+
 
 def removing(handle: Any, tensor: torch.Tensor, attribute: str) -> Remove:
     """Takes the hook away and, where it was the only one, the dict that torch made for it in ``attribute``."""
