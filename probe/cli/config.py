@@ -139,8 +139,10 @@ def explain(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) -> None:
-    """Name everything that is wrong with a configuration file, or say what it collects. Exit code 0 if it is correct, 1
-    if not, 2 for wrong use."""
+    """Name everything that is wrong with a configuration file, or say what it collects.
+
+    Exit code 0 if it is correct, 1 if not, 2 for wrong use.
+    """
     try:
         settings = load(file)
     except ConfigError as error:
