@@ -23,6 +23,10 @@ REPLACED = (
     "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
     "optimizer after what replaces parameters (fully_shard, parallelize_module)"
 )
+STRANGE = (
+    "the optimizer updates none of the model's parameters, so that their updates are not seen: give set_monitor the "
+    "model and the optimizer that train together, after both are wrapped"
+)
 Judge = Callable[[Sequence[Batch]], list[Any]]
 Between = Callable[[int], None]
 Apart = Callable[[int], list[Batch]]
@@ -250,7 +254,7 @@ class Session:
             apart = [each.drain() for each in collecting]
         finally:
             for listen in run.step_ended:
-                listen()
+                self._guarded("end of step", listen)
             run.updated.clear()
             run.recorder.clear()
         self.last = (step, pending, run.settings.statistics)
@@ -300,6 +304,8 @@ class Session:
             self._census = census
             self._watch_new()
             self._share_out()
+            if not self._wrapping and census and self._known and not self._known.keys() & set(census):
+                self._run.faults.note("optimizer", ValueError(STRANGE))
         still: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
