@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -261,17 +261,16 @@ class Collecting:
             faults=self._faults,
             main_grad=self._main_grad,
             clock=Clock(step),
-            repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            repeats=self._repeats(given.dp_group),
+            tensor_repeats=self._repeats(given.tp_group),
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
 
-    def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
-        """The groups in which another rank is first."""
-        rank = self.framework.groups.rank()
-        for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
-            if rank in ranks and rank != ranks[0]:
-                yield tuple(ranks)
+    def _repeats(self, group: Any) -> list[tuple[int, ...]]:
+        """``group``, if another rank is first in it."""
+        rank, ranks = self.framework.groups.rank(), [] if group is None else self.framework.groups.ranks_of(group)
+        return [tuple(ranks)] if rank in ranks and rank != ranks[0] else []
 
     def _takes_part(self) -> bool:
         ranks = self.settings.module_ranks

@@ -260,6 +260,7 @@ def test_settings_never_change() -> None:
         ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", "b,h,s,d", got "hbsd"'),
         ({"append_output": ["now"]}, 'append_output[0]: expected a timestamp such as Dec03_21-34-40, got "now"'),
         ({"cc_distribution": {"enabled": True}}, "cc_distribution.enabled: unknown key; did you mean enable?"),
+        ({"on_anomaly": {"arms": {}, "arm": {}}}, "on_anomaly.arms: unknown key; did you mean arm?"),
         ({"l2_targets": {"linear_hook": "fc"}}, 'l2_targets.linear_hook: expected a list of strings, got "fc"'),
         ({"targets": ["fc"]}, 'targets: expected a mapping, got ["fc"]'),
         ({"targets": {"fc": "tensor"}}, 'targets.fc: expected a mapping, got "tensor"'),

@@ -143,6 +143,27 @@ def test_groups_of_one_rank_leave_nothing_out(two_ranks: Ranks) -> None:
     assert "grad_reduced" in second
 
 
+def with_a_split_weight() -> list[str]:
+    """What has a reduced gradient where one weight is marked as Megatron marks those that ranks have split."""
+    from probe.pytorch import TrainerMon
+
+    model = DDP(Net())
+    next(model.parameters()).tensor_model_parallel = True
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    monitor = TrainerMon({"wg_distribution": True})
+    monitor.set_monitor(model, 1, optimizer, tp_group=dist.group.WORLD)
+    train(model, optimizer, 1)
+    return sorted({row.name for row in rows_of(monitor) if row.signal == "grad_reduced"})
+
+
+def test_of_a_tensor_parallel_group_each_rank_writes_what_is_split(two_ranks: Ranks) -> None:
+    """The first rank writes all reduced gradients, the second that of the parameter of which it has another part."""
+    first, second = two_ranks.run(with_a_split_weight)
+    names = [name for name, _ in Net().named_parameters()]
+    assert first == sorted(names)
+    assert second == names[:1]
+
+
 def raw_names() -> tuple[dict[str, str], set[str]]:
     """What the manifest says, and the rows of a target that is called by its raw name."""
     import json
