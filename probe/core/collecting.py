@@ -8,10 +8,11 @@ import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.core import collectives, signatures
+from probe.core import collectives, older_names, signatures
 from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.control import Control, follow
@@ -142,9 +143,9 @@ class Collecting:
         if (order := arming.poll(step, news)) is not None:
             about = self.settings.on_anomaly
             assert about is not None
-            armed = deeper(self.settings)
             self._deeper = step + about.steps, session.schedule
             self._run = self._new_run(self._given, step)
+            armed = deeper(self._run.settings)
             names = order.suspects if about.arm.targets == SUSPECTS else [""]
             self._run.settings = armed
             self._run.selection = around(self._run.selection, names, self.settings)
@@ -249,7 +250,7 @@ class Collecting:
             self.framework.hooks.check_model(model, self.settings.model_copy(update=hooked))
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
-        settings = self.settings
+        settings = older_names.read(self.settings, map(self._names_in, chunks))
         needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         return Run(
             settings=settings,
@@ -266,6 +267,11 @@ class Collecting:
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
+
+    def _names_in(self, chunk: tuple[int, Any]) -> tuple[int, list[str]]:
+        """A stage, and what its modules and parameters are called."""
+        (stage, model), hooks = chunk, self.framework.hooks
+        return stage, [name for name, _ in chain(hooks.modules(model), hooks.parameters(model))]
 
     def _repeats(self, group: Any) -> list[tuple[int, ...]]:
         """``group``, if another rank is first in it."""

@@ -175,7 +175,8 @@ class Settings(Section):
     targets: dict[Text, Target] = Field(default_factory=dict)
     """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
     squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
-    `layers.1` never takes `layers.10`. Empty: everything."""
+    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
+    well. Empty: everything."""
     dynamic_on: Flag = False
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next

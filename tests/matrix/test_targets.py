@@ -32,10 +32,11 @@ def parameters(rows: Rows) -> set[str]:
     return found[0]
 
 
-@pytest.mark.parametrize("target", ["encoder.layers.1", "0:encoder.layers.1", "layers.1", "0:layers.1"])
+@pytest.mark.parametrize("target", ["encoder.layers.1", "0:encoder.layers.1", "layers.1", "0:layers.1", "0:1"])
 @pytest.mark.parametrize("squash", [True, False], ids=["squashed", "full"])
 def test_a_module_by_any_of_its_names(framework: Harness, target: str, squash: bool) -> None:
-    """With or without the stage, full or squashed: four places and all parameters of layer 1, never of layer 10."""
+    """With or without the stage, full, squashed or as earlier tools shortened it: four places and all parameters of
+    layer 1, never of layer 10."""
     rows = watched(framework, {"targets": {target: {}}, "squash_name": squash}, tower(framework))
     shown = "layers.1" if squash else "encoder.layers.1"
     assert parameters(rows) == {f"{shown}.weight"}
