@@ -12,15 +12,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe.core import collectives, older_names, signatures
+from probe.core import broadcast, collectives, older_names, signatures
 from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
-from probe.core.control import Control, follow
+from probe.core.broadcast import Broadcast
+from probe.core.control import Switch, follow
 from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import columns_for
-from probe.core.notices import Notices
+from probe.core.notices import FolderNotices, Notices
 from probe.core.output import output_root
 from probe.core.pace import AgreedPace, Pace
 from probe.core.recorder import Recorder
@@ -35,8 +36,9 @@ from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
 
 _log = logging.getLogger("probe")
-PACE_FOLDER = "pace"
-"""In the output directory: where the first rank says which steps are sampled."""
+CONTROL, ARMING, PACE = "control", "arming", "pace"
+"""What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
+two, where ranks share a file system, the names of folders in the output directory."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
@@ -60,7 +62,8 @@ class Collecting:
         self._run: Run | None = None
         self._session: Session | None = None
         self._output: Output | None = None
-        self._switch: Control | None = None
+        self._broadcast: Broadcast | None = None
+        self._switch: Switch | None = None
         self._arming: Arming | None = None
         self._deeper: tuple[int, Schedule] | None = None
         """While more is collected: until which step, and which steps are sampled then."""
@@ -82,16 +85,19 @@ class Collecting:
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
         groups = self.framework.groups
-        ahead = Ahead(groups.world_size() == 1, self.settings.dynamic_seconds, given.start_iteration)
-        self._ahead = ahead
-        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead)
+        self._broadcast = broadcast.of_configuration(self.settings, self.framework, self._faults)
+        said = self._broadcast.notices(CONTROL) if self._broadcast else None
+        seconds = max(self.settings.dynamic_seconds, broadcast.SEEN_SECONDS if said else 0.0)
+        self._ahead = ahead = Ahead(groups.world_size() == 1, seconds, given.start_iteration)
+        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead, said)
         self._arming = self._deeper = None
         if (about := self.settings.on_anomaly) is not None:
-            root = output_root(os.environ).absolute()
-            self._arming = Arming(root, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
+            notices = self._notices(ARMING)
+            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
         collects = self._takes_part() and self._switch is None
         follows = self._path if self._switch else None
         with ExitStack() as undo:
+            undo.callback(self._say_no_more)
             if self._writes():
                 self._output = Output(run, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
@@ -107,6 +113,17 @@ class Collecting:
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
+
+    def _notices(self, name: str) -> Notices:
+        """Of the kind called ``name``, by the way on which ranks here tell each other something."""
+        if self._broadcast is not None:
+            return self._broadcast.notices(name)
+        return FolderNotices(output_root(os.environ).absolute() / name, self.framework.groups.rank())
+
+    def _say_no_more(self) -> None:
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None
 
     def _discard_output(self) -> None:
         output, self._output = self._output, None
@@ -153,7 +170,7 @@ class Collecting:
             self._listen(self._run)
             output.deepen(self._run, names)
 
-    def _obey(self, session: Session, switch: Control, step: int) -> None:
+    def _obey(self, session: Session, switch: Switch, step: int) -> None:
         """In dynamic mode: collecting is switched on and off."""
         if self._on and session.finished:
             switch.finish()
@@ -224,9 +241,8 @@ class Collecting:
             return None
         if not settings.global_stats or groups.world_size() == 1:
             return Pace(budget, interval)
-        notices = Notices(output_root(os.environ).absolute() / PACE_FOLDER, groups.rank())
         leads = groups.rank() == min(settings.module_ranks, default=0)
-        return AgreedPace(budget, interval, notices, leads, self._ahead, self._faults)
+        return AgreedPace(budget, interval, self._notices(PACE), leads, self._ahead, self._faults)
 
     def _listen(self, run: Run) -> None:
         """Gives ``run`` the collectives heard so far and those to come."""
