@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from probe.core.session import Session
 from probe.core.settings import Settings, load
 from probe.core.sources import chosen
 from probe.core.stopping import TrainingStopped
-from probe.core.structure import REASON
+from probe.core.structure import why_stopped
 
 _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
@@ -139,8 +138,9 @@ class Collecting:
             pace.between(step)
         if self._stops is not None and step >= self._stops:
             self._stops = None  # once, should training catch it and go on
-            _log.warning("%s", REASON)
-            raise TrainingStopped(REASON)
+            reason = why_stopped(self.framework.groups.rank(), self._takes_part())
+            _log.warning("%s", reason)
+            raise TrainingStopped(reason)
         if output is not None and self._deeper is not None and step >= self._deeper[0]:
             (_, schedule), self._deeper = self._deeper, None
             self._run = self._new_run(self._given, step)
@@ -266,7 +266,7 @@ class Collecting:
             self.framework.hooks.check_model(model, self.settings.model_copy(update=hooked))
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
-        settings = older_names.read(self.settings, map(self._names_in, chunks))
+        settings = older_names.read(self.settings, older_names.there(self.framework.hooks, chunks))
         needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         return Run(
             settings=settings,
@@ -283,11 +283,6 @@ class Collecting:
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
-
-    def _names_in(self, chunk: tuple[int, Any]) -> tuple[int, list[str]]:
-        """A stage, and what its modules and parameters are called."""
-        (stage, model), hooks = chunk, self.framework.hooks
-        return stage, [name for name, _ in chain(hooks.modules(model), hooks.parameters(model))]
 
     def _repeats(self, group: Any) -> list[tuple[int, ...]]:
         """``group``, if another rank is first in it."""

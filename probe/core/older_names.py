@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
+from probe.core.framework import Hooks
 from probe.core.selection import names_of
 from probe.core.settings import Settings
 
@@ -35,15 +37,21 @@ class _Known(NamedTuple):
     """The names of what each older name may be."""
 
 
-def read(settings: Settings, there: Iterable[tuple[int, Iterable[str]]]) -> Settings:
+def there(hooks: Hooks, chunks: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[str]]]:
+    """The stage of each model chunk, and what its modules and parameters are called."""
+    for stage, model in chunks:
+        yield stage, [name for name, _ in chain(hooks.modules(model), hooks.parameters(model))]
+
+
+def read(settings: Settings, chunks: Iterable[tuple[int, Iterable[str]]]) -> Settings:
     """``settings`` with the model's own names in ``targets`` and ``l2_targets``.
 
     Args:
-        there: the stage of each model chunk, and the names of its modules and parameters.
+        chunks: as :func:`there` gives them; looked at only if ``settings`` name anything.
     """
     if not settings.targets and not settings.recording_l2_features:
         return settings
-    known = [_known(stage, names) for stage, names in there]
+    known = [_known(stage, names) for stage, names in chunks]
     targets = {new: about for name, about in settings.targets.items() for new in _present(name, known, "targets")}
     hooks = {hook: names for hook, names in settings.l2_targets if names}
     present = {

@@ -21,7 +21,6 @@ from probe.core.sinks.files import replacing
 FOLDER, FILE = "module_struct", "module_struct.json"
 NOTHING = str(type(None))
 """Stands where no tensor came: an input that is none, a gradient that was not computed."""
-REASON = "print_struct: the structure of the model is written, and training is stopped as configured"
 
 _log = logging.getLogger("probe")
 Tree = dict[str, Any]
@@ -39,6 +38,13 @@ class Leaf(NamedTuple):
 def path_of(root: Path, rank: int) -> Path:
     """The file of ``rank``."""
     return root / FOLDER / f"rank{rank}" / FILE
+
+
+def why_stopped(rank: int, takes_part: bool) -> str:
+    """What ends training on ``rank``, and where the structure of its model is."""
+    path = path_of(output_root(os.environ).absolute(), rank)
+    there = f"the structure of the model is in {path}" if takes_part and path.exists() else f"rank {rank} wrote none"
+    return f"print_struct: {there}; training is stopped as configured"
 
 
 @contextmanager

@@ -29,14 +29,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def train_until_stopped(framework: Harness, model: Any, **config: Any) -> None:
-    """Trains until the structure is there, which is no failure."""
+def train_until_stopped(framework: Harness, model: Any, **config: Any) -> str:
+    """Trains until the structure is there, which is no failure; gives the reason."""
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)
     with watching(framework, {"print_struct": True, **config}, model, optimizer):
         with pytest.raises(TrainingStopped) as stopped:
             train_step(loop, framework.tensor(X))
         assert stopped.value.code == 0
+    return stopped.value.reason
 
 
 def structure_of(root: Path) -> dict[str, Any]:
@@ -114,8 +115,15 @@ def test_training_that_catches_the_stop_goes_on_once(framework: Harness) -> None
 
 def test_a_rank_that_takes_no_part_stops_in_the_same_step(framework: Harness, root: Path) -> None:
     """It writes nothing, and training ends after its first step as it does on the others."""
-    train_until_stopped(framework, tiny_net(framework), module_ranks=[7])
+    reason = train_until_stopped(framework, tiny_net(framework), module_ranks=[7])
     assert not root.exists()
+    assert "rank 0 wrote none" in reason
+
+
+def test_the_reason_says_where_the_structure_is(framework: Harness, root: Path) -> None:
+    """Logged as a warning, so that it is seen without any setting up."""
+    reason = train_until_stopped(framework, tiny_net(framework))
+    assert f"the structure of the model is in {root / 'module_struct/rank0/module_struct.json'};" in reason
 
 
 def test_targets_may_name_what_is_not_there(framework: Harness, root: Path) -> None:
