@@ -373,6 +373,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    if settings.recording_l2_features != any(hook is not None for _, hook in settings.l2_targets):
+        yield "recording_l2_features and l2_targets have no effect without each other"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
     yield from doubts(settings)
@@ -380,4 +382,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
 
 def dynamic(environ: Mapping[str, str]) -> bool:
     """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
-    return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"

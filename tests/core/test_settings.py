@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from probe.core.moments import OPS
-from probe.core.settings import RULE_ARGS, ConfigError, Selector, Settings, load
+from probe.core.settings import RULE_ARGS, ConfigError, Selector, Settings, dynamic, load
 
 CONFIGS = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
 
@@ -477,6 +477,9 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"ops": []}, "norm"),
         ({"ops": ["shape"]}, "norm"),
         ({"cc_distribution": {"cc_log_only": True}}, "cc_distribution.enable"),
+        ({"recording_l2_features": True}, "without each other"),
+        ({"l2_targets": {"linear_hook": []}}, "without each other"),
+        ({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, None),
         ({"alert": {"rules": [{"rule_name": "AnomalyCommNan"}]}}, "cc_distribution.enable"),
         ({"alert": {"rules": [{"rule_name": "AnomalyDead"}]}, "xy_distribution": True}, "needs the op zeros"),
         ({"alert": {"rules": [{"rule_name": "AnomalyDead"}]}, "ops": ["zeros"]}, "needs xy_distribution"),
@@ -497,6 +500,25 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
     assert settings.statistics == tuple(op for op in config.get("ops", []) if op in OPS) or settings.statistics == (
         "norm",
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "follows"),
+    [(None, False), ("", False), ("False", False), ("false", False), ("True", True), ("TRUE", True), (" true ", True)],
+)
+def test_dynamic_mode_is_asked_for_by_true(value: str | None, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """In any case of letters."""
+    assert dynamic({} if value is None else {"DYNAMIC_MONITOR": value}) is follows
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("value", ["1", "yes", "on", "Ture"])
+def test_what_is_neither_true_nor_false_is_told(value: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody believes to be in dynamic mode who is not."""
+    assert dynamic({"DYNAMIC_MONITOR": value}) is False
+    assert caplog.messages == [
+        f"DYNAMIC_MONITOR: expected True or False, got {value!r}: the configuration is not followed"
+    ]
 
 
 def test_importing_probe_loads_no_pydantic() -> None:
