@@ -33,6 +33,10 @@ This page is printed by `probe config explain --markdown`.
 """
 
 
+AUTOMATIC = "linear_hook"
+"""The feature of which an empty list means every module that it can be of."""
+
+
 class Entry(NamedTuple):
     """The reference of one key."""
 
@@ -163,6 +167,9 @@ def _collected(settings: Settings) -> Iterator[str]:
     if settings.print_struct:
         yield "the structure of the model, once; training is then stopped"
         return
+    if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
+        yield "the log of collectives, once; training is then stopped"
+        return
     if settings.param_distribution:
         yield "parameters before and after the update"
     if settings.xy_distribution and not settings.backward_only:
@@ -173,6 +180,18 @@ def _collected(settings: Settings) -> Iterator[str]:
         yield f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}"
     if settings.mv_distribution:
         yield "optimizer state"
+    yield from _besides(settings)
+
+
+def _besides(settings: Settings) -> Iterator[str]:
+    if settings.mg_direction:
+        yield "agreement of gradients with momentum"
+    if settings.ur_distribution:
+        yield "updates and update ratios"
+    if settings.cc_distribution.enable:
+        yield "collective communication"
+    if settings.recording_l2_features:
+        yield from (name for name, modules in settings.l2_targets if modules or (modules == () and name == AUTOMATIC))
     if settings.stack_info:
         yield "call stacks of modules"
 

@@ -44,6 +44,33 @@ def test_check_of_nothing_collected(tmp_path: Path) -> None:
     assert "nothing: switch on" in run("check", path).stdout
 
 
+@pytest.mark.parametrize(
+    ("config", "collects"),
+    [
+        ('{"ur_distribution": true}', "updates and update ratios"),
+        ('{"mg_direction": true, "mv_distribution": true}', "optimizer state, agreement of gradients with momentum"),
+        ('{"cc_distribution": {"enable": true}}', "collective communication"),
+        (
+            '{"wg_distribution": true, "cc_distribution": {"enable": true, "cc_log_only": true}}',
+            "the log of collectives, once; training is then stopped",
+        ),
+        (
+            '{"recording_l2_features": true, "l2_targets": {"linear_hook": [], "attention_hook": ["a"]}}',
+            "attention_hook, linear_hook",
+        ),
+        ('{"recording_l2_features": true, "l2_targets": {"attention_hook": []}}', "nothing"),
+        ('{"l2_targets": {"linear_hook": []}}', "nothing"),
+        ('{"print_struct": true, "wg_distribution": true}', "the structure of the model, once"),
+    ],
+)
+def test_check_says_everything_that_is_collected(tmp_path: Path, config: str, collects: str) -> None:
+    """Whatever switches something on is in the summary."""
+    path = tmp_path / "a.json"
+    path.write_text(config)
+    (line,) = (line for line in run("check", path).stdout.splitlines() if line.startswith("  collects"))
+    assert line.split(maxsplit=1)[1].startswith(collects)
+
+
 def test_check_tells_every_problem(tmp_path: Path) -> None:
     """A wrong file exits with 1 and every problem on standard error."""
     path = tmp_path / "a.json"
