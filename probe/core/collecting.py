@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import Settings, load
+from probe.core.settings import Settings, dynamic, load
 from probe.core.sources import chosen
 from probe.core.stopping import TrainingStopped
 from probe.core.structure import why_stopped
@@ -38,6 +39,8 @@ _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
 """What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
 two, where ranks share a file system, the names of folders in the output directory."""
+_runs = count()
+"""Attachments in this process: ranks that train together have as many."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
@@ -82,23 +85,15 @@ class Collecting:
         """Attaches; nothing stays behind if that fails."""
         self._given = given
         self._faults, self._output = Faults(), None
+        self._number = next(_runs)
         run = self._new_run(given, given.start_iteration)
-        groups = self.framework.groups
-        self._broadcast = broadcast.of_configuration(self.settings, self.framework, self._faults)
-        said = self._broadcast.notices(CONTROL) if self._broadcast else None
-        seconds = max(self.settings.dynamic_seconds, broadcast.SEEN_SECONDS if said else 0.0)
-        self._ahead = ahead = Ahead(groups.world_size() == 1, seconds, given.start_iteration)
-        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead, said)
-        self._arming = self._deeper = None
-        if (about := self.settings.on_anomaly) is not None:
-            notices = self._notices(ARMING)
-            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
-        collects = self._takes_part() and self._switch is None
-        follows = self._path if self._switch else None
         with ExitStack() as undo:
             undo.callback(self._say_no_more)
+            self._agree(given.start_iteration)
+            collects = self._takes_part() and self._switch is None
+            follows = self._path if self._switch else None
             if self._writes():
-                self._output = Output(run, self._process_group, given.start_iteration, follows)
+                self._output = Output(run, self._number, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -112,6 +107,19 @@ class Collecting:
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
+
+    def _agree(self, first: int) -> None:
+        """On the way by which ranks will know from which step on something holds."""
+        groups, settings = self.framework.groups, self.settings
+        self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
+        seconds = max(settings.dynamic_seconds, way.seen_seconds if way else 0.0)
+        self._ahead = Ahead(groups.world_size() == 1, seconds, first)
+        said = way.notices(CONTROL) if way and dynamic(os.environ) else None
+        self._switch = follow(self._path, settings, first, groups, self._faults, self._ahead, said)
+        self._arming = self._deeper = None
+        if (about := settings.on_anomaly) is not None:
+            notices = self._notices(ARMING)
+            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, self._ahead, self._faults)
 
     def _notices(self, name: str) -> Notices:
         """Of the kind called ``name``, by the way on which ranks here tell each other something."""
@@ -196,7 +204,7 @@ class Collecting:
             run = self._new_run(self._given, step)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path)
+                self._output = Output(run, self._number, self._process_group, step, self._path)
         except BaseException:
             self.settings = before
             raise
