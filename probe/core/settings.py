@@ -51,6 +51,10 @@ logger = logging.getLogger("probe.settings")
 ALWAYS_WRITTEN = ("shape", "dtype")
 _FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_TIME = (
+    r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
+    r"_(?:[01]\d|2[0-3])-[0-5]\d-[0-5]\d$"
+)
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
 
@@ -287,7 +291,7 @@ class Settings(Section):
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
     """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
-        tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
+        tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
         AfterValidator(_none_or_two),
         _STAMPS,
     ] = ()

@@ -258,6 +258,13 @@ def test_settings_never_change() -> None:
         ({"monitor_mbs_grad": "sum"}, 'monitor_mbs_grad: expected true, false or "accumulated", got "sum"'),
         ({"monitor_mbs_grad": 1}, 'monitor_mbs_grad: expected true, false or "accumulated", got 1'),
         ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", "b,h,s,d", got "hbsd"'),
+        *(
+            (
+                {"append_output": ["Dec03_21-34-40", wrong]},
+                f'append_output[1]: expected a timestamp such as Dec03_21-34-40, got "{wrong}"',
+            )
+            for wrong in ("Dez03_21-34-40", "Dec32_21-34-40", "Dec03_24-00-00", "Dec03_21-60-40", "Dec03_21:34:40")
+        ),
         ({"append_output": ["now"]}, 'append_output[0]: expected a timestamp such as Dec03_21-34-40, got "now"'),
         ({"cc_distribution": {"enabled": True}}, "cc_distribution.enabled: unknown key; did you mean enable?"),
         ({"on_anomaly": {"arms": {}, "arm": {}}}, "on_anomaly.arms: unknown key; did you mean arm?"),
