@@ -51,6 +51,10 @@ logger = logging.getLogger("probe.settings")
 ALWAYS_WRITTEN = ("shape", "dtype")
 _FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_TIME = (
+    r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
+    r"_(?:[01]\d|2[0-3])-[0-5]\d-[0-5]\d$"
+)
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
 
@@ -176,7 +180,8 @@ class Settings(Section):
     targets: dict[Text, Target] = Field(default_factory=dict)
     """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
     squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
-    `layers.1` never takes `layers.10`. Empty: everything."""
+    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
+    well. Empty: everything."""
     dynamic_on: Flag = False
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
@@ -289,7 +294,7 @@ class Settings(Section):
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
     """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
-        tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
+        tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
         AfterValidator(_none_or_two),
         _STAMPS,
     ] = ()
@@ -375,6 +380,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    if settings.recording_l2_features != any(hook is not None for _, hook in settings.l2_targets):
+        yield "recording_l2_features and l2_targets have no effect without each other"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
     yield from doubts(settings)
@@ -382,4 +389,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
 
 def dynamic(environ: Mapping[str, str]) -> bool:
     """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
-    return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"
