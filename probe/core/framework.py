@@ -43,6 +43,7 @@ class Adam(NamedTuple):
     beta2: Any
     eps: Any
     steps: Any
+    """Infinitely many where moments are used as they are, not corrected for having begun at zero."""
 
 
 class Tensors(Protocol):
@@ -312,8 +313,8 @@ class Arrays(Protocol):
     def on_host(self, numbers: Numbers) -> bool:
         """Whether a number can be read without waiting."""
 
-    def is_flag(self, numbers: Numbers) -> bool:
-        """Whether the elements are flags: true or false, or integers."""
+    def is_floating(self, numbers: Numbers) -> bool:
+        """Whether the elements are floating numbers: no flags, integers or complex ones."""
 
     def like(self, array: npt.NDArray[np.float64], numbers: Numbers) -> Numbers:
         """``array`` where ``numbers`` are, of their dtype."""

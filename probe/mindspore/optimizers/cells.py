@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ NAMES: dict[str, dict[str, str]] = {
 ANY_CLASS = EXP_AVG | EXP_AVG_SQ | {"vhat": "max_exp_avg_sq"}
 NO_STATE = ("parameters", "_parameters", "params", "learning_rate", "stat", "grad_clone")
 """Attributes that are no state: the parameters themselves, rates of groups, the first-step flag of SGD's operator."""
+UNCORRECTED = ("AdamWeightDecay",)
+"""Optimizers that do not correct their moments for having begun at zero."""
 
 
 def knows(optimizer: Any) -> bool:
@@ -72,8 +75,9 @@ def state_names(optimizer: Any) -> dict[str, str]:
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """From its own attributes, or the groups where it has those; they may be parameters themselves."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    plain = any(kind.__name__ in UNCORRECTED for kind in type(optimizer).__mro__)
     counters = (getattr(optimizer, name, None) for name in ("state_step", "global_step"))
-    steps = next((counter for counter in counters if counter is not None), None)
+    steps = math.inf if plain else next((counter for counter in counters if counter is not None), None)
 
     def lookup(parameter: Any) -> Adam | None:
         group = groups.get(id(parameter), vars(optimizer))
