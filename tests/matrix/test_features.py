@@ -60,6 +60,10 @@ MATRICES: dict[str, Callable[[], Array]] = {
     "huge": lambda: 1e25 * RANDOM.standard_normal((30, 40)),
     "tiny": lambda: 1e-25 * RANDOM.standard_normal((30, 40)),
     "sparse": lambda: np.eye(50)[::-1] * 7.0,
+    "ill-conditioned": lambda: rotated(np.logspace(0, -12, 200), 200, 200),
+    "one apart": lambda: np.diag([1.0003] + [1.0] * 299),
+    "edge of float32": lambda: 2.9e38 * np.sign(RANDOM.standard_normal((30, 30))),
+    "subnormal": lambda: 1e-40 * RANDOM.standard_normal((30, 30)),
 }
 
 

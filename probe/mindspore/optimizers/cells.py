@@ -127,6 +127,8 @@ def _idle(optimizer: Any, name: str) -> bool:
     """Whether MindSpore keeps ``name`` without using it: torch has none then."""
     groups = getattr(optimizer, "param_groups", [])
     if name == "max_exp_avg_sq":
+        if type(optimizer).__module__ == "mindspore.experimental.optim.adam":  # 2.10.0: amsgrad changes nothing there
+            return True
         return not any(group.get("amsgrad") for group in groups)
     if name in ("accum", "momentum_buf") and any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__):
         return not any(group.get("momentum") for group in groups) if groups else not _uses_momentum(optimizer)

@@ -75,11 +75,10 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """As the groups of the optimizer inside say, whose tensors have all taken the same number of steps."""
+    """As the groups of the optimizer inside say, whose tensors have all taken the same number of steps. Stage 3 cuts
+    them into smaller ones."""
     inner = optimizer.optimizer
-    divided: Mapping[int, int] = getattr(
-        optimizer, "sub_group_to_group_id", {}
-    )  # stage 3 cuts groups into smaller ones
+    divided: Mapping[int, int] = getattr(optimizer, "sub_group_to_group_id", {})
 
     def lookup(parameter: torch.nn.Parameter) -> Adam | None:
         at = zero.place(optimizer, parameter)
