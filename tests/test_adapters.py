@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from probe.core.framework import Groups, Hooks, Tensors
+from probe.core.framework import Hooks, Tensors
+from probe.core.processes import Groups
 from tests.required import require
 
 PROBE = Path(__file__).parent.parent / "probe"

@@ -1,4 +1,4 @@
-"""What a framework answers to :class:`probe.core.framework.Parallel` where every process holds every tensor whole."""
+"""What a framework answers to :class:`probe.core.processes.Parallel` where every process holds every tensor whole."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ def pipelined(model: Any) -> bool:  # noqa: ARG001
 def named() -> Mapping[str, Sequence[int]]:
     """None."""
     return {}
+
+
+def has_store() -> bool:
+    """It keeps none."""
+    return False
+
+
+def store(where: str, address: tuple[str, int] | None, serves: bool) -> Any:
+    """There is none.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(f"there is no store here for what ranks say about {where}")
 
 
 def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Any:

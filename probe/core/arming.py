@@ -1,14 +1,13 @@
 """Looking deeper when it matters: more is collected around what a rule has found, on all ranks, for some steps.
 
-Ranks agree as in :mod:`probe.core.control`, by the number of a step in a file: here ``arming/{n}.json`` beside their
-directories. Who finds something first writes it, and nobody can write it again.
+Ranks agree as in :mod:`probe.core.control`, by the number of a step: here in a notice, as a file ``arming/{n}.json``
+beside their directories. Who finds something first gives it, and nobody can give it again.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.anomaly import causal_order, module_of
@@ -18,7 +17,6 @@ from probe.core.records import Finding
 from probe.core.selection import PLACES, Selection, Watched, inside, names_of
 from probe.core.settings import Settings
 
-FOLDER = "arming"
 MOST = 8
 """Findings of a step whose modules are suspects: the first in causal order."""
 SUSPECTS = "suspects"
@@ -78,7 +76,7 @@ class Arming:
     """Decides on one rank when to look deeper; asked once a step.
 
     Args:
-        root: the output directory that all ranks share.
+        notices: what all ranks see.
         rank: this one.
         steps: for which more is collected.
         cool_down: steps after that in which nothing new is ordered.
@@ -86,9 +84,9 @@ class Arming:
     """
 
     def __init__(
-        self, root: Path, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
+        self, notices: Notices, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
     ) -> None:
-        self._notices, self._rank = Notices(root / FOLDER, rank), rank
+        self._notices, self._rank = notices, rank
         self._steps, self._cool_down, self._ahead, self._faults = steps, cool_down, ahead, faults
         self._order: Order | None = None
         self._quiet_until = 0

@@ -8,18 +8,20 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from probe.core import collectives, signatures
+from probe.core import broadcast, collectives, signatures
 from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
-from probe.core.control import Control, follow
+from probe.core.broadcast import Broadcast
+from probe.core.control import Switch, follow
 from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import columns_for
-from probe.core.notices import Notices
+from probe.core.notices import FolderNotices, Notices
 from probe.core.output import output_root
 from probe.core.pace import AgreedPace, Pace
 from probe.core.recorder import Recorder
@@ -28,14 +30,17 @@ from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import Settings, load
+from probe.core.settings import Settings, dynamic, load
 from probe.core.sources import chosen
 from probe.core.stopping import TrainingStopped
 from probe.core.structure import REASON
 
 _log = logging.getLogger("probe")
-PACE_FOLDER = "pace"
-"""In the output directory: where the first rank says which steps are sampled."""
+CONTROL, ARMING, PACE = "control", "arming", "pace"
+"""What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
+two, where ranks share a file system, the names of folders in the output directory."""
+_runs = count()
+"""Attachments in this process: ranks that train together have as many."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
@@ -59,7 +64,8 @@ class Collecting:
         self._run: Run | None = None
         self._session: Session | None = None
         self._output: Output | None = None
-        self._switch: Control | None = None
+        self._broadcast: Broadcast | None = None
+        self._switch: Switch | None = None
         self._arming: Arming | None = None
         self._deeper: tuple[int, Schedule] | None = None
         """While more is collected: until which step, and which steps are sampled then."""
@@ -79,20 +85,15 @@ class Collecting:
         """Attaches; nothing stays behind if that fails."""
         self._given = given
         self._faults, self._output = Faults(), None
+        self._number = next(_runs)
         run = self._new_run(given, given.start_iteration)
-        groups = self.framework.groups
-        ahead = Ahead(groups.world_size() == 1, self.settings.dynamic_seconds, given.start_iteration)
-        self._ahead = ahead
-        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead)
-        self._arming = self._deeper = None
-        if (about := self.settings.on_anomaly) is not None:
-            root = output_root(os.environ).absolute()
-            self._arming = Arming(root, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
-        collects = self._takes_part() and self._switch is None
-        follows = self._path if self._switch else None
         with ExitStack() as undo:
+            undo.callback(self._say_no_more)
+            self._agree(given.start_iteration)
+            collects = self._takes_part() and self._switch is None
+            follows = self._path if self._switch else None
             if self._writes():
-                self._output = Output(run, self._process_group, given.start_iteration, follows)
+                self._output = Output(run, self._number, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -106,6 +107,30 @@ class Collecting:
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
+
+    def _agree(self, first: int) -> None:
+        """On the way by which ranks will know from which step on something holds."""
+        groups, settings = self.framework.groups, self.settings
+        self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
+        seconds = max(settings.dynamic_seconds, way.seen_seconds if way else 0.0)
+        self._ahead = Ahead(groups.world_size() == 1, seconds, first)
+        said = way.notices(CONTROL) if way and dynamic(os.environ) else None
+        self._switch = follow(self._path, settings, first, groups, self._faults, self._ahead, said)
+        self._arming = self._deeper = None
+        if (about := settings.on_anomaly) is not None:
+            notices = self._notices(ARMING)
+            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, self._ahead, self._faults)
+
+    def _notices(self, name: str) -> Notices:
+        """Of the kind called ``name``, by the way on which ranks here tell each other something."""
+        if self._broadcast is not None:
+            return self._broadcast.notices(name)
+        return FolderNotices(output_root(os.environ).absolute() / name, self.framework.groups.rank())
+
+    def _say_no_more(self) -> None:
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None
 
     def _discard_output(self) -> None:
         output, self._output = self._output, None
@@ -152,7 +177,7 @@ class Collecting:
             self._listen(self._run)
             output.deepen(self._run, names)
 
-    def _obey(self, session: Session, switch: Control, step: int) -> None:
+    def _obey(self, session: Session, switch: Switch, step: int) -> None:
         """In dynamic mode: collecting is switched on and off."""
         if self._on and session.finished:
             switch.finish()
@@ -178,7 +203,7 @@ class Collecting:
             run = self._new_run(self._given, step)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path)
+                self._output = Output(run, self._number, self._process_group, step, self._path)
         except BaseException:
             self.settings = before
             raise
@@ -223,9 +248,8 @@ class Collecting:
             return None
         if not settings.global_stats or groups.world_size() == 1:
             return Pace(budget, interval)
-        notices = Notices(output_root(os.environ).absolute() / PACE_FOLDER, groups.rank())
         leads = groups.rank() == min(settings.module_ranks, default=0)
-        return AgreedPace(budget, interval, notices, leads, self._ahead, self._faults)
+        return AgreedPace(budget, interval, self._notices(PACE), leads, self._ahead, self._faults)
 
     def _listen(self, run: Run) -> None:
         """Gives ``run`` the collectives heard so far and those to come."""

@@ -1,7 +1,8 @@
 """Dynamic start and stop: the configuration file followed while training runs, and the step at which it takes effect.
 
-Ranks agree without talking: what holds for all of them is a step number in the file. The first rank writes it there,
-far enough ahead for every rank to see it in time; see ``docs/decisions/0012-dynamic.md``.
+Ranks agree without waiting for each other: what holds for all of them is a step number. The first rank writes it into
+the file, far enough ahead for every rank to see it in time; or, where ranks share no file system, says it with all that
+is in its own file (:mod:`probe.core.broadcast`). See ``docs/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from probe.core.ahead import Ahead
 from probe.core.faults import Faults
-from probe.core.framework import Groups
+from probe.core.notices import Notices
+from probe.core.processes import Groups
 from probe.core.settings import Settings, dynamic, load
 from probe.core.settings_edit import change
 from probe.core.settings_problems import ConfigError
@@ -24,6 +27,23 @@ SETTLING_SECONDS = 2.0
 """A file this young is read again though its time is the same: some file systems count in whole seconds."""
 
 _log = logging.getLogger("probe.control")
+
+
+class Switch(Protocol):
+    """Where one rank learns of changes. Asked once a step."""
+
+    def poll(self, step: int, idle: bool) -> Settings | None:
+        """The configuration that takes effect with ``step``, which is about to begin, or None if nothing changes.
+
+        Args:
+            idle: whether nothing is collected now: then a file that was only touched counts as changed.
+        """
+
+    def finish(self) -> None:
+        """Collecting has come to its end: the first rank writes ``dynamic_on: false`` into the file."""
+
+    def close(self) -> None:
+        """Follows no longer."""
 
 
 class _Seen(NamedTuple):
@@ -43,6 +63,7 @@ class Control:
         alone: whether there is one rank only.
         leads: whether this rank writes the step at which all switch.
         ahead: in how many steps every rank will have seen what is written now.
+        said: where the first rank says its configuration to ranks that do not see the file; None if all see it.
     """
 
     def __init__(
@@ -54,6 +75,7 @@ class Control:
         leads: bool,
         faults: Faults,
         ahead: Ahead,
+        said: Notices | None = None,
     ) -> None:
         self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
         self._seen, self._content = self._look(), self._read()
@@ -61,7 +83,11 @@ class Control:
         self._stale: int | None = None
         """The step in the file that has had its effect."""
         self._pending: Settings | None = None
-        self._since = first
+        self._since, self._said = first, said
+        self._announced = said is None
+        """Whether the others know of what is pending. Then nothing newer takes its place."""
+        self._unheard = 0
+        """Notices that were given and have not come back: others cannot have heard them."""
         self._toggle = Toggle() if settings.toggle_on_signal and leads else None
         if settings.dynamic_on:
             at = settings.apply_at_step
@@ -70,27 +96,23 @@ class Control:
             self._stale = settings.apply_at_step
 
     def poll(self, step: int, idle: bool) -> Settings | None:
-        """The configuration that takes effect with ``step``, which is about to begin, or None if nothing changes.
-
-        Args:
-            idle: whether nothing is collected now: then a file that was only touched counts as changed.
-        """
         try:
             if self._toggle is not None and self._toggle.taken():
                 change(self._path, {"dynamic_on": idle})
-            self._follow(step, idle)
+            while self._said is not None and self._said.read() is not None:
+                self._unheard -= 1
+            if self._said is None or self._pending is None or not self._announced:
+                self._follow(step, idle)
             return self._due(step)
         except (OSError, ConfigError) as error:
             self._faults.note("control", error)
             return None
 
     def finish(self) -> None:
-        """Collecting has come to its end: the first rank writes ``dynamic_on: false`` into the file."""
         if self._leads:
             self._write({"dynamic_on": False})
 
     def close(self) -> None:
-        """Follows no longer."""
         if self._toggle is not None:
             self._toggle.forget()
 
@@ -110,7 +132,7 @@ class Control:
             _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
             return
         self._content, self._broken = content, None
-        self._pending, self._since = settings, step
+        self._pending, self._since, self._announced = settings, step, self._said is None
 
     def _due(self, step: int) -> Settings | None:
         settings = self._pending
@@ -118,6 +140,10 @@ class Control:
             return None
         at = settings.apply_at_step
         fresh = at is not None and at != self._stale
+        if not self._announced:
+            if not self._unheard:
+                self._announce(settings, max(step + self._ahead(step), at if fresh and at is not None else 0))
+            return None
         if fresh and at is not None and at > step:
             return None
         if self._alone or (fresh and at == step):
@@ -135,7 +161,10 @@ class Control:
 
     def _announce(self, settings: Settings, at: int) -> None:
         self._write({"apply_at_step": at})
-        self._pending = _at(settings, at)
+        self._pending, self._announced = _at(settings, at), True
+        if self._said is not None:
+            self._unheard += 1
+            self._said.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
         _log.info("a change of %s takes effect on all ranks at step %d", self._path, at)
 
     def _write(self, values: dict[str, object]) -> None:
@@ -153,17 +182,52 @@ class Control:
         return self._path.read_bytes()
 
 
+class Heard:
+    """Follows what the first rank says of the configuration file that it sees."""
+
+    def __init__(self, said: Notices, faults: Faults) -> None:
+        self._said, self._faults = said, faults
+        self._pending: deque[tuple[int, Settings]] = deque()
+
+    def poll(self, step: int, idle: bool) -> Settings | None:  # noqa: ARG002 - there is no file to be touched
+        try:
+            while (told := self._said.read()) is not None:
+                self._pending.append((int(told["step"]), load(told["configuration"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._faults.note("control", error)
+        settings = None
+        while self._pending and self._pending[0][0] <= step:
+            at, settings = self._pending.popleft()
+            if at < step:
+                self._faults.note("control", TimeoutError(f"heard at step {step}, too late for step {at}"))
+        return settings
+
+    def finish(self) -> None:
+        """The first rank writes."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 def _at(settings: Settings, step: int) -> Settings:
     return settings.model_copy(update={"apply_at_step": step})
 
 
 def follow(
-    path: Path | None, settings: Settings, first: int, groups: Groups, faults: Faults, ahead: Ahead
-) -> Control | None:
+    path: Path | None,
+    settings: Settings,
+    first: int,
+    groups: Groups,
+    faults: Faults,
+    ahead: Ahead,
+    said: Notices | None = None,
+) -> Switch | None:
     """What switches on and off while training runs; None where the environment does not ask for that."""
     if not dynamic(os.environ):
         return None
+    if said is not None and groups.rank() != 0:
+        return Heard(said, faults)
     if path is None:
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
-    return Control(path, settings, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead)
+    return Control(path, settings, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, said)

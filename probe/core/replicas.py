@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.framework import Parallel
 from probe.core.moments import MOMENTS
+from probe.core.processes import Parallel
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
 from probe.core.tables import Table, Tables, identity_of, meet

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +35,21 @@ MOST_CHANGES = 100
 """Changes of the configuration that the manifest lists, the latest ones."""
 
 _log = logging.getLogger("probe")
-_runs = count()
-"""Attachments in this process: ranks that train together have as many."""
 
 
 class Output:
     """Opens everything at once; nothing stays behind if that fails.
 
     Args:
+        number: of the run, the same on all ranks.
         process_group: the pipeline-parallel group, for what findings say of their rank.
         first: number of the first step.
         follows: the configuration file that is followed while training runs, if one is.
     """
 
-    def __init__(self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None) -> None:
+    def __init__(self, run: Run, number: int, process_group: Any, first: int, follows: Path | None) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
-        self._number, self._first = next(_runs), first
-        self._exchange = self._number
+        self._number, self._first = number, first
         self._mates = run.framework.groups.ranks_of(process_group)
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
@@ -93,7 +91,6 @@ class Output:
             self.directory = output.create(self._root, self._rank, time.time())
         run.directory = self.directory
         self._choose()
-        self._exchange = next(_runs)
         past = self._past()
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
@@ -190,7 +187,7 @@ class Output:
         said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
         return GlobalStats(
             run.framework.parallel,
-            self._exchange,
+            f"run {self._number} from step {run.clock.step}",
             said,
             settings.statistics,
             settings.global_stats_seconds,

@@ -30,6 +30,7 @@ from probe.core.settings_files import read
 from probe.core.settings_problems import ConfigError, problems
 from probe.core.settings_types import (
     Flag,
+    FlagOrAddress,
     Form,
     Integer,
     Names,
@@ -187,6 +188,11 @@ class Settings(Section):
     dynamic_seconds: Annotated[Number, ranges.Ge(0)] = 5.0
     """In dynamic mode with several ranks: how many seconds it takes at most until all of them see a change of the
     file."""
+    dynamic_broadcast: FlagOrAddress = False
+    """With several ranks that share no file system: whether they tell each other of changes (of the configuration, of
+    what on_anomaly orders, of the distance that max_overhead wants) through a store instead of files. The file of the
+    first rank then holds for all. true: the store in which PyTorch's processes have met; or host and port of the
+    first rank's own, such as `10.0.0.1:29600`, which MindSpore needs. No rank waits for another."""
     toggle_on_signal: Flag = False
     """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
     ranks."""

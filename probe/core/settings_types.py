@@ -96,6 +96,33 @@ Number = Annotated[float, Strict(), AllowInfNan(False)]
 Threshold = Annotated[Number, ranges.Ge(0)]
 Text = Annotated[str, Strict()]
 
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
+_ADDRESS_FORM = Form("boolean or address", "", 'true, false, or a host and a port such as "10.0.0.1:29600"')
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port.
+
+    Raises:
+        ValueError: if ``text`` is no address.
+    """
+    found = _ADDRESS.fullmatch(text)
+    if not found or not 0 < int(found[2]) < 1 << 16:
+        raise wrong(_ADDRESS_FORM.expected)
+    return found[1].strip("[]"), int(found[2])
+
+
+def _flag_or_address(value: object) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise wrong(_ADDRESS_FORM.expected)
+    address_of(value)
+    return value
+
+
+FlagOrAddress = Annotated[bool | str, PlainValidator(_flag_or_address), _ADDRESS_FORM]
+
 _SELECTOR = re.compile(r"(tensor)|(tuple|list|dict)\[(\d{1,6})\](?::(\d{1,6}))?", re.ASCII)
 _SELECTOR_FORM = Form("element selector", 'such as "tensor", "tuple[2]:0", "list[3]:1" or "dict[2]:0"')
 

@@ -93,6 +93,7 @@ class Monitor(Legacy):
                 ending.callback(self._output.close, incident=partial)
             if self._endings is not None:
                 ending.callback(self._endings.forget)
+            ending.callback(self._say_no_more)
             if self._switch is not None:
                 ending.callback(self._switch.close)
             ending.callback(self._stop_listening)

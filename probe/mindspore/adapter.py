@@ -6,10 +6,10 @@ import mindspore
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.mindspore import array_ops, collectives, groups, hooks, tensors
+from probe.mindspore import array_ops, collectives, groups, hooks, parallel, tensors
 
 ADAPTER = FrameworkAdapter(
-    "mindspore", str(mindspore.__version__), tensors, hooks, groups, {}, collectives, arrays=array_ops
+    "mindspore", str(mindspore.__version__), tensors, hooks, groups, {}, collectives, parallel, array_ops
 )
 
 

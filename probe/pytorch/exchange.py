@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 POLL_SECONDS = 0.02
 """Between looks for the other ranks. Waiting in the store itself would lock it for the training thread."""
@@ -45,15 +46,39 @@ class GlooExchange:
         self._group = None
 
 
+def has_store() -> bool:
+    """Whether processes have met in one."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def store(where: str, address: tuple[str, int] | None, serves: bool) -> Any:
+    """The part called ``where`` of the store in which processes have met, or of the one at ``address``.
+
+    Raises:
+        RuntimeError: if there is none.
+    """
+    return _part_of_job(where) if address is None else PrefixStore(f"probe/{where}", _at(*address, serves))
+
+
+def _part_of_job(where: str) -> Any:
+    default: Any = dist.distributed_c10d._get_default_store()
+    # A client of its own where torch can make one: what waits in a client keeps training from using it.
+    return PrefixStore(f"probe/{where}", default.clone() if hasattr(default, "clone") else default)
+
+
+@cache
+def _at(host: str, port: int, serves: bool) -> Any:
+    """Kept until the process ends: another monitor may use it, on this rank or on others."""
+    return TCPStore(host, port, is_master=serves, wait_for_workers=False)
+
+
 def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> GlooExchange:
     """Waits until all ``ranks`` have come to ``where``, each saying something.
 
     Raises:
         TimeoutError: if one of them did not come, naming it.
     """
-    default: Any = dist.distributed_c10d._get_default_store()
-    # A client of its own where torch can make one: what waits in a client keeps training from using it.
-    store = PrefixStore(f"probe/{where}", default.clone() if hasattr(default, "clone") else default)
+    store = _part_of_job(where)
     store.set(f"rank {dist.get_rank()}", said.decode())
     end = time.monotonic() + seconds
     missing = list(ranks)

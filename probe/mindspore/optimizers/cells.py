@@ -13,6 +13,7 @@ from mindspore import ParameterTuple, nn
 from probe.core.framework import Adam, StepListener
 from probe.mindspore import listeners
 from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.scaling import held_scale, listened
 
 EXP_AVG = {"moment1": "exp_avg", "moments1": "exp_avg"}
 EXP_AVG_SQ = {"moment2": "exp_avg_sq", "moments2": "exp_avg_sq"}
@@ -48,13 +49,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with given(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
-            listener.before(optimizer, None)
+            listener.before(optimizer, held_scale(optimizer) if listener.sampled else None)
 
     def leave(_: Any) -> None:
         listener.after(optimizer, "applied")
 
     with ExitStack() as attached:
         attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.enter_context(listened(optimizer))
         attached.callback(listeners.before(optimizer, enter))
         attached.callback(listeners.after(optimizer, leave))
         return attached.pop_all().close

@@ -1,0 +1,154 @@
+"""Notices through a store: every rank reads the same ones in the same order, and nobody waits."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.core.broadcast import Broadcast, StoreNotices
+from probe.core.faults import Faults
+from probe.core.settings import load
+from probe.core.settings_problems import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+class Kept:
+    """A store in this process."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = defaultdict(int)
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            self._numbers[key] += amount
+            return self._numbers[key]
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+
+class BrokenError(Exception):
+    """The host is gone."""
+
+
+def ranks(count: int) -> list[StoreNotices]:
+    return [StoreNotices("kind", lambda: None) for _ in range(count)]
+
+
+def exchanged(store: Kept, *notices: StoreNotices) -> None:
+    for each in notices:
+        each.publish(store)
+    for each in notices:
+        each.fetch(store)
+
+
+def test_all_read_what_was_given_first() -> None:
+    """Whoever comes second is passed over, and gives what comes next."""
+    store, (one, other, third) = Kept(), ranks(3)
+    other.give({"from": 1})
+    one.give({"from": 0})
+    exchanged(store, other, one, third)
+    exchanged(store, other, one, third)
+    assert [each.read() for each in (one, other, third)] == [{"from": 1}] * 3
+    one.give({"from": 0})
+    exchanged(store, one, other, third)
+    assert [each.read() for each in (one, other, third)] == [{"from": 0}] * 3
+    assert [each.read() for each in (one, other, third)] == [None] * 3
+
+
+def test_who_has_not_read_cannot_speak_of_what_comes_after() -> None:
+    """What was given twice before the first came back is the same notice."""
+    store, (one, other) = Kept(), ranks(2)
+    one.give({"number": 1})
+    exchanged(store, one)
+    one.give({"number": 2})
+    exchanged(store, one, other)
+    assert [other.read(), other.read()] == [{"number": 1}, None]
+
+
+def test_who_comes_late_reads_everything() -> None:
+    """In the order in which it was said."""
+    store, (one, late) = Kept(), ranks(2)
+    for number in range(3):
+        one.give({"number": number})
+        exchanged(store, one)
+        assert one.read() == {"number": number}
+    exchanged(store, late)
+    assert [late.read() for _ in range(4)] == [{"number": 0}, {"number": 1}, {"number": 2}, None]
+
+
+def test_what_is_given_before_the_end_goes_out() -> None:
+    """Kinds do not mix, and no thread stays."""
+    store, faults = Kept(), Faults()
+    one = Broadcast(lambda: store, None, 2, faults)
+    one.notices("a").give({"kind": "a"})
+    one.notices("b").give({"kind": "b"})
+    one.close()
+    assert "probe-broadcast" not in {thread.name for thread in threading.enumerate()}
+    for kind in "ab":
+        other = StoreNotices(kind, lambda: None)
+        other.fetch(store)
+        assert other.read() == {"kind": kind}
+    assert faults.counts == {}
+
+
+def test_a_store_that_breaks_is_told_once_and_nothing_is_raised() -> None:
+    """Training goes on."""
+    met = threading.Event()
+
+    class Breaks(Kept):
+        def add(self, key: str, amount: int) -> int:
+            met.set()
+            raise BrokenError(key)
+
+    faults = Faults()
+    one = Broadcast(Breaks, None, 2, faults)
+    one.notices("a").give({})
+    assert met.wait(60)
+    one._thread.join(60)  # type: ignore[union-attr] # it has kinds
+    one.notices("a").give({})
+    assert one.notices("a").read() is None
+    assert faults.counts == {"broadcast: BrokenError": 1}
+    one.close()
+
+
+@pytest.mark.parametrize("address", [True, False, "10.0.0.1:29600", "first-host:1", "[::1]:65535"])
+def test_addresses(address: Any) -> None:
+    """Of hosts by name or number."""
+    assert load({"dynamic_broadcast": address}).dynamic_broadcast == address
+
+
+@pytest.mark.parametrize(
+    "wrong", [1, None, "", "host", "host:", ":1", "host:0", "host:65536", "a b:1", "::1:5", "http://a:1"]
+)
+def test_what_is_no_address_is_told(wrong: Any) -> None:
+    """With what was expected."""
+    with pytest.raises(ConfigError, match=r"dynamic_broadcast.*expected true, false, or a host and a port"):
+        load({"dynamic_broadcast": wrong})
+
+
+def test_what_is_said_is_the_configuration_that_the_first_rank_has() -> None:
+    """Whatever is in it."""
+    files = [*(ROOT / "resources/configs").glob("*.json"), *(ROOT / "resources/configs").glob("*.y*ml")]
+    assert files
+    for file in files:
+        settings = load(file)
+        assert load(json.loads(json.dumps(settings.model_dump(mode="json", exclude_unset=True)))) == settings
+
+
+def test_many_ranks_look_more_seldom() -> None:
+    """And what is said then lies further ahead."""
+    few, many = (Broadcast(Kept, None, ranks, Faults()) for ranks in (8, 10_000))
+    assert few.seen_seconds == 0.5
+    assert many.seen_seconds == 25.0

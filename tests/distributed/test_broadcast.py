@@ -1,0 +1,155 @@
+"""Ranks without a common file system: what holds is in the first rank's file, and all hear of it through a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.models import Net, batch, loss_of
+from tests.distributed.ranks import Ranks
+from tests.required import require
+
+torch = require("torch")
+
+import torch.distributed as dist  # noqa: E402 - only where torch is
+
+SECONDS = 1.0
+"""In which a rank hears of what is said, on a busy machine too: it looks ten times in it."""
+MOST_STEPS = 100_000
+
+
+def train(
+    folder: str, address: bool | str, edits: list[dict[str, Any]], dies: bool
+) -> tuple[list[int], dict[str, int]]:
+    """The steps that this rank has collected, and what failed. The next edit is made when what the last one has asked
+    for is over on all ranks; each rank has a directory and a file of its own.
+
+    Args:
+        dies: whether the second rank's monitor stops at once.
+    """
+    from probe.pytorch import TrainerMon
+
+    leads = dist.get_rank() == 0
+    own = Path(folder) / f"host{dist.get_rank()}"
+    own.mkdir()
+    os.environ.update(DYNAMIC_MONITOR="True", MONITOR_OUTPUT_DIR=str(own / "out"))
+    config = {"format": "api", "dynamic_on": False, "dynamic_seconds": SECONDS, "dynamic_broadcast": address}
+    if not leads:
+        config["dynamic_on"] = True  # what is in another file than the first rank's does not count
+    file = own / "monitor.json"
+    file.write_text(json.dumps(config))
+    before = file.read_bytes()
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    collected: list[int] = []
+    wanted = 0
+    with TrainerMon(file) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        if dies and not leads:
+            monitor.stop()
+        for step in range(MOST_STEPS):
+            done = torch.tensor([float(len(collected) >= wanted or (dies and not leads))])
+            dist.all_reduce(done, dist.ReduceOp.MIN)
+            if done and not edits:
+                break
+            if done:
+                edit = edits.pop(0)
+                wanted += edit["collect_times"]
+                if leads:
+                    file.write_text(json.dumps(json.loads(file.read_text()) | edit))
+            loss_of(model(batch(step, dist.get_rank()))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor.generate_wgrad_metrics()[0]:
+                collected.append(step)
+        dist.barrier()
+    faults = dict(monitor.faults)
+    assert leads or file.read_bytes() == before
+    assert not leads or not json.loads(file.read_text())["dynamic_on"]
+    del os.environ["DYNAMIC_MONITOR"]
+    return collected, faults
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+ON = {"dynamic_on": True, "wg_distribution": True}
+
+
+@pytest.mark.parametrize("own_store", [False, True])
+def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
+    two_ranks: Ranks, tmp_path: Path, own_store: bool
+) -> None:
+    """Twice, through the store in which the processes have met, or one of the monitor's own."""
+    address = f"127.0.0.1:{free_port()}" if own_store else True
+    edits = [ON | {"collect_times": 3}, ON | {"collect_times": 2}]
+    (one, faults), (other, more) = two_ranks.run(train, str(tmp_path), address, edits, False)
+    assert one == other
+    assert len(one) == 5
+    assert one[2] == one[0] + 2
+    assert one[4] == one[3] + 1 > one[2] + 2
+    assert faults == more == {}
+
+
+def test_a_rank_that_hears_nothing_holds_nobody_up(two_ranks: Ranks, tmp_path: Path) -> None:
+    """The other's monitor has stopped; this one collects as it is told, and training goes on for both."""
+    (one, faults), (other, more) = two_ranks.run(train, str(tmp_path), True, [ON | {"collect_times": 3}], True)
+    assert len(one) == 3
+    assert other == []
+    assert faults == more == {}
+
+
+def dig(folder: str, most: int) -> tuple[list[int], dict[str, int]]:
+    """The steps in which this rank has collected activations, until it has done so in three; the weights of the second
+    rank leap in step 5."""
+    from probe.pytorch import TrainerMon
+
+    os.environ["MONITOR_OUTPUT_DIR"] = f"{folder}/host{dist.get_rank()}"
+    config = {
+        "param_distribution": True,
+        "format": "api",
+        "dynamic_seconds": SECONDS,
+        "dynamic_broadcast": True,
+        "alert": {"rules": [{"rule_name": "AnomalySpike", "args": {"warm_up": 2, "window": 4, "cool_down": 1}}]},
+        "on_anomaly": {"arm": {"xy_distribution": True}, "steps": 3, "cool_down": most},
+    }
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    deep: list[int] = []
+    with TrainerMon(config) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(most):
+            done = torch.tensor([float(len(deep))])
+            dist.all_reduce(done, dist.ReduceOp.MIN)
+            if done >= 3:
+                break
+            leaps = step == 5 and dist.get_rank() == 1
+            with torch.no_grad():
+                next(model.parameters()).mul_(1e6 if leaps else 1.0)
+            loss_of(model(batch(step, dist.get_rank()))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                next(model.parameters()).div_(1e6 if leaps else 1.0)
+            if monitor.generate_xy_metrics()[0]:
+                deep.append(step)
+        dist.barrier()
+    return deep, monitor.faults
+
+
+def test_what_one_rank_finds_makes_all_look_deeper(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Though no rank sees what another writes."""
+    (one, faults), (other, more) = two_ranks.run(dig, str(tmp_path), MOST_STEPS)
+    assert one == other
+    assert len(one) == 3
+    assert one[0] > 6
+    assert faults == more == {}
+    assert not [*tmp_path.rglob("arming")]
