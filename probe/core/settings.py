@@ -374,6 +374,13 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
+    if HISTOGRAM in settings.ops and {"csv", "parquet", "tensorboard"}.isdisjoint(settings.formats):
+        yield "the op histogram is written in the formats csv, parquet and tensorboard alone; quantiles are in all"
+    named = settings.l2_targets.linear_hook is not None or any(map(bool, settings.l2_targets.model_dump().values()))
+    if settings.recording_l2_features and not named:
+        yield "recording_l2_features has no effect: l2_targets names no module"
+    if named and not settings.recording_l2_features:
+        yield "l2_targets has no effect without recording_l2_features"
     yield from doubts(settings)
 
 

@@ -486,6 +486,12 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"alert": {"dump": True}}, None),
         ({"cc_distribution": {"enable": True, "cc_log_only": True}}, None),
         ({"forward_only": True, "ops": ["max"]}, None),
+        ({"recording_l2_features": True}, "l2_targets names no module"),
+        ({"recording_l2_features": True, "l2_targets": {"attention_hook": []}}, "l2_targets names no module"),
+        ({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, None),
+        ({"recording_l2_features": True, "l2_targets": {"attention_hook": ["a"]}}, None),
+        ({"l2_targets": {"linear_hook": []}}, "without recording_l2_features"),
+        ({"ops": ["norm"], "format": ["sqlite", "csv"]}, None),
     ],
 )
 def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCaptureFixture) -> None:
@@ -496,6 +502,16 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
     assert settings.statistics == tuple(op for op in config.get("ops", []) if op in OPS) or settings.statistics == (
         "norm",
     )
+
+
+@pytest.mark.parametrize(
+    ("formats", "warned"),
+    [(["sqlite"], True), (["api", "sqlite"], True), (["sqlite", "csv"], False), (["parquet"], False)],
+)
+def test_histograms_that_no_format_takes(formats: list[str], warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Are warned of: a database has numbers alone."""
+    load({"ops": ["norm", "histogram"], "format": formats})
+    assert [("the op histogram" in message) for message in caplog.messages] == [True] * warned
 
 
 def test_importing_probe_loads_no_pydantic() -> None:
