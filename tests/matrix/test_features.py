@@ -423,9 +423,10 @@ def test_router_logits(framework: Harness, shape: tuple[int, ...], top_k: int) -
     assert list(row)[3:7] == ["micro_step", "per_token_expert_entropy", "load_max", "load_cv"]
 
 
-def test_router_logits_that_are_hidden(framework: Harness) -> None:
-    """Experts hidden by -inf have no weight and no load; tokens that none may take are left out."""
-    no = -np.inf
+@pytest.mark.parametrize("no", [-np.inf, np.finfo(np.float32).min])
+def test_router_logits_that_are_hidden(framework: Harness, no: float) -> None:
+    """Experts hidden by -inf, or the lowest number, have no weight and no load; tokens that none may take are left
+    out."""
     (row,) = routed(framework, np.array([[0.0, 0.0, no], [1.0, no, no], [no, no, no]]), router_top_k=2)
     assert float(row["per_token_expert_entropy"]) == pytest.approx(np.log(2) / 2)
     assert float(row["load_max"]) == pytest.approx(2 / 1)
