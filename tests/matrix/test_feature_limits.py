@@ -16,6 +16,7 @@ from tests.matrix.test_features import (
     attends,
     inputs,
     later,
+    of_parameter,
     only_linear,
     random_case,
     rotated,
@@ -158,6 +159,32 @@ def test_memory_of_linear(framework: Harness) -> None:
     mebibytes, ratio = map(float, said.split())
     assert mebibytes < 48
     assert ratio == pytest.approx(np.sqrt(4096 * 2048) / (np.sqrt(4096) + np.sqrt(2048)), rel=0.02), "Marchenko, Pastur"
+
+
+# Routers
+
+
+@pytest.mark.parametrize("name", ["num_experts", "n_routed_experts", "num_local_experts", "expert_num"])
+@pytest.mark.parametrize(("experts", "columns"), [(3, True), (4, False), (5, False)])
+def test_experts_are_where_the_module_says(framework: Harness, name: str, experts: int, columns: bool) -> None:
+    """Rows of the weight, unless it has as many columns as there are experts."""
+    weight = np.random.RandomState(5).standard_normal((4, 3))
+    model = of_parameter(framework, weight, says={name: experts})
+    (row,) = watched(framework, model, {"moe_router_weight_hook": ["inner"]}, [inputs(framework, 2)])
+    units = weight.T if columns else weight
+    units = units / np.linalg.norm(units, axis=1, keepdims=True)
+    cosines = (units @ units.T)[~np.eye(len(units), dtype=bool)]
+    assert float(row["router_weight_similarity"]) == pytest.approx(cosines.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("said", "asked", "taken"), [(1, None, 1), (2, None, 2), (2, 1, 1)])
+def test_tokens_go_to_as_many_experts_as_the_module_says(
+    framework: Harness, said: int, asked: int | None, taken: int
+) -> None:
+    """If the configuration does not say it."""
+    logits = np.array([[3.0, 2.0, 1.0, 0.0]] * 5)
+    (row,) = routed(framework, logits, {"top_k": said}, **({} if asked is None else {"router_top_k": asked}))
+    assert float(row["load_max"]) == pytest.approx(4 / taken)
 
 
 # Rules

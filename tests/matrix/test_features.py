@@ -87,9 +87,11 @@ def only_linear(framework: Harness, weight: Any) -> Module:
     return framework.module(forward, fc=fc)
 
 
-def of_parameter(framework: Harness, weight: Any, dtype: str = "float32", name: str = "weight") -> Module:
-    """A module ``inner`` that calls its parameter so, and does not run."""
-    inner = framework.module(None, **{name: framework.parameter(weight, dtype)})
+def of_parameter(
+    framework: Harness, weight: Any, dtype: str = "float32", name: str = "weight", says: dict[str, int] | None = None
+) -> Module:
+    """A module ``inner`` that calls its parameter so, and does not run; and what it says of itself."""
+    inner = framework.module(None, **{name: framework.parameter(weight, dtype)}, **(says or {}))
     fc = framework.linear(np.eye(2))
 
     def forward(x: Tensor) -> Tensor:
@@ -395,10 +397,10 @@ def test_router_weight_of_zeros(framework: Harness) -> None:
 # moe_router_logit_hook
 
 
-def routed(framework: Harness, logits: Array, **more: Any) -> Lines:
-    """The rows of a router ``inner`` that gives these logits and something else."""
+def routed(framework: Harness, logits: Array, says: dict[str, int] | None = None, **more: Any) -> Lines:
+    """The rows of a router ``inner`` that gives these logits and something else, and what it says of itself."""
     given, fc = framework.tensor(logits), framework.linear(np.eye(2))
-    inner = framework.module(lambda x: (given, x))
+    inner = framework.module(lambda x: (given, x), **(says or {}))
 
     def forward(x: Tensor) -> Tensor:
         inner(x)
