@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ from probe.core.selection import Watched
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 """The kinds of state that are a running mean or sum of gradients; the first that is there is taken."""
-APART = "mg_direction: %s holds whole gradients, but parts of moments: what is shared out gives no rows"
-
-_log = logging.getLogger("probe")
 
 
 @contextmanager
@@ -26,17 +22,12 @@ def momentum_directions(run: Run) -> Iterator[None]:
     A parameter without one of the two gives no row. Where ranks share a parameter out, the row is about this rank's
     part. The rows are those of 0-d tensors, so that ``min``, ``max``, ``mean`` and ``norm`` all are the fraction.
     """
-    hooks, tensors, told = run.framework.hooks, run.framework.tensors, set[int]()
+    hooks, tensors = run.framework.hooks, run.framework.tensors
 
     def direction(optimizer: Optimizer, parameter: Watched) -> Tensor | None:
         gradient = hooks.gradient(optimizer, parameter.thing, run.main_grad)
         moment = _first_moment(hooks.state(optimizer, parameter.thing))
         if gradient is None or moment is None:
-            return None
-        if type(moment) is Shard and type(gradient) is not Shard:
-            if id(optimizer) not in told:
-                told.add(id(optimizer))
-                _log.warning(APART, type(optimizer).__name__)
             return None
         gradient, moment = _held(gradient), _held(moment)
         return tensors.agreement(gradient, moment) if math.prod(tensors.describe(gradient)[0]) else None

@@ -105,7 +105,7 @@ class Partitioned:
         held = parts[parameter._index_in_param_group]  # type: ignore[attr-defined]
         if held.numel() != mapping.lp_fragment_address.numel:
             raise ValueError(f"expected {mapping.lp_fragment_address.numel} elements of a gradient, got {held.numel()}")
-        return Shard(held.reshape(-1), part)  # as the state lies; what is all here has the parameter's shape
+        return Shard(held, part)
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
         return self._state(optimizer, optimizer.single_partition_of_fp32_groups, parameter)
