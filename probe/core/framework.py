@@ -45,6 +45,8 @@ class Adam(NamedTuple):
     eps: Any
     steps: Any
     """Infinitely many where moments are used as they are, not corrected for having begun at zero."""
+    early: bool = False
+    """Whether eps is added to the root before that is corrected, and is as much larger."""
 
 
 class Tensors(Protocol):
@@ -79,7 +81,8 @@ class Tensors(Protocol):
 
     def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
         """Of non-empty moments, as float32 or float64 and without waiting: the update ``m / (sqrt(v) + eps)`` and the
-        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike."""
+        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike; an
+        early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""

@@ -39,6 +39,10 @@ def test_every_group_has_betas_of_its_own() -> None:
 OPTIMIZERS = {
     "Adam": lambda p: nn.Adam(p, learning_rate=0.01),
     "Adam with AMSGrad": lambda p: nn.Adam(p, learning_rate=0.01, use_amsgrad=True),
+    "Adam, a large eps": lambda p: nn.Adam(p, learning_rate=0.01, eps=0.3),
+    "LazyAdam, a large eps": lambda p: nn.LazyAdam(p, learning_rate=0.01, eps=0.3),
+    "experimental Adam, a large eps": lambda p: optim.Adam(p, lr=0.01, eps=0.3),
+    "experimental AdamW, a large eps": lambda p: optim.AdamW(p, lr=0.01, eps=0.3, weight_decay=0.0),
     "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, learning_rate=0.01),
     "AdamWeightDecay, a large eps": lambda p: nn.AdamWeightDecay(p, learning_rate=0.01, eps=0.3),
     "experimental Adam, which leaves AMSGrad out": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),

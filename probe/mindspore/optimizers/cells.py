@@ -30,8 +30,15 @@ NAMES: dict[str, dict[str, str]] = {
 ANY_CLASS = EXP_AVG | EXP_AVG_SQ | {"vhat": "max_exp_avg_sq"}
 NO_STATE = ("parameters", "_parameters", "params", "learning_rate", "stat", "grad_clone")
 """Attributes that are no state: the parameters themselves, rates of groups, the first-step flag of SGD's operator."""
-UNCORRECTED = ("AdamWeightDecay",)
+UNCORRECTED = ("mindspore.nn.optim.adam.AdamWeightDecay",)
 """Optimizers that do not correct their moments for having begun at zero."""
+EARLY = (
+    "mindspore.nn.optim.adam.Adam",
+    "mindspore.nn.optim.adam.AdamOffload",
+    "mindspore.nn.optim.lazyadam.LazyAdam",
+    "mindspore.experimental.optim.adam.Adam",
+)
+"""Optimizers that add eps to the root before that is corrected."""
 
 
 def knows(optimizer: Any) -> bool:
@@ -77,7 +84,8 @@ def state_names(optimizer: Any) -> dict[str, str]:
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """From its own attributes, or the groups where it has those; they may be parameters themselves."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
-    plain = any(kind.__name__ in UNCORRECTED for kind in type(optimizer).__mro__)
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__}
+    plain, early = not kinds.isdisjoint(UNCORRECTED), not kinds.isdisjoint(EARLY)
     counters = (getattr(optimizer, name, None) for name in ("state_step", "global_step"))
     steps = math.inf if plain else next((counter for counter in counters if counter is not None), None)
 
@@ -85,7 +93,7 @@ def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
         group = groups.get(id(parameter), vars(optimizer))
         own = [getattr(optimizer, name, None) for name in ("beta1", "beta2", "eps")]
         betas = group.get("betas") or own[:2]
-        about = Adam(betas[0], betas[1], group.get("eps", own[2]), steps)
+        about = Adam(betas[0], betas[1], group.get("eps", own[2]), steps, early)
         return None if any(value is None for value in about) else about
 
     return lookup
