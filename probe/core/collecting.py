@@ -17,6 +17,7 @@ from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.broadcast import Broadcast
 from probe.core.control import Switch, follow
+from probe.core.cost import Cost
 from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
@@ -285,6 +286,7 @@ class Collecting:
             faults=self._faults,
             main_grad=self._main_grad,
             clock=Clock(step),
+            cost=Cost(self.framework.tensors.mark),
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),

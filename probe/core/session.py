@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from probe.core.cost import Spent
 from probe.core.framework import Optimizer, Tensor
 from probe.core.recorder import Pending, Recorder
 from probe.core.records import Batch, Snapshot
-from probe.core.run import Cost, Run
+from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Names, Watched
@@ -49,8 +50,8 @@ class Session:
         self._between = between
         self._turns = Turns(run.optimizers)
         self._looked = False
-        self._ended, self._delivered = time.perf_counter(), 0.0
-        """When the last step ended, and how long the delivery thread had worked by the last sampled one."""
+        self._ended, self._beside = time.perf_counter(), 0.0
+        """When the last step ended, and what the monitor had cost beside training's threads by the last sampled one."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
@@ -142,22 +143,22 @@ class Session:
         if not self._run.clock.sampled:
             return
         self._guarded("parameters", self._look)
-        begin = time.perf_counter()
+        begun = self._run.cost.begin()
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
         if len(self._run.optimizers) > 1:
             self._run.updated.update(id(parameter.thing) for parameter in self._of(optimizer))
-        self._run.cost.hooks += time.perf_counter() - begin
+        self._run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: str) -> None:
         """The update was applied or skipped; the step ends when every optimizer has had its turn."""
         if self._detached:
             return
         if self._run.clock.sampled:
-            begin = time.perf_counter()
+            begun = self._run.cost.begin()
             for listen in self._run.after_update:
                 self._guarded("after the update", partial(listen, optimizer, self._of(optimizer)))
-            self._run.cost.hooks += time.perf_counter() - begin
+            self._run.cost.end(begun)
         self._outcome = outcome
         if self._turns.take(optimizer):
             self._guarded("end of step", self._end)
@@ -211,8 +212,8 @@ class Session:
         if (pace := self._schedule.pace) is not None:
             pace.step(took, own)
             if sampled and self._output is not None:
-                beside, self._delivered = self._output.delivery.seconds - self._delivered, self._output.delivery.seconds
-                pace.sampled(own + beside)
+                before, self._beside = self._beside, self._output.beside
+                pace.sampled(own + self._beside - before)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
@@ -225,7 +226,7 @@ class Session:
             self._guarded("end of step", lambda: self._hand_over("partial"))
 
     def _hand_over(self, outcome: str) -> None:
-        run, begin = self._run, time.perf_counter()
+        run, begun = self._run, self._run.cost.begin()
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
@@ -237,10 +238,9 @@ class Session:
             run.updated.clear()
             run.recorder.clear()
         self.last = (step, pending)
-        cost = Cost(run.cost.hooks, time.perf_counter() - begin)
-        run.cost.hooks = 0.0  # the same object: hooks hold on to it
+        spent = run.cost.take(begun)
         if (output := self._output) is not None:
-            about = partial(_snapshot, run, output, pending, apart, step, now, cost, outcome)
+            about = partial(_snapshot, run, output, pending, apart, step, now, spent, outcome)
             output.delivery.submit(lambda: output.writer.write(about()))
 
     def _arm_retirement(self) -> None:
@@ -334,13 +334,13 @@ class Session:
 
 
 def _snapshot(
-    run: Run, output: Output, pending: Pending, apart: list[Apart], step: int, now: float, cost: Cost, outcome: str
+    run: Run, output: Output, pending: Pending, apart: list[Apart], step: int, now: float, spent: Spent, outcome: str
 ) -> Snapshot:
     """On the delivery thread: waits for the device."""
     batches, rank = pending.batches(step), run.framework.groups.rank()
     for rows in apart:
         batches += rows(step)
     batches = output.globally(step, batches)
-    spent = {"hooks": cost.hooks, "drain": cost.drain}
+    cost = {"hooks": spent.hooks, "drain": spent.drain} | output.measured(spent)
     scalars = {"probe/overhead": output.overhead}
-    return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=spent, outcome=outcome)
+    return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=cost, outcome=outcome)
