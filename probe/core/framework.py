@@ -44,6 +44,9 @@ class Adam(NamedTuple):
     beta2: Any
     eps: Any
     steps: Any
+    """Infinitely many where moments are used as they are, not corrected for having begun at zero."""
+    early: bool = False
+    """Whether eps is added to the root before that is corrected, and is as much larger."""
 
 
 class Tensors(Protocol):
@@ -78,7 +81,8 @@ class Tensors(Protocol):
 
     def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
         """Of non-empty moments, as float32 or float64 and without waiting: the update ``m / (sqrt(v) + eps)`` and the
-        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike."""
+        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike; an
+        early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
@@ -226,8 +230,8 @@ class Arrays(Protocol):
     def on_host(self, numbers: Numbers) -> bool:
         """Whether a number can be read without waiting."""
 
-    def is_flag(self, numbers: Numbers) -> bool:
-        """Whether the elements are flags: true or false, or integers."""
+    def is_floating(self, numbers: Numbers) -> bool:
+        """Whether the elements are floating numbers: no flags, integers or complex ones."""
 
     def like(self, array: npt.NDArray[np.float64], numbers: Numbers) -> Numbers:
         """``array`` where ``numbers`` are, of their dtype."""

@@ -323,7 +323,7 @@ class Settings(Section):
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
     """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
     where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
-    case; `none` neither."""
+    case; `none` neither. Where nothing says what is hidden, nothing is, and a warning says so once."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
@@ -380,10 +380,15 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
-    if settings.recording_l2_features != any(hook is not None for _, hook in settings.l2_targets):
-        yield "recording_l2_features and l2_targets have no effect without each other"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
+    if HISTOGRAM in settings.ops and {"csv", "parquet", "tensorboard"}.isdisjoint(settings.formats):
+        yield "the op histogram is written in the formats csv, parquet and tensorboard alone; quantiles are in all"
+    named = settings.l2_targets.linear_hook is not None or any(map(bool, settings.l2_targets.model_dump().values()))
+    if settings.recording_l2_features and not named:
+        yield "recording_l2_features has no effect: l2_targets names no module"
+    if named and not settings.recording_l2_features:
+        yield "l2_targets has no effect without recording_l2_features"
     yield from doubts(settings)
 
 
