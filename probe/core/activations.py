@@ -19,6 +19,7 @@ Part = tuple[str, Tensor]
 _log = logging.getLogger("probe")
 
 UNSEEN = "activations: steps in which no watched module was seen to run"
+COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 
 
 @contextmanager
@@ -35,7 +36,17 @@ def activations(run: Run) -> Iterator[None]:
                 if places := run.selection.places(watched):
                     listener = Listener(run, watched, places)
                     guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
-                    attached.callback(run.on_forward(module, model, listener.before, listener.after, guard))
+                    attached.callback(
+                        run.on_forward(
+                            module,
+                            model,
+                            listener.before,
+                            listener.after,
+                            guard,
+                            compiled_too=True,
+                            gradients="output_grad" in places,
+                        )
+                    )
                     listeners.append(listener)
         run.step_ended.append(partial(_end_step, run, listeners))
         yield
@@ -81,6 +92,8 @@ class Listener:
         edges = None
         if "input_grad" in self._places and self._arms(kind_):
             watched = self._inputs(inputs, "input_grad")
+            if rows := self._hooks.out_of_reach([tensor for _, tensor in watched]):
+                self._miss(rows)
             names = [part for part, _ in watched]
             edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
         self._open.append((call, names, edges))
@@ -102,6 +115,11 @@ class Listener:
             listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
             results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
             self._hooks.on_input_gradients(edges, results, listeners, self._guard)
+
+    def _miss(self, rows: int) -> None:
+        if COMPILED not in self._run.faults.counts:
+            _log.warning("gradients of inputs are not recorded inside compiled graphs; those of outputs are")
+        self._run.faults.lost(COMPILED, rows)
 
     def _call(self, kind_: str) -> int:
         """Number of this call in its micro step. What runs without a graph is run again in the backward, last part

@@ -176,8 +176,22 @@ class Hooks(Protocol):
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
 
-    def on_forward(self, module: Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
-        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs."""
+    def on_forward(
+        self,
+        module: Module,
+        before: Callable[..., None],
+        after: Callable[..., None],
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
+    ) -> Remove:
+        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs.
+        ``compiled_too`` asks to be heard where it runs inside a compiled graph, too, and then ``gradients`` that
+        ``after`` may listen to those of the outputs."""
+
+    def out_of_reach(self, tensors: Sequence[Tensor]) -> int:
+        """How many of these inputs of the forward that runs now will have a gradient that nobody can listen to, since
+        it runs inside a compiled graph."""
 
     def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:
         """Listens to the gradient of ``tensor``, if it takes part in differentiation; the hook goes with the graph."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -35,6 +35,7 @@ __all__ = [
     "on_input_gradients",
     "on_step",
     "on_tensor_gradient",
+    "out_of_reach",
     "owned",
     "parameters",
     "recomputed_by",
@@ -60,6 +61,11 @@ def check_model(model: Any, settings: Any) -> None:
             "set_monitor: MindSpore runs in GRAPH_MODE, which compiles cells and optimizers whole, so that no hook "
             "runs: call mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. There, functions compiled by "
             "mindspore.jit keep their speed; all but the activations inside them can be monitored"
+        )
+    if settings.compiled == "record":
+        raise ValueError(
+            'set_monitor: compiled: "record" is for torch.compile alone: in what mindspore.jit compiles no hook can be '
+            'heard; use compiled: "skip"'
         )
     if settings.monitor_mbs_grad == "accumulated":
         raise ValueError(
@@ -151,8 +157,20 @@ def forward_kind(root: Any) -> str | None:
     return None if adapted(root) and not root.training else engine.forward_kind()
 
 
-def on_forward(module: Any, before: Callable[..., None], after: Callable[..., None]) -> Remove:
-    """Listens to forwards."""
+def out_of_reach(tensors: Sequence[Any]) -> int:  # noqa: ARG001
+    """None: what ``mindspore.jit`` compiles is not listened to at all."""
+    return 0
+
+
+def on_forward(
+    module: Any,
+    before: Callable[..., None],
+    after: Callable[..., None],
+    *,
+    compiled_too: bool = False,  # noqa: ARG001
+    gradients: bool = False,  # noqa: ARG001
+) -> Remove:
+    """Listens to forwards that are not compiled."""
     placed = ExitStack()
     placed.callback(listeners.before(module, before))
     placed.callback(listeners.after(module, after))

@@ -43,7 +43,8 @@ def features(run: Run) -> Iterator[None]:
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
             guard = lambda f, w=f"{hook} of module {module.full!r}": run.guard(w, f)  # noqa: E731
-            attached.callback(run.on_forward(module.thing, root, listener.before, listener.after, guard))
+            listen = partial(run.on_forward, compiled_too=True)
+            attached.callback(listen(module.thing, root, listener.before, listener.after, guard))
             run.before_update.append(lambda *_, listener=listener: listener.settle())
             run.step_ended.append(listener.forget)
         run.step_ended.append(collected.clear)
