@@ -54,6 +54,8 @@ def activations(run: Run) -> Iterator[None]:
 
 def _end_step(run: Run, listeners: list[Listener]) -> None:
     ran = [listener.forget() for listener in listeners]
+    if run.settings.compiled == "record":  # the whole model's own hooks are not part of the graph, and prove nothing
+        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
         if UNSEEN not in run.faults.counts:
             _log.warning("no watched module was seen to run: compiled (torch.compile), or in evaluation mode?")
@@ -69,6 +71,11 @@ class Listener:
         self._told_misfit = False
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.forget()
+
+    @property
+    def inner(self) -> bool:
+        """Whether this is a module of a model, not the whole one."""
+        return bool(self._module.full)
 
     def forget(self) -> bool:
         """Drops what a step has left (a forward that raised never came to its end); whether the module ran in it."""

@@ -114,6 +114,9 @@ class Hooks(Protocol):
     def check_model(self, model: Module, settings: Any) -> None:
         """Raises ValueError, saying what to do, for a model that cannot be watched as ``settings`` ask."""
 
+    def prepare(self, settings: Any) -> Remove:
+        """Tells the framework what must hold while a monitor is attached."""
+
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises ValueError for what cannot be listened to."""
 

@@ -38,6 +38,7 @@ __all__ = [
     "out_of_reach",
     "owned",
     "parameters",
+    "prepare",
     "recomputed_by",
     "state",
     "state_names",
@@ -80,6 +81,11 @@ def check_model(model: Any, settings: Any) -> None:
             "not run. Weight gradients, parameters and optimizer state can be monitored (xy_distribution: false); "
             "for activations take the decorator away"
         )
+
+
+def prepare(settings: Any) -> Remove:  # noqa: ARG001
+    """Nothing."""
+    return lambda: None
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -80,6 +80,9 @@ class _Running(threading.local):
 _running = _Running()
 _listeners: dict[int, Listeners] = {}
 _waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
+_preparing: list[object] = []
+_before = True
+"""What torch was told before the first of these."""
 _places, _sites = itertools.count(), itertools.count()
 
 
@@ -91,6 +94,27 @@ def check() -> None:
     """
     if not OPERATORS:
         raise ValueError(f'set_monitor: compiled: "record" needs torch 2.4 or later, this is {torch.__version__}')
+
+
+def prepare(settings: Any) -> Remove:
+    """Lets compiled graphs notice hooks that come and go, which torch leaves out unless told: graphs compiled from now
+    on, until the last monitor stops that asked for it."""
+    if settings.compiled != "record":
+        return lambda: None
+    from torch._dynamo import config  # slow to import, and only needed by who compiles
+
+    global _before
+    if not _preparing:
+        _before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+    mine = object()
+    _preparing.append(mine)
+
+    def undo() -> None:
+        _preparing.remove(mine)
+        if not _preparing:
+            config.skip_nnmodule_hook_guards = _before
+
+    return undo
 
 
 def running() -> Call | None:

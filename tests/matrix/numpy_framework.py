@@ -102,6 +102,7 @@ TENSORS = SimpleNamespace(
 )
 HOOKS = SimpleNamespace(
     check_model=lambda model, settings: None,
+    prepare=lambda settings: lambda: None,
     check_optimizer=lambda optimizer: None,
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
