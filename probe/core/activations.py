@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.framework import Tensor
+from probe.core.framework import OutOfReach, Tensor
 from probe.core.leaves import children, kind, leaves, numbered
 from probe.core.records import Key
 from probe.core.run import Run
@@ -99,10 +99,11 @@ class Listener:
         edges = None
         if "input_grad" in self._places and self._arms(kind_):
             watched = self._inputs(inputs, "input_grad")
-            if rows := self._hooks.out_of_reach([tensor for _, tensor in watched]):
-                self._miss(rows)
             names = [part for part, _ in watched]
-            edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
+            try:
+                edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
+            except OutOfReach as out:
+                self._miss(out.rows)
         self._open.append((call, names, edges))
 
     def after(self, kind_: str, outputs: Any) -> None:

@@ -84,6 +84,14 @@ class Tensors(Protocol):
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
 
 
+class OutOfReach(Exception):  # noqa: N818 - no error
+    """Gradients that will come where nobody can listen, such as inside a compiled graph."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"gradients of {rows} inputs")
+        self.rows = rows
+
+
 class StepListener(Protocol):
     """Told of every training step by :meth:`Hooks.on_step`."""
 
@@ -113,9 +121,6 @@ class Hooks(Protocol):
 
     def check_model(self, model: Module, settings: Any) -> None:
         """Raises ValueError, saying what to do, for a model that cannot be watched as ``settings`` ask."""
-
-    def prepare(self, settings: Any) -> Remove:
-        """Tells the framework what must hold while a monitor is attached."""
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises ValueError for what cannot be listened to."""
@@ -192,15 +197,15 @@ class Hooks(Protocol):
         ``compiled_too`` asks to be heard where it runs inside a compiled graph, too, and then ``gradients`` that
         ``after`` may listen to those of the outputs."""
 
-    def out_of_reach(self, tensors: Sequence[Tensor]) -> int:
-        """How many of these inputs of the forward that runs now will have a gradient that nobody can listen to, since
-        it runs inside a compiled graph."""
-
     def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:
         """Listens to the gradient of ``tensor``, if it takes part in differentiation; the hook goes with the graph."""
 
     def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
-        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come."""
+        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come.
+
+        Raises:
+            OutOfReach: if gradients will come, and nobody can listen to them.
+        """
 
     def on_input_gradients(
         self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard
@@ -296,3 +301,5 @@ class FrameworkAdapter(NamedTuple):
     parallel: Parallel = alone
     arrays: Arrays | None = None
     """None if nothing but moments can be computed."""
+    prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
+    """Called with the settings when a monitor attaches, whatever it collects by then; what it returns when it stops."""

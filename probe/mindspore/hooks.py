@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -35,10 +35,8 @@ __all__ = [
     "on_input_gradients",
     "on_step",
     "on_tensor_gradient",
-    "out_of_reach",
     "owned",
     "parameters",
-    "prepare",
     "recomputed_by",
     "state",
     "state_names",
@@ -81,11 +79,6 @@ def check_model(model: Any, settings: Any) -> None:
             "not run. Weight gradients, parameters and optimizer state can be monitored (xy_distribution: false); "
             "for activations take the decorator away"
         )
-
-
-def prepare(settings: Any) -> Remove:  # noqa: ARG001
-    """Nothing."""
-    return lambda: None
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -161,11 +154,6 @@ def forward_kind(root: Any) -> str | None:
     ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
     """
     return None if adapted(root) and not root.training else engine.forward_kind()
-
-
-def out_of_reach(tensors: Sequence[Any]) -> int:  # noqa: ARG001
-    """None: what ``mindspore.jit`` compiles is not listened to at all."""
-    return 0
 
 
 def on_forward(

@@ -122,11 +122,6 @@ def running() -> Call | None:
     return _running.call
 
 
-def out_of_reach(tensors: Sequence[torch.Tensor]) -> int:
-    """How many of these inputs are inside a compiled graph, and will have a gradient."""
-    return 0 if _running.call is None else _running.call.needing(tensors)
-
-
 def is_graph(context: FunctionCtx) -> bool:
     """Whether this autograd function is a compiled graph."""
     return type(context).__name__.startswith("CompiledFunction")
@@ -176,9 +171,9 @@ def on_forward(
 def _never_alone(hook: Any) -> None:
     """Hooks of a module that is not compiled itself, as those of the whole model are called, run as they are and are no
     graphs of their own."""
-    from torch._dynamo.decorators import skip_code  # slow to import, and only needed by who compiles
+    from torch._dynamo import decorators  # slow to import, and only needed by who compiles
 
-    skip_code(hook.__code__)
+    decorators.skip_code(hook.__code__)  # type: ignore[attr-defined, unused-ignore]
 
 
 # What is traced: plain code that a compiler takes whole.

@@ -16,7 +16,6 @@ from torch.autograd.function import FunctionCtx
 from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch import compiled, wrappers
-from probe.pytorch.compiled import out_of_reach, prepare
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
 from probe.pytorch.optimizers import adam, check, gradient, native, on_step, owned, state, state_names, value
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
@@ -42,10 +41,8 @@ __all__ = [
     "on_input_gradients",
     "on_step",
     "on_tensor_gradient",
-    "out_of_reach",
     "owned",
     "parameters",
-    "prepare",
     "recomputed_by",
     "state",
     "state_names",

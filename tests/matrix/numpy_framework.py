@@ -102,7 +102,6 @@ TENSORS = SimpleNamespace(
 )
 HOOKS = SimpleNamespace(
     check_model=lambda model, settings: None,
-    prepare=lambda settings: lambda: None,
     check_optimizer=lambda optimizer: None,
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
@@ -123,7 +122,6 @@ HOOKS = SimpleNamespace(
     on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
     on_forward=lambda module, before, after, **_: _add(module.before, before, module.after, after),
-    out_of_reach=lambda tensors: 0,
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
