@@ -14,11 +14,11 @@ from probe.core.leaves import children, kind, leaves, numbered
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Names, Watched
+from probe.core.unseen import note_unseen
 
 Part = tuple[str, Tensor]
 _log = logging.getLogger("probe")
 
-UNSEEN = "activations: steps in which no watched module was seen to run"
 COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 
 
@@ -57,9 +57,7 @@ def _end_step(run: Run, listeners: list[Listener]) -> None:
     if run.settings.compiled == "record":  # the whole model's own hooks are not part of the graph, and prove nothing
         ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
-        if UNSEEN not in run.faults.counts:
-            _log.warning("no watched module was seen to run: compiled (torch.compile), or in evaluation mode?")
-        run.faults.lost(UNSEEN, 1)
+        note_unseen(run, "activations")
 
 
 class Listener:

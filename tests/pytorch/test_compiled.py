@@ -51,7 +51,7 @@ def same(model: Any) -> Any:
 
 
 def train(
-    make: Callable[[], Any], loss: Loss, compiled: Callable[[Any], Any], watched: bool = True, **settings: Any
+    make: Callable[[], Any], loss: Loss, how: Callable[[Any], Any], watched: bool = True, **settings: Any
 ) -> tuple[Rows, dict[str, int], list[Any], int]:
     """The rows of three steps, the faults, the trained weights and the number of graphs."""
     torch._dynamo.reset()
@@ -61,7 +61,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"compiled": "record", "mv_distribution": False, "ops": OPS, **settings}
     monitor = watch(model, optimizer, **settings) if watched else None
-    run = compiled(model)
+    run = how(model)
     for step in range(3):
         loss(run, step).backward()
         optimizer.step()
@@ -408,3 +408,22 @@ def test_features_of_attention_inside_a_graph() -> None:
     eager, compiled = (train(Attending, loss, how, **settings)[0] for how in (same, whole))
     assert {row.signal for row in eager} == {"attention_hook", "linear_hook"}
     assert compiled == eager
+
+
+def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Without ``compiled: record`` features of calls and stacks that a graph hides are counted, and said once."""
+    x = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    settings = {
+        "compiled": "skip",
+        "xy_distribution": False,
+        "recording_l2_features": True,
+        "l2_targets": {"attention_hook": ["core"], "linear_hook": ["fc"]},
+        "sa_order": "b,h,s,d",
+        "stack_info": True,
+    }
+    rows, faults, *_ = train(Attending, lambda model, step: model(x + step).sum(), whole, **settings)
+    assert faults == {
+        f"{what}: steps in which no watched module was seen to run": 3 for what in ("attention_hook", "stack_info")
+    }
+    assert {row.step for row in rows if row.signal == "linear_hook"} == {0, 1, 2}
+    assert caplog.text.count('compiled: "record" listens inside') == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -16,6 +16,7 @@ from probe.core.framework import Arrays, Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Names, Watched, names_of
+from probe.core.unseen import note_unseen
 
 WEIGHTS = ("weight", "wg")
 """What the modules of ``linear_hook`` call their weight."""
@@ -39,6 +40,7 @@ def features(run: Run) -> Iterator[None]:
         return
     collected = Collected(run.framework, lambda: len(run.recorder))
     run.apart.append(collected)
+    listeners: list[Listener] = []
     with ExitStack() as attached:
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
@@ -46,9 +48,19 @@ def features(run: Run) -> Iterator[None]:
             listen = partial(run.on_forward, compiled_too=True)
             attached.callback(listen(module.thing, root, listener.before, listener.after, guard))
             run.before_update.append(lambda *_, listener=listener: listener.settle())
-            run.step_ended.append(listener.forget)
+            listeners.append(listener)
+        run.step_ended.append(partial(_end_step, run, listeners))
         run.step_ended.append(collected.clear)
         yield
+
+
+def _end_step(run: Run, listeners: Sequence[Listener]) -> None:
+    for hook in HOOKS:
+        calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
+        if calls and not any(listener.ran for listener in calls):
+            note_unseen(run, hook)
+    for listener in listeners:
+        listener.forget()
 
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
@@ -99,14 +111,16 @@ class Listener:
     """One feature of one module within a step."""
 
     def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
-        self._run, self._ops, self._collected, self._hook, self._module = run, ops, collected, hook, module
+        self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
+        self.hook, self.ran = hook, False
         self._told = False
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
     def before(self, kind: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The module begins a forward."""
         if kind == "training" and not self._run.clock.searching:
+            self.ran = True
             self._run.clock.forward_began(whole=False)
             self._try(partial(self.entered, *inputs))
 
@@ -130,6 +144,7 @@ class Listener:
 
     def forget(self) -> None:
         """Another step begins."""
+        self.ran = False
 
     def _try(self, function: Callable[[], None]) -> None:
         try:
@@ -138,7 +153,7 @@ class Listener:
         except Misfit as misfit:
             if not self._told:
                 self._told = True
-                where = f"l2_targets.{self._hook}: {self._module.stage}:{self._module.full}"
+                where = f"l2_targets.{self.hook}: {self._module.stage}:{self._module.full}"
                 _log.warning("%s: %s; nothing is recorded of it", where, misfit)
 
 
@@ -158,7 +173,7 @@ class OfWeight(Listener):
         described = self._run.framework.tensors.describe
         weights = _weights(self._run, self._ops, self._module.thing)
         weight = next((each for each in weights if len(described(each)[0]) == 2), None)
-        if weight is None and not getattr(self._run.settings.l2_targets, self._hook):
+        if weight is None and not getattr(self._run.settings.l2_targets, self.hook):
             return  # nobody has named it
         if weight is None:
             raise Misfit(f"expected a module with a two-dimensional {' or '.join(WEIGHTS)}")
@@ -173,6 +188,7 @@ class OfWeight(Listener):
         raise NotImplementedError
 
     def forget(self) -> None:
+        super().forget()
         self._done = False
 
 
@@ -181,7 +197,7 @@ class Linear(OfWeight):
 
     def _record(self, weight: Tensor) -> None:
         block = linear.begin(self._ops, self._ops.numbers(weight))
-        self._collected.add(self._hook, self._key, weight, block, linear.finish)
+        self._collected.add(self.hook, self._key, weight, block, linear.finish)
 
 
 class Attention(Listener):
@@ -202,7 +218,7 @@ class Attention(Listener):
         )
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self._hook, key, given.query, block, attention.finish)
+        self._collected.add(self.hook, key, given.query, block, attention.finish)
 
 
 class RouterWeight(OfWeight):
@@ -215,7 +231,7 @@ class RouterWeight(OfWeight):
             numbers = self._ops.turned(numbers)
         block = router.similarity(self._ops, numbers)
         self._collected.add(
-            self._hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
+            self.hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
         )
 
 
@@ -234,14 +250,14 @@ class RouterLogit(Listener):
             self._told = True
             _log.warning(
                 "l2_targets.%s: %s: to how many experts a token goes is not known (none of %s): set router_top_k",
-                self._hook,
+                self.hook,
                 self._module.full,
                 ", ".join(arguments.TOP_K),
             )
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self._hook, key, logits, block, finish)
+        self._collected.add(self.hook, key, logits, block, finish)
 
 
 LISTENERS: dict[str, type[Listener]] = {
