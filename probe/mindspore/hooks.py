@@ -144,8 +144,20 @@ def held_scale(optimizer: Any) -> None:
 
 def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
-    if not engine.HAS_GRAPH or tensor._grad_node is not None:
+    node = tensor._grad_node if engine.HAS_GRAPH else None
+    if engine.HAS_GRAPH and node is None:
+        return
+    if node is None or node.is_leaf():
         tensor.register_hook(listeners.surfacing(listen))
+        return
+    index = tensor._output_index
+
+    def hear(gradients: tuple[Any, ...]) -> None:
+        if gradients[index] is not None:
+            listen(gradients[index])
+
+    # not Tensor.register_hook: what mindspore.jit compiles takes hooks of the tensors that it is given into its graph
+    node.register_prehook(listeners.surfacing(hear))
 
 
 def forward_kind(root: Any) -> str | None:
