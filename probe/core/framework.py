@@ -94,6 +94,14 @@ class Tensors(Protocol):
         """Seconds from one mark to a later one; waits until the device has come there."""
 
 
+class OutOfReach(Exception):  # noqa: N818 - no error
+    """Gradients that will come where nobody can listen, such as inside a compiled graph."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"gradients of {rows} inputs")
+        self.rows = rows
+
+
 class StepListener(Protocol):
     """Told of every training step by :meth:`Hooks.on_step`."""
 
@@ -186,14 +194,28 @@ class Hooks(Protocol):
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
 
-    def on_forward(self, module: Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
-        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs."""
+    def on_forward(
+        self,
+        module: Module,
+        before: Callable[..., None],
+        after: Callable[..., None],
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
+    ) -> Remove:
+        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs.
+        ``compiled_too`` asks to be heard where it runs inside a compiled graph, too, and then ``gradients`` that
+        ``after`` may listen to those of the outputs."""
 
     def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:
         """Listens to the gradient of ``tensor``, if it takes part in differentiation; the hook goes with the graph."""
 
     def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
-        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come."""
+        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come.
+
+        Raises:
+            OutOfReach: if gradients will come, and nobody can listen to them.
+        """
 
     def on_input_gradients(
         self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard
@@ -289,3 +311,5 @@ class FrameworkAdapter(NamedTuple):
     parallel: Parallel = alone
     arrays: Arrays | None = None
     """None if nothing but moments can be computed."""
+    prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
+    """Called with the settings when a monitor attaches, whatever it collects by then; what it returns when it stops."""

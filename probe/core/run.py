@@ -176,9 +176,17 @@ class Run:
         before: Callable[[str, Any], None],
         after: Callable[[str, Any], None],
         guard: Guard,
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
     ) -> Remove:
         """Listens to forwards of ``module`` that are not evaluation. Both are told the kind, ``training`` or
-        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs."""
+        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs.
+
+        Args:
+            compiled_too: whether to listen inside compiled graphs, where the settings ask for that.
+            gradients: whether ``after`` may listen to gradients there.
+        """
         hooks = self.framework.hooks
 
         def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -189,7 +197,8 @@ class Run:
             if kind := hooks.forward_kind(root):
                 after(kind, outputs)
 
-        return hooks.on_forward(module, guard(began), guard(ended))
+        compiled_too = compiled_too and self.settings.compiled == "record"
+        return hooks.on_forward(module, guard(began), guard(ended), compiled_too=compiled_too, gradients=gradients)
 
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""

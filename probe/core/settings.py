@@ -239,6 +239,11 @@ class Settings(Section):
     backward_only: Flag = False
     """With xy_distribution: collects gradients of inputs and outputs only. With forward_only as well neither is
     collected, and a warning says so."""
+    compiled: Annotated[Text, Names(("skip", "record"))] = "skip"
+    """What happens to modules that run inside what torch.compile has compiled: `skip` records nothing of their inputs
+    and outputs, which is said once and counted, and leaves the compiled code as it is; `record` compiles operators into
+    it that read inputs, outputs and gradients of outputs, without a graph break. Gradients of inputs are not recorded
+    there, which is counted."""
     mv_distribution: Flag = False
     """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
     keeps."""

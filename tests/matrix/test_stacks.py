@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from probe.core.stacks import UNSEEN
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import SQUARE, X, tiny_net
 from tests.matrix.watching import ACTIVATIONS, LR, MOMENTUM, rows_of, train, train_tiny, watching
@@ -118,7 +117,7 @@ def test_a_step_in_which_nothing_is_called_is_told(
         monitor.set_monitor(other, 1, optimizer)
         for _ in range(3):
             train_step(framework.loop(model, optimizer), framework.tensor(X))
-    assert monitor.faults[UNSEEN] == 3
+    assert monitor.faults["stack_info: steps in which no watched module was seen to run"] == 3
     assert caplog.text.count("stack_info: no watched module was seen to run") == 1
     assert [*root.rglob("stack_info.csv")] == []
 

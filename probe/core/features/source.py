@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -16,6 +16,7 @@ from probe.core.framework import Arrays, Numbers, Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Names, Watched, names_of
+from probe.core.unseen import note_unseen
 
 WEIGHTS = ("weight", "wg")
 """What the modules of ``linear_hook`` call their weight."""
@@ -43,15 +44,27 @@ def features(run: Run) -> Iterator[None]:
         return
     collected = Collected(run.framework, lambda: len(run.recorder))
     run.apart.append(collected)
+    listeners: list[Listener] = []
     with ExitStack() as attached:
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
             guard = lambda f, w=f"{hook} of module {module.full!r}": run.guard(w, f)  # noqa: E731
-            attached.callback(run.on_forward(module.thing, root, listener.before, listener.after, guard))
+            listen = partial(run.on_forward, compiled_too=True)
+            attached.callback(listen(module.thing, root, listener.before, listener.after, guard))
             run.before_update.append(lambda *_, listener=listener: listener.settle())
-            run.step_ended.append(listener.forget)
+            listeners.append(listener)
+        run.step_ended.append(partial(_end_step, run, listeners))
         run.step_ended.append(collected.clear)
         yield
+
+
+def _end_step(run: Run, listeners: Sequence[Listener]) -> None:
+    for hook in HOOKS:
+        calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
+        if calls and not any(listener.ran for listener in calls):
+            note_unseen(run, hook)
+    for listener in listeners:
+        listener.forget()
 
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
@@ -102,14 +115,16 @@ class Listener:
     """One feature of one module within a step."""
 
     def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
-        self._run, self._ops, self._collected, self._hook, self._module = run, ops, collected, hook, module
+        self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
+        self.hook, self.ran = hook, False
         self._told = set[str]()
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
     def before(self, kind: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The module begins a forward."""
         if kind == "training" and not self._run.clock.searching:
+            self.ran = True
             self._run.clock.forward_began(whole=False)
             self._try(partial(self.entered, *inputs))
 
@@ -133,6 +148,7 @@ class Listener:
 
     def forget(self) -> None:
         """Another step begins."""
+        self.ran = False
 
     def _try(self, function: Callable[[], None]) -> None:
         try:
@@ -145,7 +161,7 @@ class Listener:
         """Says it once."""
         if about not in self._told:
             self._told.add(about)
-            _log.warning("l2_targets.%s: %s:%s: %s", self._hook, self._module.stage, self._module.full, what)
+            _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, what)
 
 
 class OfWeight(Listener):
@@ -166,7 +182,7 @@ class OfWeight(Listener):
         weight = next((each for each in weights if len(described(each)[0]) == 2), None)
         numbers = None if weight is None else self._ops.numbers(weight)
         if numbers is None or not self._ops.is_floating(numbers):
-            if not getattr(self._run.settings.l2_targets, self._hook):
+            if not getattr(self._run.settings.l2_targets, self.hook):
                 return  # nobody has named it
             what = f"a two-dimensional {' or '.join(WEIGHTS)} of floating numbers"
             raise Misfit(f"expected a module with {what} (one that is computed at each reading is left alone)")
@@ -181,6 +197,7 @@ class OfWeight(Listener):
         raise NotImplementedError
 
     def forget(self) -> None:
+        super().forget()
         self._done = False
 
 
@@ -189,7 +206,7 @@ class Linear(OfWeight):
 
     def _record(self, weight: Tensor, numbers: Numbers) -> None:
         block = linear.begin(self._ops, numbers)
-        self._collected.add(self._hook, self._key, weight, block, linear.finish)
+        self._collected.add(self.hook, self._key, weight, block, linear.finish)
 
 
 class Attention(Listener):
@@ -210,7 +227,7 @@ class Attention(Listener):
         if said is None and given.mask is None:
             self._tell("mask", UNMASKED)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self._hook, key, given.query, block, attention.finish)
+        self._collected.add(self.hook, key, given.query, block, attention.finish)
 
 
 class RouterWeight(OfWeight):
@@ -222,7 +239,7 @@ class RouterWeight(OfWeight):
             numbers = self._ops.turned(numbers)
         block = router.similarity(self._ops, numbers)
         self._collected.add(
-            self._hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
+            self.hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
         )
 
 
@@ -243,7 +260,7 @@ class RouterLogit(Listener):
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self._hook, key, logits, block, finish)
+        self._collected.add(self.hook, key, logits, block, finish)
 
 
 LISTENERS: dict[str, type[Listener]] = {
