@@ -81,7 +81,8 @@ def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
     except (ValueError, OSError) as error:
         raise _refused(error) from None
     typer.echo(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
-    if not changed and values != {"dynamic_on": True}:
+    begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
+    if not changed and not begins:
         typer.echo("it was so already")
         return
     if not wait:

@@ -51,6 +51,10 @@ logger = logging.getLogger("probe.settings")
 ALWAYS_WRITTEN = ("shape", "dtype")
 _FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_TIME = (
+    r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
+    r"_(?:[01]\d|2[0-3])-[0-5]\d-[0-5]\d$"
+)
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
 
@@ -176,12 +180,14 @@ class Settings(Section):
     targets: dict[Text, Target] = Field(default_factory=dict)
     """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
     squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
-    `layers.1` never takes `layers.10`. Empty: everything."""
+    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
+    well. Empty: everything."""
     dynamic_on: Flag = False
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
     one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
-    monitoring stops and false is written here."""
+    monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
+    hold from the start to the end."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
     the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
@@ -204,13 +210,15 @@ class Settings(Section):
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
     """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
-    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
-    rank by itself, so that ranks may collect different steps; with global_stats the first rank says which, for all.
-    Missing: no limit. The manifest says how many steps were left out."""
+    and how much longer than others collected steps take; what hooks cost in other steps (some microseconds a module
+    with xy_distribution) is not in it. The distance between collected steps grows, in multiples of step_interval, until
+    that is within the budget; each rank by itself, so that ranks may collect different steps; with global_stats the
+    first rank says which, for all. Missing: no limit. The manifest says how many steps were left out."""
     history: Integer = Field(0, ge=0, le=10_000)
     """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
-    manifest. 0: everything is written at once."""
+    manifest. Each rank by itself: one whose rules find nothing writes nothing. At most 256 MiB are held on each; where
+    that is too little, the oldest steps are given up. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written, and training is then stopped. The file is
     `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
@@ -286,7 +294,7 @@ class Settings(Section):
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
     """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
-        tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
+        tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
         AfterValidator(_none_or_two),
         _STAMPS,
     ] = ()
@@ -372,6 +380,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
+    if settings.recording_l2_features != any(hook is not None for _, hook in settings.l2_targets):
+        yield "recording_l2_features and l2_targets have no effect without each other"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
     yield from doubts(settings)
@@ -379,4 +389,8 @@ def _doubts(settings: Settings) -> Iterator[str]:
 
 def dynamic(environ: Mapping[str, str]) -> bool:
     """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
-    return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"

@@ -91,8 +91,20 @@ def test_a_run_is_switched_changed_and_watched(tmp_path: Path) -> None:
 
 def test_what_is_so_already_is_not_waited_for(tmp_path: Path) -> None:
     with a_run(tmp_path) as output:
-        stopped = control("stop", str(output))
-    assert (stopped.exit_code, "it was so already" in stopped.output) == (0, True)
+        told = [control(verb, str(output)) for verb in ("stop", "start", "start")]
+    assert [each.exit_code for each in told] == [0, 0, 0]
+    assert ["it was so already" in each.output for each in told] == [True, False, True]
+
+
+def test_a_key_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    """The run could not use the file: nothing is written, and nobody waits."""
+    with a_run(tmp_path) as output:
+        text = CONFIG.replace('"dynamic_on": false', '"dynamic_on": false, "dynamic_on": false')
+        (tmp_path / "monitor.json").write_text(text)
+        refused = control("start", str(output))
+        assert refused.exit_code == 2
+        assert "dynamic_on: given more than once" in refused.output
+        assert (tmp_path / "monitor.json").read_text() == text
 
 
 @pytest.mark.parametrize(

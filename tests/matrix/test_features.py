@@ -16,7 +16,7 @@ import pytest
 from probe.core.naming import FEATURES
 from probe.core.rules import RULES
 from tests.matrix.harness import Array, Harness, Module, Tensor, generators, train_step
-from tests.matrix.models import X, noisy, tiny_net
+from tests.matrix.models import X, noisy, tiny_net, tower
 from tests.matrix.watching import lines_of, train, watching
 
 RANDOM = np.random.RandomState(3)
@@ -120,6 +120,12 @@ def test_linear_of_a_module_that_does_not_run(framework: Harness, dtype: str, na
     assert row["shape"] == "[20, 30]"
     assert dtype in row["dtype"].lower()
     assert float(row["kernel_norm"]) == pytest.approx(np.linalg.norm(weight.astype(np.float64), 2), rel=1e-4)
+
+
+def test_a_module_by_the_name_that_the_documentation_gives_it(framework: Harness) -> None:
+    """``0:0`` is the module that is called ``encoder.layers.0``, as in the documentation's own example."""
+    rows = watched(framework, tower(framework), {"linear_hook": ["0:0", "0:10"]}, [framework.tensor(X)])
+    assert [row["name"] for row in rows] == ["encoder.layers.0.linear", "encoder.layers.10.linear"]
 
 
 def test_linear_of_every_module(framework: Harness) -> None:

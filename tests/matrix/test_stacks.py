@@ -139,6 +139,12 @@ def test_a_file_that_cannot_be_written_costs_no_rows(framework: Harness) -> None
     assert {row.name for row in rows} >= {"fc.output", "relu.output", "fc2.output"}
 
 
+def test_every_module_that_has_activations_is_told(framework: Harness, root: Path) -> None:
+    """With ``all_xy`` those beside the targets too."""
+    train(framework, {"stack_info": True, "targets": {"block": {}}, "all_xy": True, **ACTIVATIONS}, nested(framework))
+    assert set(stacks_of(root)) == {"0:", "0:block", "0:block.inner"}
+
+
 @pytest.mark.parametrize("more", [{}, {"format": "api", "stack_info": True}])
 def test_nothing_when_off(framework: Harness, root: Path, more: dict[str, Any]) -> None:
     """Neither switched off nor without CSV files is there a file."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.moments import COUNTS, OPS, derive
+from probe.core.moments import COUNTS, OPS
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.findings import Reporter
 
@@ -30,19 +30,18 @@ class AnomalyNan:
     def judge(self, batch: Batch) -> Iterator[Finding]:
         masks = _masks(batch)
         for op in self._ops:
-            moment = OPS[op].moment if op in OPS else op
-            if moment not in batch.columns:
+            column = _column(batch, op)
+            if column is None:
                 continue
-            bad = self._bad(batch, op, moment)
+            bad = self._bad(batch, op, column)
             at = np.array([row for row in bad if row not in masks and _answers(op, batch.shapes[row])], dtype=int)
             if len(at):
-                values = derive(op, {moment: batch.columns[moment][at]}, [batch.shapes[row] for row in at])
+                values = batch.op(op)[at]
                 expected = np.full(len(at), np.nan) if op in COUNTS else self._expected(values)
                 yield from self._reporter.findings(batch, op, at, values, expected)
 
-    def _bad(self, batch: Batch, op: str, moment: str) -> npt.NDArray[np.int64]:
-        """Rows to look at more closely. A moment is finite just where its op is, and needs no division by shapes."""
-        column = batch.columns[moment]
+    def _bad(self, batch: Batch, op: str, column: Array) -> npt.NDArray[np.int64]:
+        """Rows to look at more closely."""
         if op in COUNTS:
             return np.flatnonzero(~(column == 0))
         bad = ~np.isfinite(column)
@@ -53,6 +52,17 @@ class AnomalyNan:
     def _expected(self, values: Array) -> Array:
         threshold = np.nan if self._threshold is None else self._threshold
         return np.where(np.isfinite(values), threshold, np.nan)
+
+
+def _column(batch: Batch, op: str) -> Array | None:
+    """Numbers that are finite just where those of ``op`` are: its moment, which needs no division by shapes, unless
+    that is a histogram. None if it was not collected, or is one itself."""
+    known = OPS.get(op)
+    name = known.moment if known is not None and known.moment in batch.columns else op
+    column = batch.columns.get(name)
+    if column is None or column.ndim == 1:
+        return column
+    return None if known is None else batch.op(op)
 
 
 def _masks(batch: Batch) -> frozenset[int]:
