@@ -93,9 +93,6 @@ def _existing(
     return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
 
 
-_documented.__qualname__ = _existing.__qualname__ = "set_monitor"  # what Python's own errors call them
-
-
 def _count(name: str, value: Any, least: int) -> int:
     """``value``, which may also be an integer of NumPy or of a framework, as it comes out of a checkpoint."""
     try:

@@ -118,9 +118,11 @@ def test_an_empty_list_is_no_model_and_no_optimizer(framework: Harness, place: i
 
 @pytest.mark.parametrize("more", [{}, {"optimiser": None}], ids=["missing", "unknown"])
 def test_wrong_arguments_are_told_by_the_name_of_what_was_called(framework: Harness, more: dict[str, Any]) -> None:
-    """Python's own words, about the function that the user knows."""
+    """With the call as it should be."""
     given = [tiny_net(framework), 1] if more else []
-    with pytest.raises(TypeError, match=r"^set_monitor\(\) (got an unexpected keyword|missing 1 required)"):
+    with pytest.raises(
+        TypeError, match=r"^set_monitor: (got an unexpected keyword|missing a required).*; call set_monitor\(model, "
+    ):
         framework.TrainerMon(GRADIENTS).set_monitor(*given, **more)
 
 

@@ -29,12 +29,13 @@ def append(file: FileIO, data: bytes) -> None:
     """Adds ``data`` in one write, or nothing.
 
     Raises:
-        OSError: if it does not fit; the file is then cut back to what it was.
+        OSError: if it does not fit, naming the file, which is then cut back to what it was.
     """
     size = file.seek(0, os.SEEK_END)
     try:
         write_all(file, data)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or file.name  # a full disk does not say where
         with suppress(OSError):
             file.truncate(size)
         raise
@@ -61,7 +62,8 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was."""
+    """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception it stays as it was. An
+    error of the file system names it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -69,6 +71,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
         with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         temporary.unlink(missing_ok=True)
         raise
