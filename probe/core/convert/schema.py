@@ -46,7 +46,8 @@ def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str
     columns = "".join(f", {quoted(stat)} REAL" for stat in stats)
     return (
         f"CREATE TABLE IF NOT EXISTS {table} (rank INTEGER NOT NULL, "
-        f"step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), target_id INTEGER NOT NULL, form_id INTEGER NOT NULL{columns}, "
+        f"step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), "
+        f"target_id INTEGER NOT NULL, form_id INTEGER NOT NULL{columns}, "
         "PRIMARY KEY (step, rank, target_id)) WITHOUT ROWID"
     )
 
