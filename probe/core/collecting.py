@@ -17,6 +17,8 @@ from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.broadcast import Broadcast
 from probe.core.control import Switch, follow
+from probe.core.cost import Cost
+from probe.core.doubts import doubts
 from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
@@ -30,10 +32,9 @@ from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import Settings, dynamic, load
+from probe.core.settings import OnAnomaly, Settings, dynamic, load
 from probe.core.sources import chosen
-from probe.core.stopping import TrainingStopped
-from probe.core.structure import why_stopped
+from probe.core.structure import ending, prepare
 
 _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
@@ -54,8 +55,10 @@ class Collecting:
     def __init__(
         self, config_file_path: str | os.PathLike[str] | Mapping[str, Any], process_group: Any, main_grad: bool
     ) -> None:
-        self.settings = load(config_file_path)
         self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
+        self._content = self._path.read_bytes() if self._path is not None and self._path.is_file() else b""
+        """Of the file that the settings are from; read before them, so that no change is missed."""
+        self.settings = load(config_file_path)
         self._process_group, self._main_grad = process_group, main_grad
         self._faults = Faults()
         self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
@@ -83,10 +86,12 @@ class Collecting:
 
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
-        self._given = given
+        for doubt in doubts(self.settings, self.framework.groups.world_size(), os.environ):
+            _log.log(logging.WARNING if self.framework.groups.rank() == 0 else logging.INFO, "%s", doubt)
+        self._given, self._number = given, next(_runs)
         self._faults, self._output = Faults(), None
-        self._number = next(_runs)
         run = self._new_run(given, given.start_iteration)
+        self._check_armed(given)
         with ExitStack() as undo:
             undo.callback(self._say_no_more)
             self._agree(given.start_iteration)
@@ -112,14 +117,26 @@ class Collecting:
         """On the way by which ranks will know from which step on something holds."""
         groups, settings = self.framework.groups, self.settings
         self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
-        seconds = max(settings.dynamic_seconds, way.seen_seconds if way else 0.0)
-        self._ahead = Ahead(groups.world_size() == 1, seconds, first)
+        self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
         said = way.notices(CONTROL) if way and dynamic(os.environ) else None
-        self._switch = follow(self._path, settings, first, groups, self._faults, self._ahead, said)
+        if self._switch is not None:
+            self._content = self._switch.content
+        self._switch = follow(self._path, settings, self._content, first, groups, self._faults, self._ahead, said)
         self._arming = self._deeper = None
-        if (about := settings.on_anomaly) is not None:
-            notices = self._notices(ARMING)
-            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, self._ahead, self._faults)
+        self._arm(None)
+
+    def _seen_within(self) -> float:
+        """Seconds after which all ranks see what one of them says."""
+        return max(self.settings.dynamic_seconds, self._broadcast.seen_seconds if self._broadcast else 0.0)
+
+    def _arm(self, before: OnAnomaly | None) -> None:
+        """Looks deeper from now on as ``on_anomaly`` says; as it was ``before``, what is ordered already holds."""
+        about = self.settings.on_anomaly
+        if about is None:
+            self._arming = None
+        elif self._arming is None or about != before:
+            rank, notices = self.framework.groups.rank(), self._notices(ARMING)
+            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
 
     def _notices(self, name: str) -> Notices:
         """Of the kind called ``name``, by the way on which ranks here tell each other something."""
@@ -142,13 +159,12 @@ class Collecting:
         session, output = self._session, self._output
         if session is None:
             return
+        self._ahead.ended()
         if (pace := session.schedule.pace) is not None:
             pace.between(step)
         if self._stops is not None and step >= self._stops:
             self._stops = None  # once, should training catch it and go on
-            reason = why_stopped(self.framework.groups.rank(), self._takes_part())
-            _log.warning("%s", reason)
-            raise TrainingStopped(reason)
+            raise ending(self._faults, self.framework.groups.rank(), self._takes_part())
         if output is not None and self._deeper is not None and step >= self._deeper[0]:
             (_, schedule), self._deeper = self._deeper, None
             self._run = self._new_run(self._given, step)
@@ -168,14 +184,13 @@ class Collecting:
         if (order := arming.poll(step, news)) is not None:
             about = self.settings.on_anomaly
             assert about is not None
-            self._deeper = step + about.steps, session.schedule
-            self._run = self._new_run(self._given, step)
-            armed = deeper(self._run.settings)
+            armed, end = deeper(self.settings), order.step + about.steps
+            run = self._new_run(self._given, step, armed)
             names = order.suspects if about.arm.targets == SUSPECTS else [""]
-            self._run.settings = armed
-            self._run.selection = around(self._run.selection, names, self.settings)
-            session.change(self._run, Schedule(step, 1, about.steps), output, chosen(armed))
-            self._listen(self._run)
+            run.selection = around(run.selection, names, self.settings)
+            self._run, self._deeper = run, (end, session.schedule)
+            session.change(run, Schedule(step, 1, end - step), output, chosen(armed))
+            self._listen(run)
             output.deepen(self._run, names)
 
     def _obey(self, session: Session, switch: Switch, step: int) -> None:
@@ -191,29 +206,44 @@ class Collecting:
 
     def _turn_off(self, session: Session, step: int) -> None:
         self._on, self._deeper = False, None
+        self.settings = self.settings.model_copy(update={"dynamic_on": False})
         self._stop_listening()
-        self._run = self._new_run(self._given, step)
+        idle = self.settings.model_copy(update={"xy_distribution": False, "print_struct": False})
+        self._run = self._new_run(self._given, step, idle)  # a model that was compiled meanwhile can be left alone
         session.change(self._run, Schedule(NEVER), self._output, [])
         if self._output is not None:
             self._output.rest(step)
+
+    def _count_only(self, session: Session, step: int) -> None:
+        """This rank takes no part; it counts steps, since the first one tells when collecting has come to its end."""
+        settings = self.settings
+        self._turn_off(session, step)
+        schedule = Schedule(step, settings.step_interval, settings.collect_times)
+        if self._run is not None:
+            session.change(self._run, schedule, None, [])
+        self.settings, self._on = settings, True
 
     def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
         """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
         before, self.settings = self.settings, settings
         try:
             run = self._new_run(self._given, step)
+            self._check_armed(self._given)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
                 self._output = Output(run, self._number, self._process_group, step, self._path)
+            elif self._writes() and self._output is not None:
+                self._output.change(run)
         except BaseException:
             self.settings = before
             raise
+        self._ahead.seconds = self._seen_within()
+        self._arm(before.on_anomaly)
         if settings.print_struct:
             return self._look_at_structure(session, run)
         if not self._takes_part() or self._output is None:
-            return self._turn_off(session, step)
+            return self._count_only(session, step)
         self._stop_listening()
-        self._output.change(run)
         self._run, self._deeper = run, None
         session.change(run, self._paced(step, settings, settings.collect_times), self._output, chosen(settings))
         self._listen(run)
@@ -238,7 +268,8 @@ class Collecting:
 
     def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
         pace = self._pace(settings)
-        if self._output is not None:
+        if self._output is not None and pace is not None:
+            pace.skipped = self._output.pace.skipped if self._output.pace is not None else 0
             self._output.pace = pace
         return Schedule(start, settings.step_interval, times, pace)
 
@@ -265,16 +296,18 @@ class Collecting:
         if listening is not None:
             listening.stop()
 
-    def _new_run(self, given: signatures.Attachment, step: int) -> Run:
+    def _new_run(self, given: signatures.Attachment, step: int, settings: Settings | None = None) -> Run:
+        """What is watched from ``step`` on, as ``settings`` say; None: those that hold."""
+        settings = settings or self.settings
         chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
         optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
         optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
-        hooked = {"xy_distribution": self.settings.xy_distribution or self.settings.print_struct}
+        hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
         for _, model in chunks:
-            self.framework.hooks.check_model(model, self.settings.model_copy(update=hooked))
+            self.framework.hooks.check_model(model, settings.model_copy(update=hooked))
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
-        settings = older_names.read(self.settings, older_names.there(self.framework.hooks, chunks))
+        settings = older_names.read(settings, older_names.there(self.framework.hooks, chunks))
         needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         return Run(
             settings=settings,
@@ -286,11 +319,17 @@ class Collecting:
             faults=self._faults,
             main_grad=self._main_grad,
             clock=Clock(step),
+            cost=Cost(self.framework.tensors.mark),
             repeats=self._repeats(given.dp_group),
             tensor_repeats=self._repeats(given.tp_group),
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
+
+    def _check_armed(self, given: signatures.Attachment) -> None:
+        """What ``on_anomaly`` would watch must be there to be watched."""
+        if self.settings.on_anomaly is not None:
+            self._new_run(given, given.start_iteration, deeper(self.settings))
 
     def _repeats(self, group: Any) -> list[tuple[int, ...]]:
         """``group``, if another rank is first in it."""
@@ -308,6 +347,8 @@ class Collecting:
     def _check_targets(self, run: Run) -> None:
         """A target that names nothing is an error; with several processes another rank may have it. Who asks what
         there is to be named may name what he likes."""
+        if self._takes_part() and self.settings.print_struct:
+            prepare(self.framework.groups.rank())
         if not self._takes_part() or self.settings.print_struct:
             return
         names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]

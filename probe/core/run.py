@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from probe.core.cost import Cost
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Parameter, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
@@ -81,14 +81,6 @@ class Clock:
         if not self._forward and self._backward_id not in (None, identity):
             self.micro_step += 1
         self._backward_id, self._backward = identity, True
-
-
-@dataclass
-class Cost:
-    """Seconds that probe spent on the training thread in this step."""
-
-    hooks: float = 0.0
-    drain: float = 0.0
 
 
 class Apart(Protocol):
@@ -168,12 +160,12 @@ class Run:
         def hook(*args: Any) -> None:
             if not clock.sampled:
                 return
-            begin = time.perf_counter()
+            begun = cost.begin()
             try:
                 function(*args)
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 faults.note(where, error)
-            cost.hooks += time.perf_counter() - begin
+            cost.end(begun)
 
         return hook
 
@@ -184,9 +176,17 @@ class Run:
         before: Callable[[str, Any], None],
         after: Callable[[str, Any], None],
         guard: Guard,
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
     ) -> Remove:
         """Listens to forwards of ``module`` that are not evaluation. Both are told the kind, ``training`` or
-        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs."""
+        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs.
+
+        Args:
+            compiled_too: whether to listen inside compiled graphs, where the settings ask for that.
+            gradients: whether ``after`` may listen to gradients there.
+        """
         hooks = self.framework.hooks
 
         def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -197,7 +197,8 @@ class Run:
             if kind := hooks.forward_kind(root):
                 after(kind, outputs)
 
-        return hooks.on_forward(module, guard(began), guard(ended))
+        compiled_too = compiled_too and self.settings.compiled == "record"
+        return hooks.on_forward(module, guard(began), guard(ended), compiled_too=compiled_too, gradients=gradients)
 
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""

@@ -186,7 +186,8 @@ class Settings(Section):
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
     one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
-    monitoring stops and false is written here."""
+    monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
+    hold from the start to the end."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
     the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
@@ -209,13 +210,15 @@ class Settings(Section):
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
     """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
-    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
-    rank by itself, so that ranks may collect different steps; with global_stats the first rank says which, for all.
-    Missing: no limit. The manifest says how many steps were left out."""
+    and how much longer than others collected steps take; what hooks cost in other steps (some microseconds a module
+    with xy_distribution) is not in it. The distance between collected steps grows, in multiples of step_interval, until
+    that is within the budget; each rank by itself, so that ranks may collect different steps; with global_stats the
+    first rank says which, for all. Missing: no limit. The manifest says how many steps were left out."""
     history: Integer = Field(0, ge=0, le=10_000)
     """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
-    manifest. 0: everything is written at once."""
+    manifest. Each rank by itself: one whose rules find nothing writes nothing. At most 256 MiB are held on each; where
+    that is too little, the oldest steps are given up. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written, and training is then stopped. The file is
     `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
@@ -236,6 +239,11 @@ class Settings(Section):
     backward_only: Flag = False
     """With xy_distribution: collects gradients of inputs and outputs only. With forward_only as well neither is
     collected, and a warning says so."""
+    compiled: Annotated[Text, Names(("skip", "record"))] = "skip"
+    """What happens to modules that run inside what torch.compile has compiled: `skip` records nothing of their inputs
+    and outputs, which is said once and counted, and leaves the compiled code as it is; `record` compiles operators into
+    it that read inputs, outputs and gradients of outputs, without a graph break. Gradients of inputs are not recorded
+    there, which is counted."""
     mv_distribution: Flag = False
     """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
     keeps."""
@@ -320,7 +328,7 @@ class Settings(Section):
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
     """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
     where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
-    case; `none` neither."""
+    case; `none` neither. Where nothing says what is hidden, nothing is, and a warning says so once."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
@@ -377,10 +385,15 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "ops names nothing to compute: norm is collected"
     if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
-    if settings.recording_l2_features != any(hook is not None for _, hook in settings.l2_targets):
-        yield "recording_l2_features and l2_targets have no effect without each other"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
+    if HISTOGRAM in settings.ops and {"csv", "parquet", "tensorboard"}.isdisjoint(settings.formats):
+        yield "the op histogram is written in the formats csv, parquet and tensorboard alone; quantiles are in all"
+    named = settings.l2_targets.linear_hook is not None or any(map(bool, settings.l2_targets.model_dump().values()))
+    if settings.recording_l2_features and not named:
+        yield "recording_l2_features has no effect: l2_targets names no module"
+    if named and not settings.recording_l2_features:
+        yield "l2_targets has no effect without recording_l2_features"
     yield from doubts(settings)
 
 

@@ -54,10 +54,11 @@ def _named(order: Callable[..., Attachment], args: tuple[Any, ...], kwargs: dict
 def _checked(attachment: Attachment) -> Attachment:
     if attachment.optimizer is None:
         raise TypeError(f"set_monitor: the optimizer is missing; {_ADVICE}")
-    for name in ("model", "optimizer"):
-        value = getattr(attachment, name)
-        if isinstance(value, list | tuple) and not value:
-            raise ValueError(f"set_monitor: {name}: expected one or a list of them, got an empty list")
+    for name, given in (("model", attachment.model), ("optimizer", attachment.optimizer)):
+        if isinstance(given, (list, tuple)) and not given:
+            raise ValueError(
+                f"set_monitor: {name}: expected one or a list of them, got an empty {type(given).__name__}"
+            )
     return attachment._replace(
         grad_acc_steps=_count("grad_acc_steps", attachment.grad_acc_steps, 1),
         start_iteration=_count("start_iteration", attachment.start_iteration, 0),
@@ -90,6 +91,9 @@ def _existing(
     start_iteration: int = 0,
 ) -> Attachment:
     return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
+
+
+_documented.__qualname__ = _existing.__qualname__ = "set_monitor"  # what Python's own errors call them
 
 
 def _count(name: str, value: Any, least: int) -> int:

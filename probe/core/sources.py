@@ -139,7 +139,9 @@ def micro_batches(run: Run) -> Iterator[None]:
 
     with ExitStack() as attached:
         for chunk in run.chunks:
-            attached.callback(run.on_forward(chunk[1], chunk[1], partial(before, chunk), after, guard))
+            model = chunk[1]
+            listen = partial(run.on_forward, compiled_too=True, gradients=True)
+            attached.callback(listen(model, model, partial(before, chunk), after, guard))
         yield
 
 

@@ -17,6 +17,7 @@ from probe.core.framework import Module
 from probe.core.run import Run
 from probe.core.selection import Names
 from probe.core.sinks.files import replacing
+from probe.core.unseen import note_unseen
 
 FILE = "stack_info.csv"
 HEADER = ("module_name", "stack_info")
@@ -43,8 +44,13 @@ def stacks(run: Run) -> Iterator[None]:
                     note = partial(found.note, f"{stage}:{watched.name}", machinery(module))
                     guard = partial(run.guard, f"stack of module {full!r}")
                     attached.callback(run.on_forward(module, model, note, lambda *_: None, guard))
-        run.step_ended.append(found.write)
+        run.step_ended.append(partial(_end_step, run, found))
         yield
+
+
+def _end_step(run: Run, found: _Found) -> None:
+    if not found.write():
+        note_unseen(run, "stack_info")
 
 
 def machinery(module: Module) -> CodeType | None:
@@ -77,12 +83,13 @@ class _Found:
         if kind == "training" and not self._written and name not in self._stacks:
             self._stacks[name] = calling(call)
 
-    def write(self) -> None:
-        """In the order of the calls, once."""
+    def write(self) -> bool:
+        """In the order of the calls, once; whether anything was found by now."""
         if self._written or not self._stacks:
-            return
+            return self._written
         with replacing(self._path) as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(HEADER)
             rows.writerows((name, "\n".join(map(text, lines))) for name, lines in self._stacks.items())
         self._written, self._stacks = True, {}
+        return True

@@ -15,13 +15,13 @@ from torch.autograd.function import FunctionCtx
 
 from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
-from probe.pytorch import wrappers
+from probe.pytorch import compiled, wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
 from probe.pytorch.optimizers import adam, check, gradient, native, on_step, owned, state, state_names, value
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
 from probe.pytorch.wrappers import names, pipelining
 from probe.pytorch.wrappers.names import modules
-from probe.pytorch.wrappers.placing import removing
+from probe.pytorch.wrappers.placing import Own, removing
 
 __all__ = [
     "adam",
@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2.1 and 2.2 have none
+level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+"""Of the transformations of ``torch.func`` (``vmap``, ``grad``, ...) at work; their tensors have no numbers."""
 
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -75,7 +77,9 @@ def check_model(model: Any, settings: Any) -> None:
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}")
-    if settings.xy_distribution and (names := _compiled(model)):
+    if settings.compiled == "record":
+        compiled.check()
+    elif settings.xy_distribution and (names := _compiled(model)):
         raise ValueError(
             f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
             "attach the monitor first, then call torch.compile"
@@ -110,7 +114,8 @@ def backward_id() -> int:
 
 def differentiates() -> bool:
     """Whether operations now become part of a graph."""
-    return torch.is_grad_enabled()
+    call = compiled.running()
+    return torch.is_grad_enabled() if call is None else call.differentiates
 
 
 def on_gradient(
@@ -134,16 +139,27 @@ def on_gradient(
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph. A parameter,
     which a module may hand out as well, outlives the graph, and its gradient is no activation's."""
-    if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+    if (call := compiled.running()) is not None:
+        call.expect(tensor, listen)
+    elif tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
         tensor.register_hook(listen)
 
 
-def on_forward(module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
+def on_forward(
+    module: torch.nn.Module,
+    before: Callable[..., None],
+    after: Callable[..., None],
+    *,
+    compiled_too: bool = False,
+    gradients: bool = False,
+) -> Remove:
     """Listens to forwards.
 
-    While ``torch.compile`` traces, the hooks are nothing: traced, they would break the graph in pieces, or raise where
-    it must be one.
+    While ``torch.compile`` traces, the hooks are nothing, unless ``compiled_too``: traced as they are, they would break
+    the graph in pieces, or raise where it must be one.
     """
+    if compiled_too:
+        return compiled.on_forward(module, before, after, gradients)
 
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling():
@@ -154,8 +170,8 @@ def on_forward(module: torch.nn.Module, before: Callable[..., None], after: Call
             after(outputs)
 
     placed = ExitStack()
-    placed.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-    placed.callback(module.register_forward_hook(leave).remove)
+    placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
+    placed.callback(module.register_forward_hook(Own(leave)).remove)
     return placed.close
 
 
@@ -166,24 +182,27 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
         if not is_compiling():
             function()
 
-    return model.register_forward_pre_hook(enter).remove
+    return model.register_forward_pre_hook(Own(enter)).remove
 
 
 def forward_kind(root: torch.nn.Module) -> str | None:
-    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation."""
-    if not root.training or pipelining.on_trial():
+    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation and for what only
+    traces or transforms the model."""
+    if not root.training or pipelining.on_trial() or torch._C._get_tracing_state() or level() is not None:
         return None
     if backward_id() != -1:
         return "recompute"
-    return "training" if torch.is_grad_enabled() or recomputed_by() is not None else None
+    return "training" if differentiates() or recomputed_by() is not None else None
 
 
 def recomputed_by() -> int | None:
     """Identity of the custom autograd function that is running, if any: reentrant checkpointing runs a part of the
     model in the forward of one, without gradients, and again in its backward."""
     for frame in callers():
-        if frame.f_code.co_name in ("forward", "backward") and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
-            return id(frame.f_locals["ctx"])
+        if frame.f_code.co_name in ("forward", "backward"):
+            context = frame.f_locals.get("ctx")
+            if isinstance(context, FunctionCtx) and not compiled.is_graph(context):
+                return id(context)
     return None
 
 

@@ -484,9 +484,6 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"ops": []}, "norm"),
         ({"ops": ["shape"]}, "norm"),
         ({"cc_distribution": {"cc_log_only": True}}, "cc_distribution.enable"),
-        ({"recording_l2_features": True}, "without each other"),
-        ({"l2_targets": {"linear_hook": []}}, "without each other"),
-        ({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, None),
         ({"alert": {"rules": [{"rule_name": "AnomalyCommNan"}]}}, "cc_distribution.enable"),
         ({"alert": {"rules": [{"rule_name": "AnomalyDead"}]}, "xy_distribution": True}, "needs the op zeros"),
         ({"alert": {"rules": [{"rule_name": "AnomalyDead"}]}, "ops": ["zeros"]}, "needs xy_distribution"),
@@ -497,6 +494,12 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"alert": {"dump": True}}, None),
         ({"cc_distribution": {"enable": True, "cc_log_only": True}}, None),
         ({"forward_only": True, "ops": ["max"]}, None),
+        ({"recording_l2_features": True}, "l2_targets names no module"),
+        ({"recording_l2_features": True, "l2_targets": {"attention_hook": []}}, "l2_targets names no module"),
+        ({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, None),
+        ({"recording_l2_features": True, "l2_targets": {"attention_hook": ["a"]}}, None),
+        ({"l2_targets": {"linear_hook": []}}, "without recording_l2_features"),
+        ({"ops": ["norm"], "format": ["sqlite", "csv"]}, None),
     ],
 )
 def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCaptureFixture) -> None:
@@ -526,6 +529,16 @@ def test_what_is_neither_true_nor_false_is_told(value: str, caplog: pytest.LogCa
     assert caplog.messages == [
         f"DYNAMIC_MONITOR: expected True or False, got {value!r}: the configuration is not followed"
     ]
+
+
+@pytest.mark.parametrize(
+    ("formats", "warned"),
+    [(["sqlite"], True), (["api", "sqlite"], True), (["sqlite", "csv"], False), (["parquet"], False)],
+)
+def test_histograms_that_no_format_takes(formats: list[str], warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Are warned of: a database has numbers alone."""
+    load({"ops": ["norm", "histogram"], "format": formats})
+    assert [("the op histogram" in message) for message in caplog.messages] == [True] * warned
 
 
 def test_importing_probe_loads_no_pydantic() -> None:
