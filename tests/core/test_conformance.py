@@ -50,7 +50,7 @@ def test_what_is_pointed_at_exists(file: str, function: str) -> None:
 
 def test_links_lead_somewhere() -> None:
     """Every page and heading that is linked to is there."""
-    for page, heading in re.findall(r"\]\(([\w.]*)(?:#([\w-]+))?\)", TEXT):
+    for page, heading in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", TEXT):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8") if page else TEXT
         headings = [
             re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
