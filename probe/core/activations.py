@@ -45,7 +45,10 @@ def _end_step(run: Run, listeners: list[Listener]) -> None:
     ran = [listener.forget() for listener in listeners]
     if listeners and not any(ran):
         if UNSEEN not in run.faults.counts:
-            _log.warning("no watched module was seen to run: compiled (torch.compile), or in evaluation mode?")
+            _log.warning(
+                "no watched module was seen to run: compiled (torch.compile), in evaluation mode, another model than "
+                "the one that is trained, or attached within a step?"
+            )
         run.faults.lost(UNSEEN, 1)
 
 

@@ -17,6 +17,8 @@ from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.broadcast import Broadcast
 from probe.core.control import Switch, follow
+from probe.core.cost import Cost
+from probe.core.doubts import doubts
 from probe.core.faults import Faults
 from probe.core.features.source import unknown
 from probe.core.framework import FrameworkAdapter
@@ -32,8 +34,7 @@ from probe.core.selection import Selection, watched
 from probe.core.session import Session
 from probe.core.settings import OnAnomaly, Settings, dynamic, load
 from probe.core.sources import chosen
-from probe.core.stopping import TrainingStopped
-from probe.core.structure import REASON
+from probe.core.structure import ending, prepare
 
 _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
@@ -85,6 +86,8 @@ class Collecting:
 
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
+        for doubt in doubts(self.settings, self.framework.groups.world_size(), os.environ):
+            _log.log(logging.WARNING if self.framework.groups.rank() == 0 else logging.INFO, "%s", doubt)
         self._given, self._number = given, next(_runs)
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
@@ -161,8 +164,7 @@ class Collecting:
             pace.between(step)
         if self._stops is not None and step >= self._stops:
             self._stops = None  # once, should training catch it and go on
-            _log.warning("%s", REASON)
-            raise TrainingStopped(REASON)
+            raise ending(self._faults, self.framework.groups.rank(), self._takes_part())
         if output is not None and self._deeper is not None and step >= self._deeper[0]:
             (_, schedule), self._deeper = self._deeper, None
             self._run = self._new_run(self._given, step)
@@ -316,6 +318,7 @@ class Collecting:
             faults=self._faults,
             main_grad=self._main_grad,
             clock=Clock(step),
+            cost=Cost(self.framework.tensors.mark),
             repeats=list(self._repeats(given.dp_group, given.tp_group)),
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
@@ -344,6 +347,8 @@ class Collecting:
     def _check_targets(self, run: Run) -> None:
         """A target that names nothing is an error; with several processes another rank may have it. Who asks what
         there is to be named may name what he likes."""
+        if self._takes_part() and self.settings.print_struct:
+            prepare(self.framework.groups.rank())
         if not self._takes_part() or self.settings.print_struct:
             return
         names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]

@@ -83,6 +83,12 @@ class Tensors(Protocol):
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
 
+    def mark(self) -> object:
+        """A mark in the order of what the device does for this thread; None where all is done on the host."""
+
+    def between(self, begin: Any, end: Any) -> float:
+        """Seconds from one mark to a later one; waits until the device has come there."""
+
 
 class StepListener(Protocol):
     """Told of every training step by :meth:`Hooks.on_step`."""

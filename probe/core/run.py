@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from probe.core.cost import Cost
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
@@ -78,14 +78,6 @@ class Clock:
         if not self._forward and self._backward_id not in (None, identity):
             self.micro_step += 1
         self._backward_id, self._backward = identity, True
-
-
-@dataclass
-class Cost:
-    """Seconds that probe spent on the training thread in this step."""
-
-    hooks: float = 0.0
-    drain: float = 0.0
 
 
 class Apart(Protocol):
@@ -162,12 +154,12 @@ class Run:
         def hook(*args: Any) -> None:
             if not clock.sampled:
                 return
-            begin = time.perf_counter()
+            begun = cost.begin()
             try:
                 function(*args)
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 faults.note(where, error)
-            cost.hooks += time.perf_counter() - begin
+            cost.end(begun)
 
         return hook
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from probe import __version__
 from probe.core import output
+from probe.core.cost import OnDevice, Spent
 from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
 from probe.core.live import followed
@@ -26,7 +27,7 @@ from probe.core.remembering import remember
 from probe.core.resuming import resume
 from probe.core.rules import Rule, factory
 from probe.core.run import Run
-from probe.core.sinks import SINKS, Sink
+from probe.core.sinks import SINKS, TABLES, Sink
 from probe.core.sinks.context import SinkContext
 from probe.core.writing import Writer
 
@@ -59,6 +60,7 @@ class Output:
         """Names of the sinks that there have been."""
         self._noted = 0
         self._seconds = self._own = 0.0
+        self.on_device = OnDevice(run.framework.tensors.between)
         self.pace: Pace | None = None
         self._held_back: tuple[int, Past | None] = 0, None
         self._control: dict[str, object] = {} if follows is None else followed(follows, first)
@@ -152,7 +154,8 @@ class Output:
             rules.append(kept or (made_of, factory(rule.rule_name)(rule.args, self._rank, settings.statistics)))
         context = self._context()
         sinks: list[tuple[object, Sink]] = [(None, self._resumed)] if self._resumed else []
-        for name in (*settings.formats, "anomaly"):
+        beside = ("cost", "anomaly") if TABLES.intersection(settings.formats) else ("anomaly",)
+        for name in (*settings.formats, *beside):
             if name in SINKS:
                 known_sink = next((one for of, one in self._sinks if of == (name, context)), None)
                 sinks.append(((name, context), known_sink or self._new_sink(name, context)))
@@ -232,10 +235,15 @@ class Output:
 
     @property
     def overhead(self) -> float:
-        """What the monitor has taken so far, on the training thread and beside it, as a part of the time that training
-        would have taken without; 0 before the first step has ended."""
+        """What the monitor has taken so far, on the training thread, beside it and on the device, as a part of the
+        time that training would have taken without; 0 before the first step has ended."""
         plain = self._seconds - self._own
-        return (self._own + self.delivery.seconds) / plain if plain > 0 else 0.0
+        return (self._own + self.delivery.seconds + self.on_device.seconds) / plain if plain > 0 else 0.0
+
+    def measured(self, spent: Spent) -> dict[str, float]:
+        """What a step has cost on the device, if there is one; on the delivery thread."""
+        seconds = self.on_device.add(spent)
+        return {"device": seconds} if seconds else {}
 
     @property
     def cost(self) -> dict[str, float]:

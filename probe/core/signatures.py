@@ -41,6 +41,11 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
 def _checked(attachment: Attachment) -> Attachment:
     if attachment.optimizer is None:
         raise TypeError("set_monitor: the optimizer is missing; call set_monitor(model, grad_acc_steps, optimizer)")
+    for name, given in (("model", attachment.model), ("optimizer", attachment.optimizer)):
+        if isinstance(given, (list, tuple)) and not given:
+            raise ValueError(
+                f"set_monitor: {name}: expected one or a list of them, got an empty {type(given).__name__}"
+            )
     _check("grad_acc_steps", attachment.grad_acc_steps, 1)
     _check("start_iteration", attachment.start_iteration, 0)
     return attachment
@@ -72,6 +77,9 @@ def _existing(
     start_iteration: int = 0,
 ) -> Attachment:
     return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
+
+
+_documented.__qualname__ = _existing.__qualname__ = "set_monitor"  # what Python's own errors call them
 
 
 def _check(name: str, value: Any, least: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import probe
 from probe.core.call_sites import Stack, stack, text
+from probe.core.faults import Faults
 from probe.core.frames import callers
 from probe.core.framework import Module
 from probe.core.run import Run
@@ -20,6 +22,8 @@ from probe.core.sinks.files import replacing
 
 FILE = "stack_info.csv"
 HEADER = ("module_name", "stack_info")
+UNSEEN = "stack_info: steps in which no watched module was seen to run"
+_log = logging.getLogger("probe")
 _OWN = tuple(str(Path(probe.__file__).parent / part) for part in ("core", "pytorch", "mindspore"))
 
 
@@ -32,7 +36,7 @@ def stacks(run: Run) -> Iterator[None]:
     if run.directory is None or (path := run.directory / FILE).exists():
         yield
         return
-    hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path)
+    hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path, run.faults)
     with ExitStack() as attached:
         for stage, model in run.chunks:
             names.expect(stage, (full for full, _ in hooks.modules(model)))
@@ -67,8 +71,8 @@ def calling(call: CodeType | None) -> Stack:
 class _Found:
     """The stacks of the step in progress, until they are written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._written = path, False
+    def __init__(self, path: Path, faults: Faults) -> None:
+        self._path, self._faults, self._written = path, faults, False
         self._stacks: dict[str, Stack] = {}
 
     def note(self, name: str, call: CodeType | None, kind: str, *_: Any) -> None:
@@ -77,8 +81,13 @@ class _Found:
             self._stacks[name] = calling(call)
 
     def write(self) -> None:
-        """In the order of the calls, once."""
-        if self._written or not self._stacks:
+        """In the order of the calls, once. A step in which nothing was called is counted; the first of them is told."""
+        if self._written:
+            return
+        if not self._stacks:
+            if UNSEEN not in self._faults.counts:
+                _log.warning("stack_info: no watched module was seen to run: compiled, or in evaluation mode?")
+            self._faults.lost(UNSEEN, 1)
             return
         with replacing(self._path) as file:
             rows = csv.writer(file, lineterminator="\n")

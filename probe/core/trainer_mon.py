@@ -16,6 +16,10 @@ from probe.core.records import Finding
 from probe.core.run_output import FLUSH_SECONDS
 
 _log = logging.getLogger("probe")
+UNSTEPPED = (
+    "no training step was seen: the optimizer that set_monitor was given has taken none; give it the one that trains, "
+    "after it is wrapped"
+)
 Metrics = dict[str, dict[str, float]]
 
 
@@ -88,6 +92,8 @@ class Monitor(Legacy):
             self.flush()  # a signal may come while the first call still waits for the files
             return
         self._ended_at = self._run.clock.step
+        if not partial and self._ended_at == self._given.start_iteration:
+            _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each, whatever becomes of the others
             if self._output is not None:
                 ending.callback(self._output.close, incident=partial)

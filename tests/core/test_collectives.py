@@ -16,13 +16,14 @@ from probe.core import collectives
 from probe.core.call_log import DISTINCT, CallLog
 from probe.core.call_sites import Lines, Sites, stack
 from probe.core.collectives import EARLY, LOST_EARLY, Listening
+from probe.core.cost import Cost
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import derive
 from probe.core.recorder import Recorder
 from probe.core.records import Batch, Key
 from probe.core.rules.comm_nan import AnomalyCommNan
-from probe.core.run import Clock, Cost
+from probe.core.run import Clock
 from probe.core.settings import ConfigError, load
 from probe.core.stopping import TrainingStopped
 from tests.core.test_recorder import Array, NumPy

@@ -65,6 +65,8 @@ def test_steps_that_are_done_again_are_there_once(framework: Harness, root: Path
     assert {row.step for row in rows} == set(range(7))
     assert rows == {row: values for row, values in before.items() if row.step < 5} | again
     assert before != rows
+    cost = [json.loads(line)["step"] for line in (old / "cost.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert cost == [*range(7)]
 
 
 def test_what_is_done_again_is_put_aside(framework: Harness, root: Path) -> None:

@@ -624,3 +624,14 @@ def test_dispatch_modes_of_the_user_see_nothing_of_ours() -> None:
         return count.seen
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "scaler"])
+def test_what_only_has_a_step_is_no_optimizer(kind: str) -> None:
+    """A scheduler of learning rates and a gradient scaler step too, but not when parameters are updated."""
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    given = scheduler if kind == "scheduler" else torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="expected what updates the parameters"):
+        watch(model, given)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TextIO
+
+LONGEST_LINE = 1 << 16
+"""Bytes at either end of a file that are searched for a line break."""
+
+_log = logging.getLogger("probe.files")
 
 
 def open_for_append(path: Path) -> FileIO:
@@ -32,6 +38,18 @@ def append(file: FileIO, data: bytes) -> None:
         with suppress(OSError):
             file.truncate(size)
         raise
+
+
+def cut_torn_line(file: FileIO, path: Path) -> None:
+    """Takes away an unfinished last line of a text, which would spoil what is appended to it; ``file`` stands at its
+    end then."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LONGEST_LINE))
+    torn = len(file.read().rpartition(b"\n")[2])
+    if torn:
+        file.truncate(size - torn)
+        file.seek(0, os.SEEK_END)
+        _log.warning("cut an unfinished row of %d bytes off %s", torn, path)
 
 
 def write_all(file: FileIO, data: bytes) -> None:
