@@ -9,16 +9,17 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.framework import Tensor
+from probe.core.framework import OutOfReach, Tensor
 from probe.core.leaves import children, kind, leaves, numbered
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Names, Watched
+from probe.core.unseen import note_unseen
 
 Part = tuple[str, Tensor]
 _log = logging.getLogger("probe")
 
-UNSEEN = "activations: steps in which no watched module was seen to run"
+COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 
 
 @contextmanager
@@ -35,7 +36,17 @@ def activations(run: Run) -> Iterator[None]:
                 if places := run.selection.places(watched):
                     listener = Listener(run, watched, places)
                     guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
-                    attached.callback(run.on_forward(module, model, listener.before, listener.after, guard))
+                    attached.callback(
+                        run.on_forward(
+                            module,
+                            model,
+                            listener.before,
+                            listener.after,
+                            guard,
+                            compiled_too=True,
+                            gradients="output_grad" in places,
+                        )
+                    )
                     listeners.append(listener)
         run.step_ended.append(partial(_end_step, run, listeners))
         yield
@@ -43,13 +54,10 @@ def activations(run: Run) -> Iterator[None]:
 
 def _end_step(run: Run, listeners: list[Listener]) -> None:
     ran = [listener.forget() for listener in listeners]
+    if run.settings.compiled == "record":  # the whole model's own hooks are not part of the graph, and prove nothing
+        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
-        if UNSEEN not in run.faults.counts:
-            _log.warning(
-                "no watched module was seen to run: compiled (torch.compile), in evaluation mode, another model than "
-                "the one that is trained, or attached within a step?"
-            )
-        run.faults.lost(UNSEEN, 1)
+        note_unseen(run, "activations")
 
 
 class Listener:
@@ -61,6 +69,11 @@ class Listener:
         self._told_misfit = False
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.forget()
+
+    @property
+    def inner(self) -> bool:
+        """Whether this is a module of a model, not the whole one."""
+        return bool(self._module.full)
 
     def forget(self) -> bool:
         """Drops what a step has left (a forward that raised never came to its end); whether the module ran in it."""
@@ -85,7 +98,10 @@ class Listener:
         if "input_grad" in self._places and self._arms(kind_):
             watched = self._inputs(inputs, "input_grad")
             names = [part for part, _ in watched]
-            edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
+            try:
+                edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
+            except OutOfReach as out:
+                self._miss(out.rows)
         self._open.append((call, names, edges))
 
     def after(self, kind_: str, outputs: Any) -> None:
@@ -105,6 +121,11 @@ class Listener:
             listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
             results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
             self._hooks.on_input_gradients(edges, results, listeners, self._guard)
+
+    def _miss(self, rows: int) -> None:
+        if COMPILED not in self._run.faults.counts:
+            _log.warning("gradients of inputs are not recorded inside compiled graphs; those of outputs are")
+        self._run.faults.lost(COMPILED, rows)
 
     def _call(self, kind_: str) -> int:
         """Number of this call in its micro step. What runs without a graph is run again in the backward, last part
@@ -166,8 +187,10 @@ class Listener:
         elements = children(value)
         came = kind(value)
         alone = len(elements) == 1 and (came == "tensor" or place.endswith("_grad") or place == "input")
-        fits = selector.kind == came and selector.length in (None, len(elements))
-        if not fits and not (alone and selector.kind in ("tensor", "tuple") and selector.length in (None, 1)):
+        # of inputs and gradients earlier tools say tuple or list, whatever the module itself has
+        alike = selector.kind == came or (place != "output" and {selector.kind, came} == {"tuple", "list"})
+        fits = alike and selector.length in (None, len(elements))
+        if not fits and not (alone and selector.kind in ("tensor", "tuple", "list") and selector.length in (None, 1)):
             self._misfit(place, selector, f"{came}[{len(elements)}]" if came != "tensor" else came)
             return []
         wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}

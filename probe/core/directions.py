@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from probe.core.framework import Optimizer, Shard, Tensor
+from probe.core.framework import Optimizer, Shard, Tensor, Tensors
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Watched
 
+_STRETCH = re.compile(r"(\d+):(\d+)")
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 """The kinds of state that are a running mean or sum of gradients; the first that is there is taken."""
 
@@ -29,7 +31,7 @@ def momentum_directions(run: Run) -> Iterator[None]:
         moment = _first_moment(hooks.state(optimizer, parameter.thing))
         if gradient is None or moment is None:
             return None
-        gradient, moment = _held(gradient), _held(moment)
+        gradient, moment = _alike(tensors, gradient, moment)
         return tensors.agreement(gradient, moment) if math.prod(tensors.describe(gradient)[0]) else None
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
@@ -48,6 +50,22 @@ def momentum_directions(run: Run) -> Iterator[None]:
 
 def _first_moment(state: Mapping[str, Tensor | Shard]) -> Tensor | Shard | None:
     return next((state[kind] for kind in FIRST_MOMENTS if kind in state), None)
+
+
+def _alike(tensors: Tensors, gradient: Tensor | Shard, moment: Tensor | Shard) -> tuple[Tensor, Tensor]:
+    """The elements that both are about: DeepSpeed's ZeRO keeps moments of a stretch of the flattened parameter, and the
+    gradient in its own shape, of which a rank may hold all."""
+    first, second = _held(gradient), _held(moment)
+    shape, _, part = tensors.describe(first)
+    if type(moment) is not Shard or part is not None or shape == tensors.describe(second)[0]:
+        return first, second
+    if type(gradient) is Shard and gradient.coverage == moment.coverage:
+        return first.reshape(-1), second
+    if type(gradient) is Shard or moment.coverage is None or moment.coverage.shape != shape:
+        return first, second
+    if (stretch := _STRETCH.fullmatch(moment.coverage.part)) is None:
+        return first, second
+    return first.reshape(-1)[int(stretch[1]) : int(stretch[2])], second
 
 
 def _held(given: Tensor | Shard) -> Tensor:

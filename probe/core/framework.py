@@ -44,6 +44,9 @@ class Adam(NamedTuple):
     beta2: Any
     eps: Any
     steps: Any
+    """Infinitely many where moments are used as they are, not corrected for having begun at zero."""
+    early: bool = False
+    """Whether eps is added to the root before that is corrected, and is as much larger."""
 
 
 class Tensors(Protocol):
@@ -78,7 +81,8 @@ class Tensors(Protocol):
 
     def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
         """Of non-empty moments, as float32 or float64 and without waiting: the update ``m / (sqrt(v) + eps)`` and the
-        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike."""
+        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike; an
+        early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
@@ -88,6 +92,14 @@ class Tensors(Protocol):
 
     def between(self, begin: Any, end: Any) -> float:
         """Seconds from one mark to a later one; waits until the device has come there."""
+
+
+class OutOfReach(Exception):  # noqa: N818 - no error
+    """Gradients that will come where nobody can listen, such as inside a compiled graph."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"gradients of {rows} inputs")
+        self.rows = rows
 
 
 class StepListener(Protocol):
@@ -182,14 +194,28 @@ class Hooks(Protocol):
     def forward_kind(self, root: Module) -> str | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
 
-    def on_forward(self, module: Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
-        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs."""
+    def on_forward(
+        self,
+        module: Module,
+        before: Callable[..., None],
+        after: Callable[..., None],
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
+    ) -> Remove:
+        """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs.
+        ``compiled_too`` asks to be heard where it runs inside a compiled graph, too, and then ``gradients`` that
+        ``after`` may listen to those of the outputs."""
 
     def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:
         """Listens to the gradient of ``tensor``, if it takes part in differentiation; the hook goes with the graph."""
 
     def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
-        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come."""
+        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come.
+
+        Raises:
+            OutOfReach: if gradients will come, and nobody can listen to them.
+        """
 
     def on_input_gradients(
         self, inputs: Any, outputs: Sequence[Tensor], listeners: Sequence[Listen], guard: Guard
@@ -226,8 +252,8 @@ class Arrays(Protocol):
     def on_host(self, numbers: Numbers) -> bool:
         """Whether a number can be read without waiting."""
 
-    def is_flag(self, numbers: Numbers) -> bool:
-        """Whether the elements are flags: true or false, or integers."""
+    def is_floating(self, numbers: Numbers) -> bool:
+        """Whether the elements are floating numbers: no flags, integers or complex ones."""
 
     def like(self, array: npt.NDArray[np.float64], numbers: Numbers) -> Numbers:
         """``array`` where ``numbers`` are, of their dtype."""
@@ -285,3 +311,5 @@ class FrameworkAdapter(NamedTuple):
     parallel: Parallel = alone
     arrays: Arrays | None = None
     """None if nothing but moments can be computed."""
+    prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
+    """Called with the settings when a monitor attaches, whatever it collects by then; what it returns when it stops."""

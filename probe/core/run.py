@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from probe.core.cost import Cost
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Shard, Tensor
+from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Parameter, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
 from probe.core.records import Batch
 from probe.core.selection import Selection, Watched
 
 if TYPE_CHECKING:
     from probe.core.collectives import Listening
+
+SPLIT = "tensor_model_parallel"
+"""The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
 
 
 @dataclass
@@ -117,6 +120,8 @@ class Run:
     repeats: list[tuple[int, ...]] = field(default_factory=list)
     """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
     have."""
+    tensor_repeats: list[tuple[int, ...]] = field(default_factory=list)
+    """The same of the tensor-parallel group: of parameters that are not split over it."""
     replicas: tuple[int, ...] = ()
     """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
     parameters: list[Watched] = field(default_factory=list)
@@ -129,14 +134,15 @@ class Run:
     """Where the files of this rank are; None where nothing is written."""
     _backward: tuple[int, bool] = (-1, True)
 
-    def elsewhere(self, gradient: Tensor | Shard) -> bool:
-        """Whether another rank of a group writes this reduced gradient: all ranks of a group have the same, unless they
-        share it out among them. Where several sets of them do, one set holds what another does."""
-        if not self.repeats:
+    def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
+        """Whether another rank of a group writes this reduced gradient of ``parameter``: all ranks of a group have the
+        same, unless they share it out among them. Where several sets of them do, one set holds what another does."""
+        repeats = self.repeats if getattr(parameter, SPLIT, False) else self.repeats + self.tensor_repeats
+        if not repeats:
             return False
         coverage = gradient.coverage if type(gradient) is Shard else self.framework.tensors.describe(gradient)[2]
         sharing = {*coverage.ranks} if coverage else set[int]()
-        return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in self.repeats)
+        return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in repeats)
 
     def in_training_backward(self) -> bool:
         """Whether the running backward leads to parameters; notes that it runs."""
@@ -170,9 +176,17 @@ class Run:
         before: Callable[[str, Any], None],
         after: Callable[[str, Any], None],
         guard: Guard,
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
     ) -> Remove:
         """Listens to forwards of ``module`` that are not evaluation. Both are told the kind, ``training`` or
-        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs."""
+        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs.
+
+        Args:
+            compiled_too: whether to listen inside compiled graphs, where the settings ask for that.
+            gradients: whether ``after`` may listen to gradients there.
+        """
         hooks = self.framework.hooks
 
         def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -183,7 +197,8 @@ class Run:
             if kind := hooks.forward_kind(root):
                 after(kind, outputs)
 
-        return hooks.on_forward(module, guard(began), guard(ended))
+        compiled_too = compiled_too and self.settings.compiled == "record"
+        return hooks.on_forward(module, guard(began), guard(ended), compiled_too=compiled_too, gradients=gradients)
 
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""

@@ -118,6 +118,7 @@ class Session:
     def attach(self, sources: Sequence[Source]) -> None:
         """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
         try:
+            self._stack.callback(self._run.framework.prepare(self._run.settings))
             self._stack.callback(self._sources.close)
             self._place(sources)
             for optimizer in self._run.optimizers:

@@ -51,6 +51,10 @@ logger = logging.getLogger("probe.settings")
 ALWAYS_WRITTEN = ("shape", "dtype")
 _FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_TIME = (
+    r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
+    r"_(?:[01]\d|2[0-3])-[0-5]\d-[0-5]\d$"
+)
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
 
@@ -176,7 +180,8 @@ class Settings(Section):
     targets: dict[Text, Target] = Field(default_factory=dict)
     """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
     squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
-    `layers.1` never takes `layers.10`. Empty: everything."""
+    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
+    well. Empty: everything."""
     dynamic_on: Flag = False
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
@@ -234,6 +239,11 @@ class Settings(Section):
     backward_only: Flag = False
     """With xy_distribution: collects gradients of inputs and outputs only. With forward_only as well neither is
     collected, and a warning says so."""
+    compiled: Annotated[Text, Names(("skip", "record"))] = "skip"
+    """What happens to modules that run inside what torch.compile has compiled: `skip` records nothing of their inputs
+    and outputs, which is said once and counted, and leaves the compiled code as it is; `record` compiles operators into
+    it that read inputs, outputs and gradients of outputs, without a graph break. Gradients of inputs are not recorded
+    there, which is counted."""
     mv_distribution: Flag = False
     """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
     keeps."""
@@ -289,7 +299,7 @@ class Settings(Section):
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
     """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
-        tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
+        tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
         AfterValidator(_none_or_two),
         _STAMPS,
     ] = ()
@@ -318,7 +328,7 @@ class Settings(Section):
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
     """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
     where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
-    case; `none` neither."""
+    case; `none` neither. Where nothing says what is hidden, nothing is, and a warning says so once."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
@@ -377,9 +387,20 @@ def _doubts(settings: Settings) -> Iterator[str]:
         yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
     if settings.stack_info and "csv" not in settings.formats:
         yield "stack_info has no effect without the format csv"
+    if HISTOGRAM in settings.ops and {"csv", "parquet", "tensorboard"}.isdisjoint(settings.formats):
+        yield "the op histogram is written in the formats csv, parquet and tensorboard alone; quantiles are in all"
+    named = settings.l2_targets.linear_hook is not None or any(map(bool, settings.l2_targets.model_dump().values()))
+    if settings.recording_l2_features and not named:
+        yield "recording_l2_features has no effect: l2_targets names no module"
+    if named and not settings.recording_l2_features:
+        yield "l2_targets has no effect without recording_l2_features"
     yield from doubts(settings)
 
 
 def dynamic(environ: Mapping[str, str]) -> bool:
     """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
-    return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"

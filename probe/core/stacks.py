@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,17 +12,15 @@ from typing import Any
 
 import probe
 from probe.core.call_sites import Stack, stack, text
-from probe.core.faults import Faults
 from probe.core.frames import callers
 from probe.core.framework import Module
 from probe.core.run import Run
 from probe.core.selection import Names
 from probe.core.sinks.files import replacing
+from probe.core.unseen import note_unseen
 
 FILE = "stack_info.csv"
 HEADER = ("module_name", "stack_info")
-UNSEEN = "stack_info: steps in which no watched module was seen to run"
-_log = logging.getLogger("probe")
 _OWN = tuple(str(Path(probe.__file__).parent / part) for part in ("core", "pytorch", "mindspore"))
 
 
@@ -36,18 +33,24 @@ def stacks(run: Run) -> Iterator[None]:
     if run.directory is None or (path := run.directory / FILE).exists():
         yield
         return
-    hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path, run.faults)
+    hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path)
+    activations = run.settings.xy_distribution
     with ExitStack() as attached:
         for stage, model in run.chunks:
             names.expect(stage, (full for full, _ in hooks.modules(model)))
             for full, module in hooks.modules(model):
                 watched = names.watch(stage, full, module)
-                if run.selection.watches(watched):
+                if run.selection.watches(watched) or (activations and run.selection.places(watched)):
                     note = partial(found.note, f"{stage}:{watched.name}", machinery(module))
                     guard = partial(run.guard, f"stack of module {full!r}")
                     attached.callback(run.on_forward(module, model, note, lambda *_: None, guard))
-        run.step_ended.append(found.write)
+        run.step_ended.append(partial(_end_step, run, found))
         yield
+
+
+def _end_step(run: Run, found: _Found) -> None:
+    if not found.write():
+        note_unseen(run, "stack_info")
 
 
 def machinery(module: Module) -> CodeType | None:
@@ -71,8 +74,8 @@ def calling(call: CodeType | None) -> Stack:
 class _Found:
     """The stacks of the step in progress, until they are written."""
 
-    def __init__(self, path: Path, faults: Faults) -> None:
-        self._path, self._faults, self._written = path, faults, False
+    def __init__(self, path: Path) -> None:
+        self._path, self._written = path, False
         self._stacks: dict[str, Stack] = {}
 
     def note(self, name: str, call: CodeType | None, kind: str, *_: Any) -> None:
@@ -80,17 +83,13 @@ class _Found:
         if kind == "training" and not self._written and name not in self._stacks:
             self._stacks[name] = calling(call)
 
-    def write(self) -> None:
-        """In the order of the calls, once. A step in which nothing was called is counted; the first of them is told."""
-        if self._written:
-            return
-        if not self._stacks:
-            if UNSEEN not in self._faults.counts:
-                _log.warning("stack_info: no watched module was seen to run: compiled, or in evaluation mode?")
-            self._faults.lost(UNSEEN, 1)
-            return
+    def write(self) -> bool:
+        """In the order of the calls, once; whether anything was found by now."""
+        if self._written or not self._stacks:
+            return self._written
         with replacing(self._path) as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(HEADER)
             rows.writerows((name, "\n".join(map(text, lines))) for name, lines in self._stacks.items())
         self._written, self._stacks = True, {}
+        return True

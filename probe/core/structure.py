@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from errno import EACCES
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def structure(run: Run) -> Iterator[None]:
             for full, module in hooks.modules(model):
                 look = looks[f"{stage}:{full}"] = _Look(run, watched(stage, full, full, module), dict.fromkeys(PLACES))
                 guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
-                attached.callback(run.on_forward(module, model, look.before, look.after, guard))
+                listen = partial(run.on_forward, compiled_too=True, gradients=True)
+                attached.callback(listen(module, model, look.before, look.after, guard))
         run.step_ended.append(lambda: _write(path, looks, run.faults))
         yield
 

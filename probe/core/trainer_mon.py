@@ -62,7 +62,8 @@ class Monitor(Legacy):
             grad_acc_steps: checked only: micro batches are counted as they run, so that a step may have fewer or more.
             dp_group: data-parallel group, whose ranks hold the same reduced gradients: only its first rank writes them.
                 Gradients that its ranks share out among them (ZeRO, FSDP) are written by each.
-            tp_group: tensor-parallel group: of gradients that are the same on its ranks, likewise.
+            tp_group: tensor-parallel group: of gradients that are the same on its ranks, likewise. Those of parameters
+                whose attribute ``tensor_model_parallel`` is true are not.
             start_iteration: number of the first step, when a run is resumed.
 
         Raises:

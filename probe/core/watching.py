@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
-from probe.core import signatures
+from probe.core import older_names, signatures
 from probe.core.arming import deeper
 from probe.core.cost import Cost
 from probe.core.faults import Faults
@@ -43,6 +42,7 @@ class Watching:
             self.framework.hooks.check_model(model, settings.model_copy(update=hooked))
         for optimizer in optimizers:
             self.framework.hooks.check_optimizer(optimizer)
+        settings = older_names.read(settings, older_names.there(self.framework.hooks, chunks))
         needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
         return Run(
             settings=settings,
@@ -55,7 +55,8 @@ class Watching:
             main_grad=self._main_grad,
             clock=Clock(step),
             cost=Cost(self.framework.tensors.mark),
-            repeats=list(self._repeats(given.dp_group, given.tp_group)),
+            repeats=self._repeats(given.dp_group),
+            tensor_repeats=self._repeats(given.tp_group),
             directory=self._output.directory if self._output is not None else None,
             replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
         )
@@ -65,12 +66,10 @@ class Watching:
         if self.settings.on_anomaly is not None:
             self._new_run(given, given.start_iteration, deeper(self.settings))
 
-    def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
-        """The groups in which another rank is first."""
-        rank = self.framework.groups.rank()
-        for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
-            if rank in ranks and rank != ranks[0]:
-                yield tuple(ranks)
+    def _repeats(self, group: Any) -> list[tuple[int, ...]]:
+        """``group``, if another rank is first in it."""
+        rank, ranks = self.framework.groups.rank(), [] if group is None else self.framework.groups.ranks_of(group)
+        return [tuple(ranks)] if rank in ranks and rank != ranks[0] else []
 
     def _takes_part(self) -> bool:
         ranks = self.settings.module_ranks

@@ -62,6 +62,11 @@ def check_model(model: Any, settings: Any) -> None:
             "runs: call mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. There, functions compiled by "
             "mindspore.jit keep their speed; all but the activations inside them can be monitored"
         )
+    if settings.compiled == "record":
+        raise ValueError(
+            'set_monitor: compiled: "record" is for torch.compile alone: in what mindspore.jit compiles no hook can be '
+            'heard; use compiled: "skip"'
+        )
     if settings.monitor_mbs_grad == "accumulated":
         raise ValueError(
             'set_monitor: monitor_mbs_grad: "accumulated" asks for the running sum of gradients, which MindSpore does '
@@ -132,8 +137,20 @@ def trainable(parameter: Any) -> bool:
 
 def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
-    if not engine.HAS_GRAPH or tensor._grad_node is not None:
+    node = tensor._grad_node if engine.HAS_GRAPH else None
+    if engine.HAS_GRAPH and node is None:
+        return
+    if node is None or node.is_leaf():
         tensor.register_hook(listeners.surfacing(listen))
+        return
+    index = tensor._output_index
+
+    def hear(gradients: tuple[Any, ...]) -> None:
+        if gradients[index] is not None:
+            listen(gradients[index])
+
+    # not Tensor.register_hook: what mindspore.jit compiles takes hooks of the tensors that it is given into its graph
+    node.register_prehook(listeners.surfacing(hear))
 
 
 def forward_kind(root: Any) -> str | None:
@@ -144,8 +161,15 @@ def forward_kind(root: Any) -> str | None:
     return None if adapted(root) and not root.training else engine.forward_kind()
 
 
-def on_forward(module: Any, before: Callable[..., None], after: Callable[..., None]) -> Remove:
-    """Listens to forwards."""
+def on_forward(
+    module: Any,
+    before: Callable[..., None],
+    after: Callable[..., None],
+    *,
+    compiled_too: bool = False,  # noqa: ARG001
+    gradients: bool = False,  # noqa: ARG001
+) -> Remove:
+    """Listens to forwards that are not compiled."""
     placed = ExitStack()
     placed.callback(listeners.before(module, before))
     placed.callback(listeners.after(module, after))

@@ -6,10 +6,10 @@ import torch
 
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
-from probe.pytorch import array_ops, collectives, groups, hooks, parallel, tensors
+from probe.pytorch import array_ops, collectives, compiled, groups, hooks, parallel, tensors
 
 ADAPTER = FrameworkAdapter(
-    "pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives, parallel, array_ops
+    "pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives, parallel, array_ops, compiled.prepare
 )
 
 

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 
 from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
-from probe.pytorch import wrappers
+from probe.pytorch import compiled, wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
 from probe.pytorch.optimizers import adam, check, gradient, native, on_step, owned, state, state_names, value
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
@@ -77,7 +77,9 @@ def check_model(model: Any, settings: Any) -> None:
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}")
-    if settings.xy_distribution and (names := _compiled(model)):
+    if settings.compiled == "record":
+        compiled.check()
+    elif settings.xy_distribution and (names := _compiled(model)):
         raise ValueError(
             f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
             "attach the monitor first, then call torch.compile"
@@ -112,7 +114,8 @@ def backward_id() -> int:
 
 def differentiates() -> bool:
     """Whether operations now become part of a graph."""
-    return torch.is_grad_enabled()
+    call = compiled.running()
+    return torch.is_grad_enabled() if call is None else call.differentiates
 
 
 def on_gradient(
@@ -136,16 +139,27 @@ def on_gradient(
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph. A parameter,
     which a module may hand out as well, outlives the graph, and its gradient is no activation's."""
-    if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+    if (call := compiled.running()) is not None:
+        call.expect(tensor, listen)
+    elif tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
         tensor.register_hook(listen)
 
 
-def on_forward(module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Remove:
+def on_forward(
+    module: torch.nn.Module,
+    before: Callable[..., None],
+    after: Callable[..., None],
+    *,
+    compiled_too: bool = False,
+    gradients: bool = False,
+) -> Remove:
     """Listens to forwards.
 
-    While ``torch.compile`` traces, the hooks are nothing: traced, they would break the graph in pieces, or raise where
-    it must be one.
+    While ``torch.compile`` traces, the hooks are nothing, unless ``compiled_too``: traced as they are, they would break
+    the graph in pieces, or raise where it must be one.
     """
+    if compiled_too:
+        return compiled.on_forward(module, before, after, gradients)
 
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling():
@@ -178,15 +192,17 @@ def forward_kind(root: torch.nn.Module) -> str | None:
         return None
     if backward_id() != -1:
         return "recompute"
-    return "training" if torch.is_grad_enabled() or recomputed_by() is not None else None
+    return "training" if differentiates() or recomputed_by() is not None else None
 
 
 def recomputed_by() -> int | None:
     """Identity of the custom autograd function that is running, if any: reentrant checkpointing runs a part of the
     model in the forward of one, without gradients, and again in its backward."""
     for frame in callers():
-        if frame.f_code.co_name in ("forward", "backward") and isinstance(frame.f_locals.get("ctx"), FunctionCtx):
-            return id(frame.f_locals["ctx"])
+        if frame.f_code.co_name in ("forward", "backward"):
+            context = frame.f_locals.get("ctx")
+            if isinstance(context, FunctionCtx) and not compiled.is_graph(context):
+                return id(context)
     return None
 
 

@@ -13,7 +13,8 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
 
 from probe.core.edge_sum import EdgeSum
-from probe.core.framework import Guard
+from probe.core.framework import Guard, OutOfReach
+from probe.pytorch import compiled
 from probe.pytorch.layouts import add
 from probe.pytorch.tensors import unseen
 
@@ -27,7 +28,15 @@ class Inputs(NamedTuple):
 
 
 def watch_inputs(tensors: Sequence[torch.Tensor]) -> Inputs | None:
-    """To be called before the forward; None if no input takes part in differentiation."""
+    """To be called before the forward; None if no input takes part in differentiation.
+
+    Raises:
+        OutOfReach: inside a compiled graph, which has no node for a module.
+    """
+    if (call := compiled.running()) is not None:
+        if rows := call.needing(tensors):
+            raise OutOfReach(rows)
+        return None
     edges = [edge_of(tensor) if tensor.requires_grad else None for tensor in tensors]
     return Inputs(edges, torch._C._autograd._get_sequence_nr()) if any(edges) else None
 

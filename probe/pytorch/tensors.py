@@ -91,8 +91,10 @@ def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.
     with unseen(), torch.no_grad():
         steps = about.steps.detach().double() if isinstance(about.steps, torch.Tensor) else about.steps
         m, v = (x if x.dtype is torch.float64 else x.float() for x in (local(first).detach(), local(second).detach()))
-        mean, root = m / (1 - about.beta1**steps), (v / (1 - about.beta2**steps)).sqrt_()
-        return mean / (root + about.eps), (mean / root).masked_fill_(m == 0, 0.0)
+        rest = 1 - about.beta2**steps
+        mean, root = m / (1 - about.beta1**steps), (v / rest).sqrt_()
+        eps = about.eps / rest**0.5 if about.early else about.eps
+        return mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:

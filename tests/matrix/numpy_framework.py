@@ -123,7 +123,7 @@ HOOKS = SimpleNamespace(
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
     on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
-    on_forward=lambda module, before, after: _add(module.before, before, module.after, after),
+    on_forward=lambda module, before, after, **_: _add(module.before, before, module.after, after),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from probe.core.stacks import UNSEEN
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import SQUARE, X, tiny_net
 from tests.matrix.watching import ACTIVATIONS, LR, MOMENTUM, rows_of, train, train_tiny, watching
@@ -118,7 +117,7 @@ def test_a_step_in_which_nothing_is_called_is_told(
         monitor.set_monitor(other, 1, optimizer)
         for _ in range(3):
             train_step(framework.loop(model, optimizer), framework.tensor(X))
-    assert monitor.faults[UNSEEN] == 3
+    assert monitor.faults["stack_info: steps in which no watched module was seen to run"] == 3
     assert caplog.text.count("stack_info: no watched module was seen to run") == 1
     assert [*root.rglob("stack_info.csv")] == []
 
@@ -137,6 +136,12 @@ def test_a_file_that_cannot_be_written_costs_no_rows(framework: Harness) -> None
     rows = rows_of(monitor)
     assert {row.step for row in rows} == {0, 1}
     assert {row.name for row in rows} >= {"fc.output", "relu.output", "fc2.output"}
+
+
+def test_every_module_that_has_activations_is_told(framework: Harness, root: Path) -> None:
+    """With ``all_xy`` those beside the targets too."""
+    train(framework, {"stack_info": True, "targets": {"block": {}}, "all_xy": True, **ACTIVATIONS}, nested(framework))
+    assert set(stacks_of(root)) == {"0:", "0:block", "0:block.inner"}
 
 
 @pytest.mark.parametrize("more", [{}, {"format": "api", "stack_info": True}])

@@ -55,6 +55,48 @@ def test_a_compiled_cell_is_refused_for_activations_alone() -> None:
     }  # fmt: skip
 
 
+class Inner(nn.Cell):
+    """A cell between others that is compiled and has none inside."""
+
+    @ms.jit
+    def construct(self, x: Any) -> Any:
+        return ms.ops.tanh(x) * 2
+
+
+class Around(nn.Cell):
+    """Hands what a watched cell gives to a compiled one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Dense(2, 3), Inner(), nn.Dense(3, 1)
+
+    def construct(self, x: Any) -> Any:
+        return self.last(self.inner(self.first(x))).sum()
+
+
+def test_a_compiled_cell_is_given_what_a_watched_one_gives() -> None:
+    """Gradients of its input and output are recorded, and training is to the last bit what it is without."""
+    trained, starts = [], [p.asnumpy().copy() for p in Around().trainable_params()]
+    for watched in (False, True):
+        net = Around()
+        for parameter, start in zip(net.trainable_params(), starts, strict=True):
+            parameter.set_data(ms.Tensor(start))
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        monitor = watch(net, optimizer) if watched else None
+        for _ in range(2):
+            _, grads = ms.value_and_grad(net, None, net.trainable_params())(tensor(X))
+            optimizer(grads)
+        trained.append(weights(net))
+    assert trained[0] == trained[1]
+    rows = rows_of(monitor)
+    names = {row.name for row in rows if row.signal == "actv_grad" and row.step == 1}
+    assert {"first.output", "inner.input", "inner.output", "last.input"} <= names
+    inputs, outputs = (
+        next(rows[row] for row in rows if row[:3] == ("actv_grad", 0, name)) for name in ("inner.input", "first.output")
+    )
+    assert inputs == outputs
+
+
 def test_hooks_do_not_break_a_function_that_compiles_the_model() -> None:
     """What mindspore.jit compiles, it compiles with the hooks on it."""
     trained = []

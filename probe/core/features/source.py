@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -12,10 +12,11 @@ from typing import Any
 from probe.core.features import arguments, attention, linear, router
 from probe.core.features.collected import Collected
 from probe.core.features.misfit import Misfit
-from probe.core.framework import Arrays, Tensor
+from probe.core.framework import Arrays, Numbers, Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Names, Watched, names_of
+from probe.core.unseen import note_unseen
 
 WEIGHTS = ("weight", "wg")
 """What the modules of ``linear_hook`` call their weight."""
@@ -26,6 +27,10 @@ HOOKS = {
     "moe_router_logit_hook": "moe_router",
 }
 """Every signal, and what it adds to the name of a module."""
+UNMASKED = (
+    "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query, and nothing is taken to "
+    "be: if later keys are, set sa_mask to causal, else to none"
+)
 
 _log = logging.getLogger("probe")
 
@@ -39,15 +44,27 @@ def features(run: Run) -> Iterator[None]:
         return
     collected = Collected(run.framework, lambda: len(run.recorder))
     run.apart.append(collected)
+    listeners: list[Listener] = []
     with ExitStack() as attached:
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
             guard = lambda f, w=f"{hook} of module {module.full!r}": run.guard(w, f)  # noqa: E731
-            attached.callback(run.on_forward(module.thing, root, listener.before, listener.after, guard))
+            listen = partial(run.on_forward, compiled_too=True)
+            attached.callback(listen(module.thing, root, listener.before, listener.after, guard))
             run.before_update.append(lambda *_, listener=listener: listener.settle())
-            run.step_ended.append(listener.forget)
+            listeners.append(listener)
+        run.step_ended.append(partial(_end_step, run, listeners))
         run.step_ended.append(collected.clear)
         yield
+
+
+def _end_step(run: Run, listeners: Sequence[Listener]) -> None:
+    for hook in HOOKS:
+        calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
+        if calls and not any(listener.ran for listener in calls):
+            note_unseen(run, hook)
+    for listener in listeners:
+        listener.forget()
 
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
@@ -98,14 +115,16 @@ class Listener:
     """One feature of one module within a step."""
 
     def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
-        self._run, self._ops, self._collected, self._hook, self._module = run, ops, collected, hook, module
+        self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
-        self._told = False
+        self.hook, self.ran = hook, False
+        self._told = set[str]()
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
     def before(self, kind: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The module begins a forward."""
         if kind == "training" and not self._run.clock.searching:
+            self.ran = True
             self._run.clock.forward_began(whole=False)
             self._try(partial(self.entered, *inputs))
 
@@ -129,16 +148,20 @@ class Listener:
 
     def forget(self) -> None:
         """Another step begins."""
+        self.ran = False
 
     def _try(self, function: Callable[[], None]) -> None:
         try:
             with self._ops.quiet():
                 function()
         except Misfit as misfit:
-            if not self._told:
-                self._told = True
-                where = f"l2_targets.{self._hook}: {self._module.stage}:{self._module.full}"
-                _log.warning("%s: %s; nothing is recorded of it", where, misfit)
+            self._tell("misfit", f"{misfit}; nothing is recorded of it")
+
+    def _tell(self, about: str, what: str) -> None:
+        """Says it once."""
+        if about not in self._told:
+            self._told.add(about)
+            _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, what)
 
 
 class OfWeight(Listener):
@@ -157,30 +180,33 @@ class OfWeight(Listener):
         described = self._run.framework.tensors.describe
         weights = _weights(self._run, self._ops, self._module.thing)
         weight = next((each for each in weights if len(described(each)[0]) == 2), None)
-        if weight is None and not getattr(self._run.settings.l2_targets, self._hook):
-            return  # nobody has named it
-        if weight is None:
-            raise Misfit(f"expected a module with a two-dimensional {' or '.join(WEIGHTS)}")
+        numbers = None if weight is None else self._ops.numbers(weight)
+        if numbers is None or not self._ops.is_floating(numbers):
+            if not getattr(self._run.settings.l2_targets, self.hook):
+                return  # nobody has named it
+            what = f"a two-dimensional {' or '.join(WEIGHTS)} of floating numbers"
+            raise Misfit(f"expected a module with {what} (one that is computed at each reading is left alone)")
         shape, _, coverage = described(weight)
         if coverage is not None:
             raise Misfit(f"expected a whole weight, this rank holds {coverage.text(shape[0] * shape[1])}")
         if 0 in shape:
             raise Misfit(f"expected a weight with elements, got one of shape {shape}")
-        self._record(weight)
+        self._record(weight, numbers)
 
-    def _record(self, weight: Tensor) -> None:
+    def _record(self, weight: Tensor, numbers: Numbers) -> None:
         raise NotImplementedError
 
     def forget(self) -> None:
+        super().forget()
         self._done = False
 
 
 class Linear(OfWeight):
     """``linear_hook``."""
 
-    def _record(self, weight: Tensor) -> None:
-        block = linear.begin(self._ops, self._ops.numbers(weight))
-        self._collected.add(self._hook, self._key, weight, block, linear.finish)
+    def _record(self, weight: Tensor, numbers: Numbers) -> None:
+        block = linear.begin(self._ops, numbers)
+        self._collected.add(self.hook, self._key, weight, block, linear.finish)
 
 
 class Attention(Listener):
@@ -189,32 +215,31 @@ class Attention(Listener):
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings = self._run.settings
         given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
-        causal = settings.sa_mask == "causal" or (
-            settings.sa_mask == "auto" and arguments.causal(args, kwargs, self._member)
-        )
+        said = arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
         call = attention.Call(
             self._ops.numbers(given.query),
             self._ops.numbers(given.key),
             None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
-            causal,
+            settings.sa_mask == "causal" or said is True,
             settings.sa_mask_true == "attends",
         )
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
+        if said is None and given.mask is None:
+            self._tell("mask", UNMASKED)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self._hook, key, given.query, block, attention.finish)
+        self._collected.add(self.hook, key, given.query, block, attention.finish)
 
 
 class RouterWeight(OfWeight):
     """``moe_router_weight_hook``."""
 
-    def _record(self, weight: Tensor) -> None:
-        numbers = self._ops.numbers(weight)
+    def _record(self, weight: Tensor, numbers: Numbers) -> None:
         experts = arguments.integer(arguments.EXPERTS, self._member)
         if experts == numbers.shape[1] != numbers.shape[0]:
             numbers = self._ops.turned(numbers)
         block = router.similarity(self._ops, numbers)
         self._collected.add(
-            self._hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
+            self.hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
         )
 
 
@@ -226,21 +251,16 @@ class RouterLogit(Listener):
         logits = next((value for value in leaves(outputs) if tensors.is_tensor(value)), None)
         shape = () if logits is None else tensors.describe(logits)[0]
         numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
-        if numbers is None or ops.is_flag(numbers):
+        if numbers is None or not ops.is_floating(numbers):
             raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
         top_k = self._run.settings.router_top_k or arguments.integer(arguments.TOP_K, self._member)
-        if top_k is None and not self._told:
-            self._told = True
-            _log.warning(
-                "l2_targets.%s: %s: to how many experts a token goes is not known (none of %s): set router_top_k",
-                self._hook,
-                self._module.full,
-                ", ".join(arguments.TOP_K),
-            )
+        if top_k is None:
+            names = ", ".join(arguments.TOP_K)
+            self._tell("top_k", f"to how many experts a token goes is not known (none of {names}): set router_top_k")
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self._hook, key, logits, block, finish)
+        self._collected.add(self.hook, key, logits, block, finish)
 
 
 LISTENERS: dict[str, type[Listener]] = {

@@ -1,0 +1,262 @@
+"""Listening inside what ``torch.compile`` compiles: operators in the graph that hand tensors to listeners.
+
+While a hook is traced it puts two operators of ours into the graph, one that sees the tensors of a forward and one,
+placed by ``Tensor.register_hook``, that sees a gradient. They change nothing and cannot be left out
+(``has_side_effect``). What they belong to, the *place*, is a tensor: numbers are compared with those that were
+compiled, elements of tensors are not, so that blocks that share a graph go on sharing it. See decision 4.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from probe.core.frames import callers
+from probe.core.framework import Listen, Remove
+from probe.core.leaves import DEPTH
+from probe.pytorch.forms import read, written
+
+Listeners = tuple[Callable[..., None], Callable[..., None]]
+"""Before and after a forward."""
+Waiting = tuple[int, int, int, int]
+"""Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
+
+OPERATORS = hasattr(torch.library, "custom_op") and hasattr(torch.fx, "has_side_effect")
+"""Whether this version of torch has what is needed (2.4 has)."""
+GRADIENTS = OPERATORS and importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
+"""Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
+MOST_WAITING = 50_000
+"""Listeners that wait for a gradient; those whose backward never came are let go of."""
+
+
+class Call:
+    """A forward that runs inside a compiled graph."""
+
+    def __init__(self, key: tuple[int, int], tensors: list[torch.Tensor], needing: str, differentiates: bool) -> None:
+        self.differentiates = differentiates
+        self._key = key
+        self._numbers = {id(tensor): number for number, tensor in enumerate(tensors) if needing[number] == "+"}
+        self._expected: set[int] = set()
+
+    def needing(self, tensors: Sequence[torch.Tensor]) -> int:
+        """How many of ``tensors`` will have a gradient."""
+        return sum(id(tensor) in self._numbers for tensor in tensors)
+
+    def expect(self, tensor: torch.Tensor, listen: Listen) -> None:
+        """Listens to the gradient of an output, if it will have one.
+
+        Raises:
+            RuntimeError: if it could not be told which forward a gradient belongs to.
+        """
+        if (number := self._numbers.get(id(tensor))) is None:
+            return
+        if (call := graph_call()) is None:
+            raise RuntimeError(
+                "compiled by a backend that does not differentiate whole graphs (such as 'eager'), so that gradients "
+                "inside cannot be told apart; expected inductor, aot_eager or another on top of AOTAutograd"
+            )
+        key = (*self._key, number, call)
+        if number not in self._expected:
+            self._expected.add(number)
+            _waiting[key] = []  # another call may have had this identity, and no backward
+            _waiting.move_to_end(key)
+        _waiting[key].append(listen)
+        while len(_waiting) > MOST_WAITING:
+            _waiting.popitem(last=False)
+
+
+class _Running(threading.local):
+    call: Call | None = None
+
+
+_running = _Running()
+_listeners: dict[int, Listeners] = {}
+_waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
+_preparing: list[object] = []
+_before = True
+"""What torch was told before the first of these."""
+_places, _sites = itertools.count(), itertools.count()
+
+
+def check() -> None:
+    """Refuses a version of torch that cannot do it.
+
+    Raises:
+        ValueError: saying what was expected and what came.
+    """
+    if not OPERATORS:
+        raise ValueError(f'set_monitor: compiled: "record" needs torch 2.4 or later, this is {torch.__version__}')
+
+
+def prepare(settings: Any) -> Remove:
+    """Lets compiled graphs notice hooks that come and go, which torch leaves out unless told: graphs compiled from now
+    on, until the last monitor stops that asked for it."""
+    if settings.compiled != "record":
+        return lambda: None
+    from torch._dynamo import config  # slow to import, and only needed by who compiles
+
+    global _before
+    if not _preparing:
+        _before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+    mine = object()
+    _preparing.append(mine)
+
+    def undo() -> None:
+        _preparing.remove(mine)
+        if not _preparing:
+            config.skip_nnmodule_hook_guards = _before
+
+    return undo
+
+
+def running() -> Call | None:
+    """The compiled forward whose listeners are called now, if any."""
+    return _running.call
+
+
+def is_graph(context: FunctionCtx) -> bool:
+    """Whether this autograd function is a compiled graph."""
+    return type(context).__name__.startswith("CompiledFunction")
+
+
+def graph_call() -> int | None:
+    """Identity of one forward and backward of the compiled graph that is running, if it is differentiated as one."""
+    for frame in callers():
+        if frame.f_code.co_name in ("forward", "backward"):
+            context = frame.f_locals.get("ctx")
+            if isinstance(context, FunctionCtx) and is_graph(context):
+                return id(context)
+    return None
+
+
+def on_forward(
+    module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None], gradients: bool
+) -> Remove:
+    """Listens to forwards, compiled or not; where ``gradients``, ``after`` may listen to those of outputs."""
+    number = next(_places)
+    place = torch.tensor(number, dtype=torch.int64, device="cpu")
+    _listeners[number] = (before, after)
+    gradients = gradients and GRADIENTS
+    began, ended = torch.compiler.disable(before), torch.compiler.disable(after)
+
+    def enter(_: torch.nn.Module, args: Any, kwargs: Any, place: torch.Tensor = place) -> None:
+        if not torch.compiler.is_compiling():
+            began(args, kwargs)
+        elif torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            _trace((args, kwargs), place, ended=False, gradients=False)
+
+    def leave(_: torch.nn.Module, __: Any, outputs: Any, place: torch.Tensor = place) -> None:
+        if not torch.compiler.is_compiling():
+            ended(outputs)
+        elif torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            _trace(outputs, place, ended=True, gradients=gradients)
+
+    for hook in (enter, leave):
+        _never_alone(hook)
+    placed = ExitStack()
+    placed.callback(_listeners.pop, number, None)
+    placed.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    placed.callback(module.register_forward_hook(leave).remove)
+    return placed.close
+
+
+def _never_alone(hook: Any) -> None:
+    """Hooks of a module that is not compiled itself, as those of the whole model are called, run as they are and are no
+    graphs of their own."""
+    from torch._dynamo import decorators  # slow to import, and only needed by who compiles
+
+    decorators.skip_code(hook.__code__)  # type: ignore[attr-defined, unused-ignore]
+
+
+# What is traced: plain code that a compiler takes whole.
+
+
+def _trace(values: Any, place: torch.Tensor, *, ended: bool, gradients: bool) -> None:
+    """Puts the operators into the graph."""
+    tensors: list[torch.Tensor] = []
+    form, site = written(values, tensors, DEPTH), _site()
+    needing = "".join(["+" if tensor.requires_grad else "-" for tensor in tensors])
+    differentiates = torch.is_grad_enabled()
+    _forward([tensor.detach() for tensor in tensors], place, form, needing, ended, site, differentiates)
+    if not gradients or not differentiates:
+        return
+    for number, tensor in enumerate(tensors):
+        if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+
+            def came(gradient: torch.Tensor, number: int = number) -> None:
+                _gradient(gradient, place, site, number)
+
+            tensor.register_hook(came)
+
+
+def _next_site() -> int:
+    """Another place in the code, told apart where a module is called twice in one graph."""
+    return next(_sites)
+
+
+# What runs: called by the compiled graph.
+
+
+def _heard(
+    tensors: list[torch.Tensor],
+    place: torch.Tensor,
+    form: str,
+    needing: str,
+    ended: bool,
+    site: int,
+    differentiates: bool,
+) -> None:
+    """Calls the listeners as an eager hook would."""
+    number = int(place)
+    if (listeners := _listeners.get(number)) is None:
+        return
+    own = [tensor.detach() for tensor in tensors]  # the graph may use the same object for something else
+    values = read(form, own)
+    outside, _running.call = _running.call, Call((number, site), own, needing, differentiates)
+    try:
+        if ended:
+            listeners[1](values)
+        else:
+            listeners[0](*values)
+    finally:
+        _running.call = outside
+
+
+def _arrived(gradient: torch.Tensor, place: torch.Tensor, site: int, number: int) -> None:
+    """Calls who waits for this gradient."""
+    if not _waiting or (call := graph_call()) is None:
+        return
+    with _differentiable():
+        for listen in _waiting.pop((int(place), site, number, call), ()):
+            listen(gradient.detach())
+
+
+def _differentiable() -> Any:
+    """Inside, operators are part of graphs again: those that an operator calls are not, and a parameter then does not
+    tell where its gradient arrives."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def _operator(name: str, function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` as an operator that a graph keeps though nothing uses it, outside of what a device replays."""
+    tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
+    operator = torch.library.custom_op(f"probe::{name}", function, mutates_args=(), tags=tags)
+    operator.register_fake(lambda *_: None)
+    torch.fx.has_side_effect(operator._opoverload)
+    return operator
+
+
+if OPERATORS:
+    _forward, _gradient = _operator("forward", _heard), _operator("gradient", _arrived)
+    _site = torch.compiler.assume_constant_result(_next_site)

@@ -1,0 +1,67 @@
+"""What modules take and give, as text: the one thing besides tensors that an operator can be given.
+
+A literal such as ``((0, None), {'mask': 1, 'causal': True})``, where a number is that of a tensor.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+
+def written(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
+    """``value`` as text; takes down its tensors. Plain code that ``torch.compile`` takes whole.
+
+    Numbers are left out: written down, they would be compared with those of the next call. So are tensors of
+    subclasses (DTensor), of which an operator would have to know how they are spread.
+    """
+    if isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type == "meta":
+            return "None"
+        tensors.append(value)
+        return str(len(tensors) - 1)
+    if isinstance(value, (bool, str)):
+        return repr(value)
+    if isinstance(value, enum.Enum):
+        return repr(value.name)
+    return _container(value, tensors, depth - 1) if depth else "None"
+
+
+def _container(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
+    if isinstance(value, Mapping):
+        return _mapping(value.items(), tensors, depth)
+    if isinstance(value, (tuple, list)):
+        inside = "".join([written(each, tensors, depth) + ", " for each in value])
+        return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+    if is_dataclass(value) and not isinstance(value, type):
+        return _mapping([(field.name, getattr(value, field.name)) for field in fields(value)], tensors, depth)
+    return "None"
+
+
+def _mapping(items: Iterable[tuple[Any, Any]], tensors: list[torch.Tensor], depth: int) -> str:
+    inside = "".join([f"{str(key)!r}: {written(each, tensors, depth)}, " for key, each in items])
+    return "{" + inside + "}"
+
+
+def read(form: str, tensors: list[torch.Tensor]) -> Any:
+    """What was written, with these tensors; a dataclass has become a mapping."""
+    return _built(_literal(form), tensors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _literal(form: str) -> Any:
+    return ast.literal_eval(form)
+
+
+def _built(form: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(form, dict):
+        return {key: _built(each, tensors) for key, each in form.items()}
+    if isinstance(form, (tuple, list)):
+        return type(form)(_built(each, tensors) for each in form)
+    return tensors[form] if isinstance(form, int) and not isinstance(form, bool) else form
