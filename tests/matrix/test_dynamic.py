@@ -193,9 +193,10 @@ def test_a_change_that_names_nothing_is_told_and_not_made(framework: Harness, pa
 def test_a_hundred_changes_leave_nothing_behind(framework: Harness, path: Path, dynamic: None) -> None:
     """No hook, thread, file or object of ours is left from one time on to the next."""
     config(path)
-    rewriting(xy_distribution=True, wg_distribution=True, mv_distribution=True)(path)
+    rewriting(xy_distribution=True, wg_distribution=True, mv_distribution=True, alert=JUDGED, history=2)(path)
+    rewriting(recording_l2_features=True, l2_targets={"linear_hook": []}, format=["csv", "sqlite"])(path)
     model = tiny_net(framework)
-    optimizer = framework.optimizer("momentum", model, lr=0.01, momentum=0.5)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
     loop = framework.loop(model, optimizer)
     left = []
     with framework.TrainerMon(path) as monitor:

@@ -174,6 +174,27 @@ def test_skipped_steps_of_all_changes_are_counted(framework: Harness, path: Path
     assert about["pace"]["skipped"] == 29 - len(collected_steps)
 
 
+def test_an_edit_between_micro_batches_changes_nothing_of_their_step(framework: Harness, path: Path) -> None:
+    """All of them are collected as the step began, and those of the next as the file says."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=0.01, momentum=0.5)
+    loop = framework.loop(model, optimizer)
+    rewriting(xy_distribution=True)(config(path, on=True))
+    with framework.TrainerMon(path) as monitor:
+        monitor.set_monitor(model, 3, optimizer)
+        for step in range(4):
+            for number, each in enumerate(inputs(framework, 3)):
+                if (step, number) == (1, 1):
+                    rewriting(ops=["max"])(path)
+                if (step, number) == (2, 2):
+                    rewriting(dynamic_on=False)(path)
+                loop.micro_batch(each)
+            loop.update()
+    found = {(row.step, row.micro_step): tuple(ops) for row, ops in rows_of(monitor).items() if row.signal == "actv"}
+    assert found == {(1, micro): ("norm",) for micro in range(3)} | {(2, micro): ("max",) for micro in range(3)}
+    assert monitor.faults == {}
+
+
 def test_a_file_with_anchors_is_never_spoilt(framework: Harness, tmp_path: Path) -> None:
     """``dynamic_on: false`` goes into the place of an alias; where others refer to it, it is told and left."""
     path = tmp_path / "monitor.yaml"
