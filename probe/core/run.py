@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from probe.core.selection import Selection, Watched
 
 if TYPE_CHECKING:
     from probe.core.collectives import Listening
+
+CAPTURED = "hooks called while a CUDA graph was captured"
+_log = logging.getLogger("probe")
 
 
 @dataclass
@@ -155,12 +159,23 @@ class Run:
             self.clock.backward_began(identity)
         return self._backward[1]
 
+    def captured(self) -> bool:
+        """Whether nothing can be read, since what is launched now is only taken down (a CUDA graph); said once."""
+        if not self.framework.capturing():
+            return False
+        if CAPTURED not in self.faults.counts:
+            _log.warning(
+                "a CUDA graph is captured: nothing that runs in it can be recorded, neither now nor when it is replayed"
+            )
+        self.faults.lost(CAPTURED, 1)
+        return True
+
     def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
         """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise."""
-        clock, cost, faults = self.clock, self.cost, self.faults
+        clock, cost, faults, captured = self.clock, self.cost, self.faults, self.captured
 
         def hook(*args: Any) -> None:
-            if not clock.sampled:
+            if not clock.sampled or captured():
                 return
             begin = time.perf_counter()
             try:

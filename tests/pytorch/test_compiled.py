@@ -426,4 +426,25 @@ def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) 
         f"{what}: steps in which no watched module was seen to run": 3 for what in ("attention_hook", "stack_info")
     }
     assert {row.step for row in rows if row.signal == "linear_hook"} == {0, 1, 2}
-    assert caplog.text.count('compiled: "record" listens inside') == 2
+    assert caplog.text.count('compiled: "record" listens') == 2
+
+
+def test_nothing_is_recorded_while_a_cuda_graph_is_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """What a capture launches does not run, so that there is nothing to read; that is said once and counted."""
+    now = [False]
+
+    class OnDevice(TrainerMon):
+        framework = TrainerMon.framework._replace(capturing=lambda: now[0])
+
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = OnDevice(EVERYTHING, params_have_main_grad=False)
+    monitor.set_monitor(model, 1, optimizer)
+    for now[0] in (False, True, True, False):
+        model(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    assert {row.step for row in read(monitor.output_directory)} == {0, 3}
+    assert list(monitor.faults) == ["hooks called while a CUDA graph was captured"]
+    assert caplog.text.count("a CUDA graph is captured") == 1
