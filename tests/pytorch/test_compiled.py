@@ -410,6 +410,34 @@ def test_features_of_attention_inside_a_graph() -> None:
     assert compiled == eager
 
 
+class Pairs(torch.nn.Module):
+    """Hands a tensor of a subclass from module to module."""
+
+    class First(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            from torch.testing._internal.two_tensor import TwoTensor
+
+            return TwoTensor(x, x)
+
+    class Second(torch.nn.Module):
+        def forward(self, pair: Any) -> Any:
+            return pair.a + pair.b
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.first, self.second = torch.nn.Linear(2, 2), self.First(), self.Second()
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(self.fc(x)))
+
+
+def test_tensors_of_subclasses_are_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Training goes on, the others are recorded."""
+    rows, *_ = train(Pairs, lambda model, step: model(X + step).sum(), in_pieces)
+    assert {"fc.output", "first.input", "second.output"} <= {row.name for row in rows if row.signal == "actv"}
+    assert "tensors of subclasses" in caplog.text
+
+
 def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Without ``compiled: record`` features of calls and stacks that a graph hides are counted, and said once."""
     x = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
