@@ -313,3 +313,5 @@ class FrameworkAdapter(NamedTuple):
     """None if nothing but moments can be computed."""
     prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
     """Called with the settings when a monitor attaches, whatever it collects by then; what it returns when it stops."""
+    capturing: Callable[[], bool] = lambda: False
+    """Whether what is launched now does not run, but is taken down to be run again later, without Python."""

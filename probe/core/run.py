@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SPLIT = "tensor_model_parallel"
 """The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
+CAPTURED = "hooks called while a CUDA graph was captured"
+_log = logging.getLogger("probe")
 
 
 @dataclass
@@ -153,12 +156,23 @@ class Run:
             self.clock.backward_began(identity)
         return self._backward[1]
 
+    def captured(self) -> bool:
+        """Whether nothing can be read, since what is launched now is only taken down (a CUDA graph); said once."""
+        if not self.framework.capturing():
+            return False
+        if CAPTURED not in self.faults.counts:
+            _log.warning(
+                "a CUDA graph is captured: nothing that runs in it can be recorded, neither now nor when it is replayed"
+            )
+        self.faults.lost(CAPTURED, 1)
+        return True
+
     def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
         """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise."""
-        clock, cost, faults = self.clock, self.cost, self.faults
+        clock, cost, faults, captured = self.clock, self.cost, self.faults, self.captured
 
         def hook(*args: Any) -> None:
-            if not clock.sampled:
+            if not clock.sampled or captured():
                 return
             begun = cost.begin()
             try:

@@ -158,7 +158,7 @@ class Session:
             self._guarded("end of step", self._end)
         if (collectives := self._run.collectives) is not None:
             self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
-        if not self._run.clock.sampled:
+        if not self._run.clock.sampled or self._run.captured():
             return
         begun = self._run.cost.begin()
         self._guarded("parameters", self._look)
@@ -172,7 +172,7 @@ class Session:
         """The update was applied or skipped; the step ends when every optimizer has had its turn."""
         if self._detached:
             return
-        if self._run.clock.sampled:
+        if self._run.clock.sampled and not self._run.captured():
             begun = self._run.cost.begin()
             for listen in self._run.after_update:
                 self._guarded("after the update", partial(listen, optimizer, self._of(optimizer)))
@@ -206,8 +206,11 @@ class Session:
         run, step = self._run, self._run.clock.step
         self.last = None
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
+        captured = sampled and run.captured()
         try:
-            if sampled:
+            if captured:
+                self._drop()
+            elif sampled:
                 self._hand_over(self._outcome)
         finally:
             self._schedule.ended(step, sampled)
@@ -254,15 +257,19 @@ class Session:
             collecting = [*run.apart, *([run.collectives] if run.collectives is not None else [])]
             apart = [each.drain() for each in collecting]
         finally:
-            for listen in run.step_ended:
-                self._guarded("end of step", listen)
-            run.updated.clear()
-            run.recorder.clear()
+            self._drop()
         self.last = (step, pending, run.settings.statistics)
         spent = run.cost.take(begun)
         if (output := self._output) is not None:
             about = partial(_snapshot, run, output, pending, apart, step, now, spent, outcome)
             output.delivery.submit(lambda: output.writer.write(about()))
+
+    def _drop(self) -> None:
+        """Forgets what was seen of the step."""
+        for listen in self._run.step_ended:
+            self._guarded("end of step", listen)
+        self._run.updated.clear()
+        self._run.recorder.clear()
 
     def _arm_retirement(self) -> None:
         remove, self._retire_with = self._retire_with, None

@@ -9,7 +9,17 @@ from probe.core.trainer_mon import Monitor
 from probe.pytorch import array_ops, collectives, compiled, groups, hooks, parallel, tensors
 
 ADAPTER = FrameworkAdapter(
-    "pytorch", str(torch.__version__), tensors, hooks, groups, {}, collectives, parallel, array_ops, compiled.prepare
+    "pytorch",
+    str(torch.__version__),
+    tensors,
+    hooks,
+    groups,
+    {},
+    collectives,
+    parallel,
+    array_ops,
+    compiled.prepare,
+    *((torch.cuda.is_current_stream_capturing,) if torch.backends.cuda.is_built() else ()),
 )
 
 

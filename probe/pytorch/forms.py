@@ -8,11 +8,14 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+
+_log = logging.getLogger("probe")
 
 
 def written(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
@@ -23,7 +26,7 @@ def written(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
     """
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type == "meta":
-            return "None"
+            return left_out()
         tensors.append(value)
         return str(len(tensors) - 1)
     if isinstance(value, (bool, str)):
@@ -31,6 +34,22 @@ def written(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
     if isinstance(value, enum.Enum):
         return repr(value.name)
     return _container(value, tensors, depth - 1) if depth else "None"
+
+
+@functools.cache
+def _say_once() -> None:
+    _log.warning(
+        "tensors of subclasses, such as DTensor, are not recorded inside compiled graphs, nor are those on 'meta'"
+    )
+
+
+def _left_out() -> str:
+    """Called while a graph is compiled, and nothing in it."""
+    _say_once()
+    return "None"
+
+
+left_out = torch.compiler.assume_constant_result(_left_out)
 
 
 def _container(value: Any, tensors: list[torch.Tensor], depth: int) -> str:

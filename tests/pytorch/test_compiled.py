@@ -410,6 +410,34 @@ def test_features_of_attention_inside_a_graph() -> None:
     assert compiled == eager
 
 
+class Pairs(torch.nn.Module):
+    """Hands a tensor of a subclass from module to module."""
+
+    class First(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            from torch.testing._internal.two_tensor import TwoTensor
+
+            return TwoTensor(x, x)
+
+    class Second(torch.nn.Module):
+        def forward(self, pair: Any) -> Any:
+            return pair.a + pair.b
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.first, self.second = torch.nn.Linear(2, 2), self.First(), self.Second()
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(self.fc(x)))
+
+
+def test_tensors_of_subclasses_are_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Training goes on, the others are recorded."""
+    rows, *_ = train(Pairs, lambda model, step: model(X + step).sum(), in_pieces)
+    assert {"fc.output", "first.input", "second.output"} <= {row.name for row in rows if row.signal == "actv"}
+    assert "tensors of subclasses" in caplog.text
+
+
 def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Without ``compiled: record`` features of calls and stacks that a graph hides are counted, and said once."""
     x = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -426,4 +454,25 @@ def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) 
         f"{what}: steps in which no watched module was seen to run": 3 for what in ("attention_hook", "stack_info")
     }
     assert {row.step for row in rows if row.signal == "linear_hook"} == {0, 1, 2}
-    assert caplog.text.count('compiled: "record" listens inside') == 2
+    assert caplog.text.count('compiled: "record" listens') == 2
+
+
+def test_nothing_is_recorded_while_a_cuda_graph_is_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """What a capture launches does not run, so that there is nothing to read; that is said once and counted."""
+    now = [False]
+
+    class OnDevice(TrainerMon):
+        framework = TrainerMon.framework._replace(capturing=lambda: now[0])
+
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = OnDevice(EVERYTHING, params_have_main_grad=False)
+    monitor.set_monitor(model, 1, optimizer)
+    for now[0] in (False, True, True, False):
+        model(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.stop()
+    assert {row.step for row in read(monitor.output_directory)} == {0, 3}
+    assert list(monitor.faults) == ["hooks called while a CUDA graph was captured"]
+    assert caplog.text.count("a CUDA graph is captured") == 1
