@@ -18,12 +18,12 @@ from tests.required import require
 torch = require("torch")
 
 
-def train(between: Any = lambda model: None, steps: int = 2) -> tuple[Any, dict[Row, Any]]:
+def train(between: Any = lambda model: None, steps: int = 2, **settings: Any) -> tuple[Any, dict[Row, Any]]:
     """A short training; ``between`` is done with the model within each step. The monitor, and its rows."""
     torch.manual_seed(0)
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = watch(model, optimizer)
+    monitor = watch(model, optimizer, **settings)
     for _ in range(steps):
         model(X).sum().backward()
         between(model)
@@ -76,6 +76,12 @@ def traced(model: Any) -> None:
 def test_what_is_done_with_a_model_beside_training_has_no_rows(between: Any) -> None:
     """The rows are those of a training without it, and nothing fails."""
     assert train(between)[1] == train()[1]
+
+
+@pytest.mark.parametrize("between", [copied, loaded])
+def test_copies_of_what_is_listened_to_inside_graphs_have_no_rows_either(between: Any) -> None:
+    """With ``compiled: record``, whose hooks are others."""
+    assert train(between, compiled="record")[1] == train()[1]
 
 
 def test_a_scripted_model_says_what_to_do() -> None:
