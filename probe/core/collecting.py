@@ -26,7 +26,8 @@ from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.session import Session
-from probe.core.settings import OnAnomaly, Settings, dynamic, load
+from probe.core.settings import Settings, dynamic, load
+from probe.core.settings_sections import OnAnomaly
 from probe.core.sources import chosen
 from probe.core.structure import ending
 from probe.core.watching import Watching

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from probe.core.framework import Arrays, Block, Numbers
+from probe.core.arrays import Arrays, Numbers
+from probe.core.framework import Block
 from probe.core.records import Array
 
 COLUMNS = ("sr", "kernel_norm")

@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from probe.core.arrays import Arrays, Numbers
 from probe.core.features import arguments, attention, linear, router
 from probe.core.features.collected import Collected
 from probe.core.features.misfit import Misfit
-from probe.core.framework import Arrays, Numbers, Tensor
+from probe.core.framework import Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Names, Watched, names_of
