@@ -16,6 +16,7 @@ from probe.core.moments import MOMENTS
 from probe.core.processes import Parallel
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
+from probe.core.run import Run
 from probe.core.tables import Table, Tables, identity_of, meet
 
 ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
@@ -106,3 +107,12 @@ def digests(batch: Batch) -> npt.NDArray[np.uint64]:
             mixed = (mixed ^ bits) * MIX  # wraps around
             mixed ^= mixed >> np.uint64(32)
     return mixed
+
+
+def compared(run: Run) -> Sequence[int]:
+    """Ranks that should hold the same parameters; none unless a rule asks for it."""
+    if all(rule.rule_name != "AnomalyReplica" for rule in run.settings.alert.rules):
+        return ()
+    named = run.framework.parallel.named()
+    experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
+    return run.replicas or named.get(experts) or range(run.framework.groups.world_size())

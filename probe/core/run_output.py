@@ -9,21 +9,20 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probe import __version__
 from probe.core import output
 from probe.core.cost import OnDevice, Spent
 from probe.core.delivery import Delivery
+from probe.core.description import described, pipeline_stage
 from probe.core.global_stats import GlobalStats
 from probe.core.live import followed
-from probe.core.naming import Name
 from probe.core.pace import Pace
 from probe.core.past import Past
 from probe.core.records import Batch
 from probe.core.remembering import remember
+from probe.core.replicas import compared
 from probe.core.resuming import resume
 from probe.core.rules import Rule, factory
 from probe.core.run import Run
@@ -176,14 +175,13 @@ class Output:
 
     def _context(self) -> SinkContext:
         settings = self._run.settings
-        self._pp_stage = self._mates.index(self._rank) if self._rank in self._mates else 0
         return SinkContext(
             directory=self.directory or self._root,
             root=self._root,
             rank=self._rank,
             ndigits=settings.ndigits,
             steps_per_file=settings.step_count_per_record,
-            pp_stage=self._pp_stage,
+            pp_stage=pipeline_stage(self._rank, self._mates),
             group_mates=tuple(self._mates),
             dump=settings.alert.dump,
             resumed_at=self._resumed.first if self._resumed else None,
@@ -213,16 +211,8 @@ class Output:
             settings.statistics,
             settings.global_stats_seconds,
             run.faults,
-            self._replicas(run),
+            compared(run),
         )
-
-    def _replicas(self, run: Run) -> Sequence[int]:
-        """Ranks that should hold the same parameters; none unless a rule asks for it."""
-        if all(rule.rule_name != "AnomalyReplica" for rule in run.settings.alert.rules):
-            return ()
-        named = run.framework.parallel.named()
-        experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
-        return run.replicas or named.get(experts) or range(run.framework.groups.world_size())
 
     def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
         """``batches`` with what is known of whole tensors; on the delivery thread."""
@@ -291,44 +281,11 @@ class Output:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _describe(self) -> dict[str, object]:
-        run, now = self._run, time.localtime()
         return {
-            "probe": __version__,
-            "framework": run.framework.name,
-            "framework_version": run.framework.version,
-            "rank": self._rank,
-            "world_size": run.framework.groups.world_size(),
-            "groups": self._groups(run),
-            "run": self._number,
-            "first_step": self._first,
-            "pp_stage": self._pp_stage,
-            "model": [type(model).__name__ for _, model in run.chunks],
-            "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
-            "optimizer_state_names": [dict(run.framework.hooks.state_names(o)) for o in run.optimizers],
-            "raw_names": self._raw_names(),
-            "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", now),
-            "time_zone": time.strftime("%Z", now),
-            "directory_time_zone": str(output.ZONE),
-            "config": run.settings.model_dump(mode="json"),
+            **described(self._run, self._number, self._first, self._mates),
             **({"control": self._control} if self._control else {}),
             **(self._resumed.described if self._resumed else {}),
         }
-
-    def _groups(self, run: Run) -> dict[str, list[int]]:
-        """The groups that this rank is in: those that the framework has a name for, and those that the user gave."""
-        groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
-        if len(self._mates) > 1:
-            groups.setdefault("pipeline_parallel", list(self._mates))
-        if len(run.replicas) > 1:
-            groups.setdefault("data_parallel", list(run.replicas))
-        return groups
-
-    def _raw_names(self) -> dict[str, str]:
-        """What the framework calls those modules and parameters that go by another name here."""
-        hooks = self._run.framework.hooks
-        models = [model for _, model in self._run.chunks]
-        named = chain.from_iterable(chain(hooks.modules(model), hooks.parameters(model)) for model in models)
-        return {name: name.raw for name, _ in named if isinstance(name, Name)}
 
     def _write_manifest(self, **more: object) -> None:
         if self.directory is None:

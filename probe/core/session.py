@@ -10,23 +10,15 @@ from typing import Any
 
 from probe.core.cost import Spent
 from probe.core.framework import Optimizer, Tensor
+from probe.core.parameters import Parameters
 from probe.core.recorder import Pending, Recorder
 from probe.core.records import Batch, Snapshot
 from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
-from probe.core.selection import Names, Watched
 from probe.core.sources import Source
 from probe.core.turns import Turns
 
-REPLACED = (
-    "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
-    "optimizer after what replaces parameters (fully_shard, parallelize_module)"
-)
-STRANGE = (
-    "the optimizer updates none of the model's parameters, so that their updates are not seen: give set_monitor the "
-    "model and the optimizer that train together, after both are wrapped"
-)
 Judge = Callable[[Sequence[Batch]], list[Any]]
 Between = Callable[[int], None]
 Apart = Callable[[int], list[Batch]]
@@ -46,14 +38,11 @@ class Session:
         self, run: Run, schedule: Schedule, start: int, output: Output | None, between: Between | None = None
     ) -> None:
         self._hooks = run.framework.hooks
-        self._attached: dict[int, ExitStack] = {}
-        """The hooks of each parameter."""
         self._sources = ExitStack()
         """Every other hook than those that count steps."""
         self._take(run, schedule, output)
         self._between = between
         self._turns = Turns(run.optimizers)
-        self._looked = False
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
         """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
         self._own = 0.0
@@ -69,13 +58,7 @@ class Session:
     def _take(self, run: Run, schedule: Schedule, output: Output | None) -> None:
         """Begins to watch ``run``, of which nothing is known yet."""
         self._run, self._schedule, self._output = run, schedule, output
-        self._names = Names(run.settings.squash_name)
-        self._known: dict[int, Watched] = {}
-        self._waiting: list[Watched] = []
-        self._owned: dict[int, list[Watched]] = {}
-        self._census: list[int] = []
-        self._wrapping = True
-        """Whether a wrapper may put other parameters in their places before training begins."""
+        self._parameters = Parameters(run)
 
     def change(self, run: Run, schedule: Schedule, output: Output | None, sources: Sequence[Source]) -> None:
         """Watches ``run`` instead, which has the same model and optimizers, from the step about to begin.
@@ -95,7 +78,7 @@ class Session:
         """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
         nothing of that step has been seen: between an update and the next forward."""
         run = self._run
-        seen = self._looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
+        seen = self._parameters.looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
         if self._detached or (run.clock.sampled and seen):
             return
         step = run.clock.step
@@ -105,12 +88,12 @@ class Session:
     def _place(self, sources: Sequence[Source]) -> None:
         """Places the hooks of ``sources`` and those of parameters, or none."""
         try:
-            self._sources.callback(self._unhook_parameters)
+            self._sources.callback(self._parameters.unhook)
             for source in sources:
                 self._sources.enter_context(source(self._run))
-            self._find_parameters()
+            self._parameters.find()
             if sources:
-                self._look_at_each_forward()
+                self._sources.enter_context(self._parameters.each_forward())
         except BaseException:
             self._sources.close()
             raise
@@ -161,11 +144,11 @@ class Session:
         if not self._run.clock.sampled or self._run.captured():
             return
         begun = self._run.cost.begin()
-        self._guarded("parameters", self._look)
+        self._guarded("parameters", self._parameters.look)
         for listen in self._run.before_update:
-            self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
+            self._guarded("before the update", partial(listen, optimizer, self._parameters.of(optimizer), scale))
         if len(self._run.optimizers) > 1:
-            self._run.updated.update(id(parameter.thing) for parameter in self._of(optimizer))
+            self._run.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
         self._run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: str) -> None:
@@ -175,7 +158,7 @@ class Session:
         if self._run.clock.sampled and not self._run.captured():
             begun = self._run.cost.begin()
             for listen in self._run.after_update:
-                self._guarded("after the update", partial(listen, optimizer, self._of(optimizer)))
+                self._guarded("after the update", partial(listen, optimizer, self._parameters.of(optimizer)))
             self._run.cost.end(begun)
         self._outcome = outcome
         if self._turns.take(optimizer):
@@ -199,7 +182,7 @@ class Session:
         for optimizer in self._run.optimizers:
             if not self._turns.taken(optimizer):
                 for record in self._run.gradients_now:
-                    record(into, optimizer, self._of(optimizer), self._hooks.held_scale(optimizer))
+                    record(into, optimizer, self._parameters.of(optimizer), self._hooks.held_scale(optimizer))
 
     def _end(self) -> None:
         """Hands a sampled step over and begins the next."""
@@ -216,7 +199,7 @@ class Session:
             self._schedule.ended(step, sampled)
             self._time(sampled, hooks, handing)
             self._turns.clear()
-            self._looked = False
+            self._parameters.looked = False
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
@@ -282,85 +265,6 @@ class Session:
             function()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             self._run.faults.note(where, error)
-
-    # Parameters, including those that come later.
-
-    def _look_at_each_forward(self) -> None:
-        for _, model in self._run.chunks:
-            remove = self._run.on_forward(
-                model, model, lambda *_: self._look(), lambda *_: None, lambda f: self._run.guard("parameters", f)
-            )
-            self._sources.callback(remove)
-
-    def _look(self) -> None:
-        if not self._looked:
-            self._looked = True
-            self._find_parameters()
-
-    def _unhook_parameters(self) -> None:
-        for attached in self._attached.values():
-            attached.close()
-        self._attached.clear()
-
-    def _find_parameters(self) -> None:
-        """Watches parameters that are new since the last look, and hooks those that have become trainable."""
-        for parameter in self._run.parameters:
-            self._run.framework.parallel.check_again(parameter.thing)
-        census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
-        if census != self._census or self._wrapping:
-            self._wrapping = self._census != census
-            self._census = census
-            self._watch_new()
-            self._share_out()
-            if not self._wrapping and census and self._known and not self._known.keys() & set(census):
-                self._run.faults.note("optimizer", ValueError(STRANGE))
-        still: list[Watched] = []
-        for parameter in self._waiting:
-            if self._hooks.trainable(parameter.thing):
-                for attach in self._run.attachers:
-                    self._attached.setdefault(id(parameter.thing), ExitStack()).callback(attach(parameter))
-            else:
-                still.append(parameter)
-        self._waiting = still
-
-    def _watch_new(self) -> None:
-        there = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
-        self._forget_but({id(thing): (stage, full) for stage, named in there for full, thing in named})
-        for stage, named in there:
-            self._names.expect(stage, (full for full, _ in named))
-            for full, thing in named:
-                if id(thing) in self._known:
-                    continue
-                watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
-                if self._run.selection.watches(watched):
-                    self._run.parameters.append(watched)
-                    self._waiting.append(watched)
-
-    def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
-        """Lets go of parameters that the model has no more, unless an optimizer updates them and no others have taken
-        their places (as ``fully_shard`` and ``parallelize_module`` have it)."""
-        names, owned = set(found.values()), set(self._census)
-        for identity, known in [*self._known.items()]:
-            replaced = (known.stage, known.full) in names
-            if identity in found or (identity in owned and not replaced):
-                continue
-            if identity in owned:
-                self._run.faults.note("parameters", ValueError(REPLACED.format(known.full)))
-            self._names.release(self._known.pop(identity))
-            self._attached.pop(identity, ExitStack()).close()
-        self._run.parameters[:] = [each for each in self._run.parameters if id(each.thing) in self._known]
-        self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
-
-    def _share_out(self) -> None:
-        """Which optimizer's step each parameter belongs to; what none updates goes with the first."""
-        mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
-        first = id(self._run.optimizers[0])
-        self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
-        for parameter in self._run.parameters:
-            self._owned[mine.get(id(parameter.thing), first)].append(parameter)
-
-    def _of(self, optimizer: Optimizer) -> list[Watched]:
-        return self._owned.get(id(optimizer), [])
 
 
 def _snapshot(
