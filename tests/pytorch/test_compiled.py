@@ -198,14 +198,22 @@ def test_a_model_that_breaks_the_graph_is_in_as_many_pieces_as_without() -> None
 
 
 class Moved(torch.nn.Module):
-    """Is called with a number that is another in each step."""
+    """Calls a module with a number that is another in each step."""
+
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Any, at: int) -> Any:
+            return self.fc(x + at)
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = TinyNet()
+        self.inner = self.Inner()
 
     def forward(self, x: Any, at: int) -> Any:
-        return self.inner(x + at)
+        return self.inner(x, at)
 
 
 def test_numbers_that_change_from_step_to_step_compile_nothing_anew() -> None:
