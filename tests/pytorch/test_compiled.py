@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import gc
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,21 @@ def test_one_graph_has_the_rows_of_the_eager_run(checkpoint: str | None) -> None
     rows = check(gpt(checkpoint=checkpoint), of_tokens, whole if checkpoint != "reentrant" else in_pieces)
     signals = {row.signal for row in rows if row.name == "layers.1.attention.qkv.output"}
     assert signals == {"actv", "actv_grad"}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_inductor_keeps_and_runs_the_operators() -> None:
+    """The default backend drops none of them; what it computes in another order is close."""
+    loss = lambda model, step: model(X + step).sum()  # noqa: E731
+    eager, _, trained, _ = train(TinyNet, loss, same)
+    rows, faults, weights, number = train(TinyNet, loss, lambda model: torch.compile(model, fullgraph=True))
+    assert number == 1
+    missing = eager.keys() - rows.keys()
+    assert faults == {MISSED: len(missing)}
+    assert all(".input" in row.name and row.signal == "actv_grad" for row in missing)
+    for row in rows:
+        assert rows[row]["norm"] == pytest.approx(eager[row]["norm"], rel=1e-4, abs=1e-6), row
+    assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(trained, weights, strict=True))
 
 
 def test_steps_that_are_not_sampled_compile_nothing_anew() -> None:
