@@ -20,7 +20,13 @@ from mindspore import Tensor, nn, ops
 
 from probe.mindspore import TrainerMon  # probe
 
-MONITOR = Path(__file__).parents[1] / "resources" / "configs" / "alert_spike.json"  # probe: one beside it for each use
+MONITOR = {  # probe: a path to a JSON or YAML file works as well; docs/configuration.md explains every key
+    "wg_distribution": True,  # weight gradients, before and after reduction
+    "xy_distribution": True,  # inputs and outputs of modules, and their gradients
+    "all_xy": True,
+    "ops": ["norm", "min", "max"],
+    "alert": {"rules": [{"rule_name": "AnomalyNan"}, {"rule_name": "AnomalySpike"}]},
+}
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 96, 4, 2
 
 

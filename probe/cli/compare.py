@@ -32,11 +32,10 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, such as compare.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
 ) -> None:
-    """Compare two runs, of whatever machine, framework, version or precision: the first row that differs by more than
-    rounding does, in the order of cause and effect.
+    """Compare two runs: the first row that differs by more than rounding does, in the order of cause and effect.
 
-    Exit code 0 if the runs are the same within the tolerance; 1 if they differ, or if data had to be left out; 2 for
-    wrong use.
+    They may be of whatever machine, framework, version or precision. Exit code 0 if the runs are the same within the
+    tolerance; 1 if they differ, or if data had to be left out; 2 for wrong use.
     """
     from probe.core.compare.comparing import compare as compared
 

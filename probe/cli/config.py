@@ -17,6 +17,9 @@ from probe.core.settings import ConfigError, Settings, load
 from probe.core.settings_problems import nearest
 from probe.core.settings_types import Variants, describe, peel
 
+MOST_NAMED = 20
+"""Targets whose names a summary has."""
+
 app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
 
 INTRODUCTION = """\
@@ -31,6 +34,10 @@ name and the position are left out here.
 
 This page is printed by `probe config explain --markdown`.
 """
+
+
+AUTOMATIC = "linear_hook"
+"""The feature of which an empty list means every module that it can be of."""
 
 
 class Entry(NamedTuple):
@@ -136,7 +143,10 @@ def explain(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) -> None:
-    """Name everything that is wrong with a configuration file, or say what it collects."""
+    """Name everything that is wrong with a configuration file, or say what it collects.
+
+    Exit code 0 if it is correct, 1 if not, 2 for wrong use.
+    """
     try:
         settings = load(file)
     except ConfigError as error:
@@ -150,34 +160,55 @@ def summary(settings: Settings) -> Iterator[tuple[str, str]]:
     """What a configuration makes probe do, in pairs of a heading and a text."""
     collected = list(_collected(settings))
     yield "collects", ", ".join(collected) or "nothing: switch on xy_, wg_, param_ or mv_distribution"
-    yield "of", ", ".join(settings.targets) or "every module and parameter"
+    yield "of", _named(settings)
     yield "numbers", ", ".join((*settings.statistics, "shape", "dtype"))
     last = f", at most {settings.collect_times} of them" if settings.collect_times != 100_000_000 else ""
-    yield "steps", f"from {settings.start_step}, every {settings.step_interval}{last}"
+    budget = (
+        "" if settings.max_overhead is None else f", or as seldom as keeps within {settings.max_overhead:g} of the time"
+    )
+    yield "steps", f"from {settings.start_step}, every {settings.step_interval}{last}{budget}"
     yield "ranks", ", ".join(map(str, settings.module_ranks)) or "all"
     yield "writes", _written(settings)
     yield "alerts", ", ".join(rule.rule_name for rule in settings.alert.rules) or "none"
 
 
+def _named(settings: Settings) -> str:
+    names, more = [*settings.targets][:MOST_NAMED], len(settings.targets) - MOST_NAMED
+    return (", ".join(names) or "every module and parameter") + (f" and {more} more" if more > 0 else "")
+
+
 def _collected(settings: Settings) -> Iterator[str]:
+    collectives = settings.cc_distribution
     if settings.print_struct:
         yield "the structure of the model, once; training is then stopped"
         return
-    if settings.param_distribution:
-        yield "parameters before and after the update"
-    if settings.xy_distribution and not settings.backward_only:
-        yield "module inputs and outputs"
-    if settings.xy_distribution and not settings.forward_only:
-        yield "gradients of module inputs and outputs"
-    if settings.wg_distribution:
-        yield f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}"
-    if settings.mv_distribution:
-        yield "optimizer state"
-    if settings.stack_info:
-        yield "call stacks of modules"
+    if collectives.enable and collectives.cc_log_only:
+        yield "the calls of collective communication, which are logged once; training is then stopped"
+        return
+    values = settings.xy_distribution and not settings.backward_only
+    gradients = settings.xy_distribution and not settings.forward_only
+    told = {
+        "parameters before and after the update": settings.param_distribution,
+        "module inputs and outputs": values,
+        "gradients of module inputs and outputs": gradients,
+        f"weight gradients{' of each micro batch' if settings.monitor_mbs_grad else ''}": settings.wg_distribution,
+        "optimizer state": settings.mv_distribution,
+        "updates and ratios of Adam": settings.ur_distribution,
+        "agreement of gradients and momentum": settings.mg_direction,
+        f"features ({', '.join(_features(settings))})": settings.recording_l2_features and any(_features(settings)),
+        "collective communication": collectives.enable,
+        "call stacks of modules": settings.stack_info and "csv" in settings.formats,
+    }
+    yield from (what for what, switched_on in told.items() if switched_on)
+
+
+def _features(settings: Settings) -> Iterator[str]:
+    """Of an empty list linear_hook makes every module, the others none."""
+    return (hook for hook, names in settings.l2_targets if names or (hook == "linear_hook" and names is not None))
 
 
 def _written(settings: Settings) -> str:
     digits = "6 significant digits" if settings.ndigits is None else f"{settings.ndigits} decimal places"
     csv = f"csv ({settings.step_count_per_record} steps a file, {digits})"
-    return ", ".join(csv if name == "csv" else name for name in settings.formats)
+    incidents = f"; only around findings, {settings.history} steps before and after" if settings.history else ""
+    return ", ".join(csv if name == "csv" else name for name in settings.formats) + incidents

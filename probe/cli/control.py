@@ -8,12 +8,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from probe.core import live
 from probe.core.settings_problems import ConfigError
 
+
+class _DirectoryFirst(TyperGroup):
+    """Takes ``DIR VERB`` as well as ``VERB DIR``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What is in second place is the verb if it is one, or if what comes first is a directory."""
+        if len(args) > 1 and args[0] not in self.commands and (args[1] in self.commands or Path(args[0]).is_dir()):
+            args = [args[1], args[0], *args[2:]]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=_DirectoryFirst,
     no_args_is_help=True,
+    subcommand_metavar="DIR COMMAND [ARGS]...",
     help="Switch a run on and off while it trains, change what it collects, and watch it. DIR is the run's "
     "MONITOR_OUTPUT_DIR; the run must have been started with DYNAMIC_MONITOR=True and a configuration file.",
 )
@@ -67,7 +81,8 @@ def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
     except (ValueError, OSError) as error:
         raise _refused(error) from None
     typer.echo(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
-    if not changed and values != {"dynamic_on": True}:
+    begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
+    if not changed and not begins:
         typer.echo("it was so already")
         return
     if not wait:

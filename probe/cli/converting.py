@@ -34,7 +34,9 @@ def listed(names: str | None) -> list[str] | None:
 def progress(unit: str) -> Iterator[Told]:
     """A bar for as long as it takes; shown on standard error, and only in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # an empty line would be left of it
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("converting", total=None)
         yield lambda done, total, _: bar.update(task, completed=done, total=total)
 

@@ -15,8 +15,7 @@ def merge(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; else DIRECTORY/merged.")] = None,
 ) -> None:
-    """Merge the ranks' files: norm, mean, min, max and counts of the whole of each tensor that FSDP, ZeRO or tensor
-    parallelism have shared out.
+    """Merge the ranks' files: the numbers of whole tensors that FSDP, ZeRO or tensor parallelism have shared out.
 
     Exit code 0 if all tensors could be merged; 1 if parts are missing, a file cannot be read, ranks differ in what they
     should hold alike, or there is more than one run; 2 for wrong use.

@@ -36,12 +36,15 @@ def targets(
         raise typer.Exit(2) from None
     wrong = [name for name, entry in chosen.items() if not _readable(entry)]
     block = {name: target(entry) for name, entry in chosen.items() if name not in wrong and _runs(entry)}
-    typer.echo(_yaml(block) if as_yaml else _json(block))
+    if block:
+        typer.echo(_yaml(block) if as_yaml else _json(block))
+    else:  # an empty block would watch everything
+        typer.echo(f"probe targets: {file}: no tensor was seen in any of {len(chosen)} modules; no targets", err=True)
     if idle := len(chosen) - len(wrong) - len(block):
         typer.echo(f"{file}: left out {idle} modules in which no tensor was seen", err=True)
     for name in wrong:
         typer.echo(f"{file}: {name}: expected an object with input, output, ...; left out", err=True)
-    raise typer.Exit(1 if wrong else 0)
+    raise typer.Exit(2 if not block else 1 if wrong else 0)
 
 
 def target(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -187,8 +187,10 @@ class Listener:
         elements = children(value)
         came = kind(value)
         alone = len(elements) == 1 and (came == "tensor" or place.endswith("_grad") or place == "input")
-        fits = selector.kind == came and selector.length in (None, len(elements))
-        if not fits and not (alone and selector.kind in ("tensor", "tuple") and selector.length in (None, 1)):
+        # of inputs and gradients earlier tools say tuple or list, whatever the module itself has
+        alike = selector.kind == came or (place != "output" and {selector.kind, came} == {"tuple", "list"})
+        fits = alike and selector.length in (None, len(elements))
+        if not fits and not (alone and selector.kind in ("tensor", "tuple", "list") and selector.length in (None, 1)):
             self._misfit(place, selector, f"{came}[{len(elements)}]" if came != "tensor" else came)
             return []
         wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}

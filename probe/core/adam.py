@@ -15,6 +15,8 @@ from probe.core.selection import Watched
 SIGNALS = ("update", "ratio")
 NEEDED = ("exp_avg", "exp_avg_sq")
 """The kinds of state that an update is made of."""
+LARGEST = "max_exp_avg_sq"
+"""What AMSGrad takes instead of the second of them."""
 WITHOUT = "ur_distribution: the optimizer keeps no first and second moment with betas, eps and a number of steps"
 
 
@@ -48,7 +50,7 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
                 state, about = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
                 if about is None or not all(kind in state for kind in NEEDED):
                     continue
-                record(parameter, state["exp_avg"], state["exp_avg_sq"], about)
+                record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), about)
                 found = True
             except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
                 run.faults.note("ur_distribution", error)

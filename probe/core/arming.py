@@ -92,13 +92,16 @@ class Arming:
         self._quiet_until = 0
 
     def poll(self, step: int, findings: Sequence[Finding]) -> Order | None:
-        """The order that takes effect with ``step``, which is about to begin.
+        """The order that takes effect with ``step``, which is about to begin. One whose steps are over is none.
 
         Args:
             findings: what has been found since this was last asked.
         """
         try:
             self._look()
+            while self._order is not None and step >= self._order.step + self._steps:  # nothing was collected then
+                self._rest_after(self._order)
+                self._look()
             if self._order is None and findings and step >= self._quiet_until:
                 self._notices.give(Order(step + self._ahead(step), suspects(findings), self._rank)._asdict())
                 self._look()
@@ -109,8 +112,11 @@ class Arming:
             return None
         if step > order.step:
             self._faults.note("arming", TimeoutError(f"seen at step {step}, too late for step {order.step}"))
-        self._order, self._quiet_until = None, order.step + self._steps + self._cool_down
+        self._rest_after(order)
         return order
+
+    def _rest_after(self, order: Order) -> None:
+        self._order, self._quiet_until = None, order.step + self._steps + self._cool_down
 
     def _look(self) -> None:
         """Reads the next order, if somebody has given it."""

@@ -83,8 +83,10 @@ def update_and_ratio(first: npt.NDArray[Any], second: npt.NDArray[Any], about: A
     with np.errstate(all="ignore"):
         m, v = as_float(first), as_float(second)
         kind = m.dtype.type
-        mean, root = m / kind(1 - about.beta1**about.steps), np.sqrt(v / kind(1 - about.beta2**about.steps))
-        return mean / (root + kind(about.eps)), np.where(m == 0, kind(0), mean / root)
+        rest = 1 - about.beta2**about.steps
+        mean, root = m / kind(1 - about.beta1**about.steps), np.sqrt(v / kind(rest))
+        eps = about.eps / math.sqrt(rest) if about.early else about.eps
+        return mean / (root + kind(eps)), np.where(m == 0, kind(0), mean / root)
 
 
 def together(flat: Floats, counts: Sequence[int], columns: Sequence[str], eps: float) -> Array:

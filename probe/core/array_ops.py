@@ -26,8 +26,11 @@ def quiet() -> AbstractContextManager[object]:
 
 
 def member(module: Any, name: str) -> object:
-    """An attribute."""
-    return getattr(module, name, None)
+    """An attribute; a property may raise whatever its author thought of."""
+    try:
+        return getattr(module, name, None)
+    except Exception:  # noqa: BLE001 - then it is not there now
+        return None
 
 
 def numbers(tensor: Array) -> Array:
@@ -45,9 +48,9 @@ def on_host(_: Array) -> bool:
     return True
 
 
-def is_flag(x: Array) -> bool:
-    """By dtype."""
-    return bool(x.dtype.kind in "biu")
+def is_floating(x: Array) -> bool:
+    """By dtype; what NumPy has no name for is bfloat16."""
+    return bool(x.dtype.kind not in "biuc")
 
 
 def like(array: npt.NDArray[np.float64], x: Array) -> Array:

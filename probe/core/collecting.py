@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +17,42 @@ from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.broadcast import Broadcast
 from probe.core.control import Switch, follow
+from probe.core.doubts import doubts
 from probe.core.faults import Faults
-from probe.core.features.source import unknown
-from probe.core.framework import FrameworkAdapter
-from probe.core.moments import columns_for
 from probe.core.notices import FolderNotices, Notices
 from probe.core.output import output_root
 from probe.core.pace import AgreedPace, Pace
-from probe.core.recorder import Recorder
-from probe.core.run import Clock, Run
+from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
-from probe.core.selection import Selection, watched
 from probe.core.session import Session
-from probe.core.settings import Settings, load
+from probe.core.settings import Settings, dynamic, load
+from probe.core.settings_sections import OnAnomaly
 from probe.core.sources import chosen
-from probe.core.stopping import TrainingStopped
-from probe.core.structure import REASON
+from probe.core.structure import ending
+from probe.core.watching import Watching
 
 _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
 """What ranks tell each other notices of: the configuration, what was found, and which steps are sampled. Of the last
 two, where ranks share a file system, the names of folders in the output directory."""
+_runs = count()
+"""Attachments in this process: ranks that train together have as many."""
 NEVER = sys.maxsize
 """A step that no training comes to."""
 
 
-class Collecting:
+class Collecting(Watching):
     """The part of a monitor that makes of its settings what is collected: when it attaches, and between steps where the
     configuration changes (dynamic mode) or something was found (``on_anomaly``)."""
-
-    framework: FrameworkAdapter
 
     def __init__(
         self, config_file_path: str | os.PathLike[str] | Mapping[str, Any], process_group: Any, main_grad: bool
     ) -> None:
-        self.settings = load(config_file_path)
         self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
+        self._content = self._path.read_bytes() if self._path is not None and self._path.is_file() else b""
+        """Of the file that the settings are from; read before them, so that no change is missed."""
+        self.settings = load(config_file_path)
         self._process_group, self._main_grad = process_group, main_grad
         self._faults = Faults()
         self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
@@ -80,25 +80,19 @@ class Collecting:
 
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
-        self._given = given
+        for doubt in doubts(self.settings, self.framework.groups.world_size(), os.environ):
+            _log.log(logging.WARNING if self.framework.groups.rank() == 0 else logging.INFO, "%s", doubt)
+        self._given, self._number = given, next(_runs)
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
-        groups = self.framework.groups
-        self._broadcast = broadcast.of_configuration(self.settings, self.framework, self._faults)
-        said = self._broadcast.notices(CONTROL) if self._broadcast else None
-        seconds = max(self.settings.dynamic_seconds, broadcast.SEEN_SECONDS if said else 0.0)
-        self._ahead = ahead = Ahead(groups.world_size() == 1, seconds, given.start_iteration)
-        self._switch = follow(self._path, self.settings, given.start_iteration, groups, self._faults, ahead, said)
-        self._arming = self._deeper = None
-        if (about := self.settings.on_anomaly) is not None:
-            notices = self._notices(ARMING)
-            self._arming = Arming(notices, groups.rank(), about.steps, about.cool_down, ahead, self._faults)
-        collects = self._takes_part() and self._switch is None
-        follows = self._path if self._switch else None
+        self._check_armed(given)
         with ExitStack() as undo:
             undo.callback(self._say_no_more)
+            self._agree(given.start_iteration)
+            collects = self._takes_part() and self._switch is None
+            follows = self._path if self._switch else None
             if self._writes():
-                self._output = Output(run, self._process_group, given.start_iteration, follows)
+                self._output = Output(run, self._number, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
             session = Session(run, schedule, given.start_iteration, self._output, self._between)
@@ -112,6 +106,31 @@ class Collecting:
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
+
+    def _agree(self, first: int) -> None:
+        """On the way by which ranks will know from which step on something holds."""
+        groups, settings = self.framework.groups, self.settings
+        self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
+        self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
+        said = way.notices(CONTROL) if way and dynamic(os.environ) else None
+        if self._switch is not None:
+            self._content = self._switch.content
+        self._switch = follow(self._path, settings, self._content, first, groups, self._faults, self._ahead, said)
+        self._arming = self._deeper = None
+        self._arm(None)
+
+    def _seen_within(self) -> float:
+        """Seconds after which all ranks see what one of them says."""
+        return max(self.settings.dynamic_seconds, self._broadcast.seen_seconds if self._broadcast else 0.0)
+
+    def _arm(self, before: OnAnomaly | None) -> None:
+        """Looks deeper from now on as ``on_anomaly`` says; as it was ``before``, what is ordered already holds."""
+        about = self.settings.on_anomaly
+        if about is None:
+            self._arming = None
+        elif self._arming is None or about != before:
+            rank, notices = self.framework.groups.rank(), self._notices(ARMING)
+            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
 
     def _notices(self, name: str) -> Notices:
         """Of the kind called ``name``, by the way on which ranks here tell each other something."""
@@ -134,12 +153,12 @@ class Collecting:
         session, output = self._session, self._output
         if session is None:
             return
+        self._ahead.ended()
         if (pace := session.schedule.pace) is not None:
             pace.between(step)
         if self._stops is not None and step >= self._stops:
             self._stops = None  # once, should training catch it and go on
-            _log.warning("%s", REASON)
-            raise TrainingStopped(REASON)
+            raise ending(self._faults, self.framework.groups.rank(), self._takes_part())
         if output is not None and self._deeper is not None and step >= self._deeper[0]:
             (_, schedule), self._deeper = self._deeper, None
             self._run = self._new_run(self._given, step)
@@ -159,14 +178,13 @@ class Collecting:
         if (order := arming.poll(step, news)) is not None:
             about = self.settings.on_anomaly
             assert about is not None
-            armed = deeper(self.settings)
-            self._deeper = step + about.steps, session.schedule
-            self._run = self._new_run(self._given, step)
+            armed, end = deeper(self.settings), order.step + about.steps
+            run = self._new_run(self._given, step, armed)
             names = order.suspects if about.arm.targets == SUSPECTS else [""]
-            self._run.settings = armed
-            self._run.selection = around(self._run.selection, names, self.settings)
-            session.change(self._run, Schedule(step, 1, about.steps), output, chosen(armed))
-            self._listen(self._run)
+            run.selection = around(run.selection, names, self.settings)
+            self._run, self._deeper = run, (end, session.schedule)
+            session.change(run, Schedule(step, 1, end - step), output, chosen(armed))
+            self._listen(run)
             output.deepen(self._run, names)
 
     def _obey(self, session: Session, switch: Switch, step: int) -> None:
@@ -182,29 +200,44 @@ class Collecting:
 
     def _turn_off(self, session: Session, step: int) -> None:
         self._on, self._deeper = False, None
+        self.settings = self.settings.model_copy(update={"dynamic_on": False})
         self._stop_listening()
-        self._run = self._new_run(self._given, step)
+        idle = self.settings.model_copy(update={"xy_distribution": False, "print_struct": False})
+        self._run = self._new_run(self._given, step, idle)  # a model that was compiled meanwhile can be left alone
         session.change(self._run, Schedule(NEVER), self._output, [])
         if self._output is not None:
             self._output.rest(step)
+
+    def _count_only(self, session: Session, step: int) -> None:
+        """This rank takes no part; it counts steps, since the first one tells when collecting has come to its end."""
+        settings = self.settings
+        self._turn_off(session, step)
+        schedule = Schedule(step, settings.step_interval, settings.collect_times)
+        if self._run is not None:
+            session.change(self._run, schedule, None, [])
+        self.settings, self._on = settings, True
 
     def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
         """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
         before, self.settings = self.settings, settings
         try:
             run = self._new_run(self._given, step)
+            self._check_armed(self._given)
             self._check_targets(run)
             if self._writes() and self._output is None:  # module_ranks has changed
-                self._output = Output(run, self._process_group, step, self._path)
+                self._output = Output(run, self._number, self._process_group, step, self._path)
+            elif self._writes() and self._output is not None:
+                self._output.change(run)
         except BaseException:
             self.settings = before
             raise
+        self._ahead.seconds = self._seen_within()
+        self._arm(before.on_anomaly)
         if settings.print_struct:
             return self._look_at_structure(session, run)
         if not self._takes_part() or self._output is None:
-            return self._turn_off(session, step)
+            return self._count_only(session, step)
         self._stop_listening()
-        self._output.change(run)
         self._run, self._deeper = run, None
         session.change(run, self._paced(step, settings, settings.collect_times), self._output, chosen(settings))
         self._listen(run)
@@ -229,7 +262,8 @@ class Collecting:
 
     def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
         pace = self._pace(settings)
-        if self._output is not None:
+        if self._output is not None and pace is not None:
+            pace.skipped = self._output.pace.skipped if self._output.pace is not None else 0
             self._output.pace = pace
         return Schedule(start, settings.step_interval, times, pace)
 
@@ -255,61 +289,3 @@ class Collecting:
         listening, self._collectives = self._collectives, None
         if listening is not None:
             listening.stop()
-
-    def _new_run(self, given: signatures.Attachment, step: int) -> Run:
-        chunks = list(enumerate(given.model if isinstance(given.model, (list, tuple)) else [given.model]))
-        optimizers = list(given.optimizer) if isinstance(given.optimizer, (list, tuple)) else [given.optimizer]
-        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in optimizers]
-        hooked = {"xy_distribution": self.settings.xy_distribution or self.settings.print_struct}
-        for _, model in chunks:
-            self.framework.hooks.check_model(model, self.settings.model_copy(update=hooked))
-        for optimizer in optimizers:
-            self.framework.hooks.check_optimizer(optimizer)
-        settings = self.settings
-        needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
-        return Run(
-            settings=settings,
-            framework=self.framework,
-            chunks=chunks,
-            optimizers=optimizers,
-            selection=Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only),
-            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps),
-            faults=self._faults,
-            main_grad=self._main_grad,
-            clock=Clock(step),
-            repeats=list(self._repeats(given.dp_group, given.tp_group)),
-            directory=self._output.directory if self._output is not None else None,
-            replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
-        )
-
-    def _repeats(self, *groups: Any) -> Iterator[tuple[int, ...]]:
-        """The groups in which another rank is first."""
-        rank = self.framework.groups.rank()
-        for ranks in (self.framework.groups.ranks_of(group) for group in groups if group is not None):
-            if rank in ranks and rank != ranks[0]:
-                yield tuple(ranks)
-
-    def _takes_part(self) -> bool:
-        ranks = self.settings.module_ranks
-        return not ranks or self.framework.groups.rank() in ranks
-
-    def _writes(self) -> bool:
-        """Whether this rank has rows to write: the structure of a model is none."""
-        return self._takes_part() and not self.settings.print_struct
-
-    def _check_targets(self, run: Run) -> None:
-        """A target that names nothing is an error; with several processes another rank may have it. Who asks what
-        there is to be named may name what he likes."""
-        if not self._takes_part() or self.settings.print_struct:
-            return
-        names = [name for _, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
-        names += [name for _, model in run.chunks for name, _ in run.framework.hooks.parameters(model)]
-        for stage, model in run.chunks:
-            for name, module in run.framework.hooks.modules(model):
-                run.selection.places(watched(stage, name, name, module))
-        modules = [(stage, name) for stage, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
-        if problems := [*run.selection.check(names), *unknown(run.settings, modules)]:
-            if self.framework.groups.world_size() > 1:
-                _log.warning("not on this rank: %s", "; ".join(problems))
-            else:
-                raise ValueError("\n".join(problems))

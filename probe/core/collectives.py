@@ -16,6 +16,7 @@ from typing import Any
 from probe.core.call_log import CallLog
 from probe.core.call_sites import Lines, Sites, stack
 from probe.core.collective_rows import SIGNAL, Call, Step, Tally, batches, label
+from probe.core.cost import Begun
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter, Remove, Tensor
 from probe.core.histogram import HISTOGRAM, QUANTILES
@@ -68,9 +69,10 @@ class Listening:
     def attach(self, run: Run, takes_part: bool) -> None:
         """The first step of ``run`` begins, or has begun with what was heard so far."""
         self._run, self._first = run, run.clock.step
-        for where, count in self._faults.counts.items():
-            run.faults.lost(where, count)
-        self._faults = run.faults
+        if self._faults is not run.faults:
+            for where, count in self._faults.counts.items():
+                run.faults.lost(where, count)
+            self._faults = run.faults
         if not takes_part:
             self._calls_log = None
             self._end()
@@ -103,7 +105,7 @@ class Listening:
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> Call | None:
         """A call is about to be made; None if nothing more is to be told of it."""
-        begin = time.perf_counter()
+        begun = self._begin()
         try:
             with self._lock:
                 return self._began(operation, tuple(ranks), inputs, site, again)
@@ -111,19 +113,19 @@ class Listening:
             self._faults.note("collective", error)
             return None
         finally:
-            self._spent(begin)
+            self._spent(begun)
 
     def ended(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """The call is complete, and its outputs can be read."""
         call.finish()
-        begin = time.perf_counter()
+        begun = self._begin()
         try:
             with self._lock:
                 self._record(call, OUTPUT, outputs)
         except Exception as error:  # noqa: BLE001
             self._faults.note("collective", error)
         finally:
-            self._spent(begin)
+            self._spent(begun)
 
     def abandoned(self, call: Call, outputs: int) -> None:
         """Nobody can wait for the call any more; it would have had so many outputs."""
@@ -222,9 +224,12 @@ class Listening:
             rank = self._framework.groups.rank()
             log.write(rank, logging.WARNING if rank == self._lowest else logging.INFO)
 
-    def _spent(self, begin: float) -> None:
-        if self._run is not None:
-            self._run.cost.hooks += time.perf_counter() - begin
+    def _begin(self) -> Begun | None:
+        return self._run.cost.begin() if self._run is not None else None
+
+    def _spent(self, begun: Begun | None) -> None:
+        if self._run is not None and begun is not None:
+            self._run.cost.end(begun)
 
 
 def of_configuration(settings: Any, framework: FrameworkAdapter, faults: Faults) -> Listening | None:

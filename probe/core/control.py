@@ -32,6 +32,10 @@ _log = logging.getLogger("probe.control")
 class Switch(Protocol):
     """Where one rank learns of changes. Asked once a step."""
 
+    @property
+    def content(self) -> bytes:
+        """Of the file whose configuration has taken effect, as far as this rank has read it."""
+
     def poll(self, step: int, idle: bool) -> Settings | None:
         """The configuration that takes effect with ``step``, which is about to begin, or None if nothing changes.
 
@@ -58,7 +62,8 @@ class Control:
     """Follows one configuration file on one rank. Polled once a step; that costs one ``stat`` while nothing changes.
 
     Args:
-        settings: as read from ``path`` when the monitor was made.
+        settings: as read from ``path`` when the monitor was made, or as they took effect since.
+        content: of the file that ``settings`` are from: what has been changed since is taken up.
         first: number of the first step of training.
         alone: whether there is one rank only.
         leads: whether this rank writes the step at which all switch.
@@ -70,6 +75,7 @@ class Control:
         self,
         path: Path,
         settings: Settings,
+        content: bytes,
         first: int,
         alone: bool,
         leads: bool,
@@ -78,7 +84,8 @@ class Control:
         said: Notices | None = None,
     ) -> None:
         self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
-        self._seen, self._content = self._look(), self._read()
+        self._content = content
+        self._seen = self._look() if self._read() == content else None
         self._broken: bytes | None = None
         self._stale: int | None = None
         """The step in the file that has had its effect."""
@@ -88,10 +95,14 @@ class Control:
         """Whether the others know of what is pending. Then nothing newer takes its place."""
         self._unheard = 0
         """Notices that were given and have not come back: others cannot have heard them."""
-        self._toggle = Toggle() if settings.toggle_on_signal and leads else None
+        self._toggle: Toggle | None = None
+        self._heed_signal(settings.toggle_on_signal)
         if settings.dynamic_on:
             at = settings.apply_at_step
-            self._pending = settings if at is not None and at > first else _at(settings, first + 1)
+            waits = at is not None and at > first
+            self._pending = settings if waits else _at(settings, first + 1)
+            if waits:  # which may be left from a run that was ahead of this one
+                _log.warning("%s: collecting begins at step %d, as apply_at_step says", path, at)
         else:
             self._stale = settings.apply_at_step
 
@@ -101,20 +112,37 @@ class Control:
                 change(self._path, {"dynamic_on": idle})
             while self._said is not None and self._said.read() is not None:
                 self._unheard -= 1
-            if self._said is None or self._pending is None or not self._announced:
+            if not self._settled(step):
                 self._follow(step, idle)
-            return self._due(step)
         except (OSError, ConfigError) as error:
             self._faults.note("control", error)
-            return None
+        return self._due(step)
 
     def finish(self) -> None:
-        if self._leads:
-            self._write({"dynamic_on": False})
+        if not self._leads or self._pending is not None:  # what is pending says itself whether collecting goes on
+            return
+        try:
+            if self._read() == self._content:  # else somebody has just changed it, which is still to be taken up
+                self._write({"dynamic_on": False})
+        except OSError as error:
+            self._faults.note("control", error)
 
     def close(self) -> None:
-        if self._toggle is not None:
-            self._toggle.forget()
+        self._heed_signal(False)
+
+    @property
+    def content(self) -> bytes:
+        """Of the file whose configuration has taken effect; empty if one is pending."""
+        return b"" if self._pending is not None else self._content
+
+    def _settled(self, step: int) -> bool:
+        """Whether what is pending takes effect so soon that no newer change can take its place on all ranks."""
+        if self._pending is None or self._alone:
+            return False
+        if self._said is not None:
+            return self._announced
+        at = self._pending.apply_at_step
+        return at is not None and at != self._stale and step <= at <= step + self._ahead(step)
 
     def _follow(self, step: int, idle: bool) -> None:
         seen = self._look()
@@ -123,7 +151,10 @@ class Control:
             return
         content = self._read()
         woken = touched and idle and self._pending is None
-        if content == self._broken or (content == self._content and not woken):
+        if content == self._content and not woken:
+            self._broken = None
+            return
+        if content == self._broken:
             return
         try:
             settings = load(self._path)
@@ -157,22 +188,38 @@ class Control:
 
     def _take(self, settings: Settings) -> Settings:
         self._pending, self._stale = None, settings.apply_at_step
+        self._heed_signal(settings.toggle_on_signal)
         return settings
 
     def _announce(self, settings: Settings, at: int) -> None:
-        self._write({"apply_at_step": at})
+        written = self._write({"apply_at_step": at})
+        if not written and self._said is None:
+            return  # the others would never know; it is tried again
         self._pending, self._announced = _at(settings, at), True
         if self._said is not None:
             self._unheard += 1
             self._said.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
         _log.info("a change of %s takes effect on all ranks at step %d", self._path, at)
 
-    def _write(self, values: dict[str, object]) -> None:
+    def _write(self, values: dict[str, object]) -> bool:
+        """Whether it could be written."""
         try:
             change(self._path, values)
             self._seen, self._content = self._look(), self._read()
         except (OSError, ConfigError) as error:
-            self._faults.note("control", error)
+            told = ", ".join(f"{key}: {value}" for key, value in values.items()).lower()
+            failure = OSError(f"{self._path}: {told} cannot be written into it, do that by hand: {error}")
+            self._faults.note("control", failure)
+            return False
+        return True
+
+    def _heed_signal(self, asked: bool) -> None:
+        """Whether SIGUSR1 switches from now on."""
+        if asked and self._leads and self._toggle is None:
+            self._toggle = Toggle()
+        elif not asked and self._toggle is not None:
+            self._toggle.forget()
+            self._toggle = None
 
     def _look(self) -> _Seen:
         found = self._path.stat()
@@ -202,6 +249,10 @@ class Heard:
                 self._faults.note("control", TimeoutError(f"heard at step {step}, too late for step {at}"))
         return settings
 
+    @property
+    def content(self) -> bytes:
+        return b""
+
     def finish(self) -> None:
         """The first rank writes."""
 
@@ -209,20 +260,25 @@ class Heard:
         """Nothing is held."""
 
 
-def _at(settings: Settings, step: int) -> Settings:
+def _at(settings: Settings, step: int | None) -> Settings:
     return settings.model_copy(update={"apply_at_step": step})
 
 
 def follow(
     path: Path | None,
     settings: Settings,
+    content: bytes,
     first: int,
     groups: Groups,
     faults: Faults,
     ahead: Ahead,
     said: Notices | None = None,
 ) -> Switch | None:
-    """What switches on and off while training runs; None where the environment does not ask for that."""
+    """What switches on and off while training runs; None where the environment does not ask for that.
+
+    Args:
+        content: of the file that ``settings`` are from.
+    """
     if not dynamic(os.environ):
         return None
     if said is not None and groups.rank() != 0:
@@ -230,4 +286,4 @@ def follow(
     if path is None:
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
-    return Control(path, settings, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, said)
+    return Control(path, settings, content, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, said)

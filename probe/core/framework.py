@@ -1,5 +1,5 @@
 """All that core asks of a framework: modules of plain functions, and this page is their contract; what concerns several
-processes is in :mod:`probe.core.processes`.
+processes is in :mod:`probe.core.processes`, computing with tensors in :mod:`probe.core.arrays`.
 
 ``probe.pytorch`` and ``probe.mindspore`` are two examples, which mypy holds to these protocols. Nothing else in core
 knows a framework.
@@ -8,13 +8,13 @@ knows a framework.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from probe.core import alone
+from probe.core.arrays import Arrays
 from probe.core.processes import Collectives, Groups, Parallel
 from probe.core.records import Coverage
 
@@ -44,6 +44,9 @@ class Adam(NamedTuple):
     beta2: Any
     eps: Any
     steps: Any
+    """Infinitely many where moments are used as they are, not corrected for having begun at zero."""
+    early: bool = False
+    """Whether eps is added to the root before that is corrected, and is as much larger."""
 
 
 class Tensors(Protocol):
@@ -78,10 +81,17 @@ class Tensors(Protocol):
 
     def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
         """Of non-empty moments, as float32 or float64 and without waiting: the update ``m / (sqrt(v) + eps)`` and the
-        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike."""
+        ratio ``m / sqrt(v)``, 0 where the first moment is, with ``m = first / (1 - beta1**steps)`` and ``v`` alike; an
+        early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
+
+    def mark(self) -> object:
+        """A mark in the order of what the device does for this thread; None where all is done on the host."""
+
+    def between(self, begin: Any, end: Any) -> float:
+        """Seconds from one mark to a later one; waits until the device has come there."""
 
 
 class OutOfReach(Exception):  # noqa: N818 - no error
@@ -214,76 +224,6 @@ class Hooks(Protocol):
 
     def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:
         """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
-
-
-Numbers = Any
-"""An array of a framework's own, on its own device, that nothing differentiates: has ``+ - * / @``, comparisons, slices
-to read and write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
-
-
-class Arrays(Protocol):
-    """What core asks for to compute with tensors: a few operations, none of which waits for a device."""
-
-    def block(self, numbers: Numbers) -> int:
-        """How many elements of an intermediate result are worth computing at once where ``numbers`` are."""
-
-    def quiet(self) -> AbstractContextManager[object]:
-        """Inside, nothing is recorded for gradients, nothing is cast, and no one sees what is computed."""
-
-    def member(self, module: Module, name: str) -> object:
-        """What ``module`` calls ``name``; None if it has no such thing."""
-
-    def numbers(self, tensor: Tensor) -> Numbers:
-        """The elements that this process holds, as they are stored."""
-
-    def wide(self, numbers: Numbers) -> Numbers:
-        """As float64 if they are that, else as float32."""
-
-    def on_host(self, numbers: Numbers) -> bool:
-        """Whether a number can be read without waiting."""
-
-    def is_flag(self, numbers: Numbers) -> bool:
-        """Whether the elements are flags: true or false, or integers."""
-
-    def like(self, array: npt.NDArray[np.float64], numbers: Numbers) -> Numbers:
-        """``array`` where ``numbers`` are, of their dtype."""
-
-    def zeros(self, shape: tuple[int, ...], numbers: Numbers) -> Numbers:
-        """Zeros where ``numbers`` are, of their dtype."""
-
-    def positions(self, count: int, numbers: Numbers) -> Numbers:
-        """0, 1, ..., ``count - 1`` where ``numbers`` are."""
-
-    def turned(self, numbers: Numbers) -> Numbers:
-        """With the last two dimensions swapped."""
-
-    def ordered(self, numbers: Numbers, axes: tuple[int, ...]) -> Numbers:
-        """With the dimensions in this order."""
-
-    def largest(self, numbers: Numbers) -> Numbers:
-        """Of the last dimension, which stays with length 1; NaN where one is NaN."""
-
-    def magnitude(self, numbers: Numbers) -> Numbers:
-        """Without sign."""
-
-    def exp(self, numbers: Numbers) -> Numbers:
-        """Of each element."""
-
-    def log(self, numbers: Numbers) -> Numbers:
-        """Of each element, the natural one."""
-
-    def root(self, numbers: Numbers) -> Numbers:
-        """Of each element, the square one."""
-
-    def where(self, condition: Numbers, value: float, other: Numbers) -> Numbers:
-        """``value`` where ``condition`` is true, else the element of ``other``."""
-
-    def counts(self, numbers: Numbers, largest: int, above: float) -> Numbers:
-        """In how many rows of a matrix each column is among those of the ``largest`` greatest elements, if greater than
-        ``above``."""
-
-    def column(self, scalars: Sequence[Numbers]) -> Block:
-        """One number a row, of scalars and vectors, in float64: what :meth:`Tensors.to_host` takes."""
 
 
 class FrameworkAdapter(NamedTuple):

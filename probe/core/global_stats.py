@@ -99,7 +99,7 @@ class GlobalStats:
     """Adds to batches what the ranks know together. Used on the delivery thread alone.
 
     Args:
-        run: number of the run, the same on all ranks.
+        run: what names it, the same on all ranks.
         said: what must be the same on all ranks that exchange anything: what is collected, and when.
         ops: what is written of each tensor.
         replicas: ranks whose copies of parameters are to be compared; none if empty.
@@ -108,7 +108,7 @@ class GlobalStats:
     def __init__(
         self,
         parallel: Parallel,
-        run: int,
+        run: str,
         said: str,
         ops: Sequence[str],
         seconds: float,
@@ -128,7 +128,7 @@ class GlobalStats:
         self._off = False
         self._replicas: Replicas | None = None
         if len(replicas) > 1:
-            where = f"run {run}, replicas {tuple(sorted(replicas))}"
+            where = f"{run}, replicas {tuple(sorted(replicas))}"
             self._replicas = Replicas(parallel, replicas, where, said, seconds)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
@@ -205,7 +205,7 @@ class GlobalStats:
         if ranks not in self._met:
             columns = [name for name in MERGED if name in next(b for b in batches if b.coverage).columns]
             said = json.dumps([self._said, columns])
-            where = f"run {self._run}, ranks {ranks}"
+            where = f"{self._run}, ranks {ranks}"
             exchange, most = meet(self._parallel, ranks, where, said, rows, self._seconds)
             self._met[ranks] = Group(ranks, exchange, columns, most)
         return self._met[ranks]

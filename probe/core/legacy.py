@@ -70,8 +70,8 @@ class Legacy(Collecting, ABC):
         self.set_monitor(**signatures.read_wrapped(self._wrapped, *args, **kwargs)._asdict())
 
     def reload_xy(self, xy_distribution: bool = False) -> None:
-        """Collects module inputs and outputs and their gradients, or no more, from the next step on. Deprecated:
-        DYNAMIC_MONITOR does this for every key.
+        """Collects module inputs and outputs and their gradients, or no more, from the next step on, as with
+        :attr:`ops`. Deprecated: DYNAMIC_MONITOR does this for every key.
 
         Raises:
             ConfigError: if it is neither true nor false.
@@ -81,9 +81,9 @@ class Legacy(Collecting, ABC):
 
     @property
     def ops(self) -> list[str]:
-        """The numbers that are computed. What is assigned holds from the step after the one in progress (which begins
-        with the end of the last update) on, and until a changed configuration file says otherwise; the rows begin a new
-        file.
+        """The numbers that are computed. What is assigned between an update and the next forward holds from that
+        forward on, else from the next step on; and until a changed configuration file says otherwise. The rows begin a
+        new file.
 
         Raises:
             ConfigError: naming what is no op.
@@ -95,9 +95,10 @@ class Legacy(Collecting, ABC):
         self._ask("ops", load({"ops": ops}).ops)
 
     def _ask(self, key: str, value: Any) -> None:
-        """``key`` is to have ``value``: from the next step on, while something is collected."""
-        if self.monitoring:
+        """``key`` is to have ``value``: from the next forward or the next step on, while something is collected."""
+        if self.monitoring and (session := self._session) is not None:
             self._asked[key] = value
+            session.at_once(lambda step: self._obey_program(session, step))
             return
         self.settings = self.settings.model_copy(update={key: value})
         if self._session is None and key == "ops":

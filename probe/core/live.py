@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from probe.core.reading.directories import find, runs
 from probe.core.reading.problems import Problems
 from probe.core.settings import load
-from probe.core.settings_edit import change
+from probe.core.settings_edit import change, changed
 from probe.core.settings_files import read
+from probe.core.settings_problems import ConfigError
 
 POLL_SECONDS = 0.2
 
@@ -71,16 +72,10 @@ def put(file: Path, values: Mapping[str, Any]) -> bool:
     Raises:
         ConfigError: saying what could not be used; nothing is written.
     """
-    wanted, _ = read(file)
-    for key, value in values.items():
-        place: dict[str, Any] = wanted
-        *above, last = key.split(".")
-        for part in above:
-            inner = place.get(part)
-            place[part] = inner = dict(inner) if isinstance(inner, dict) else {}
-            place = inner
-        place[last] = value
-    load(wanted)
+    found, repeated = read(file)
+    if repeated:
+        raise ConfigError(str(file), repeated)
+    load(changed(found, values))
     before = file.read_bytes()
     change(file, values)
     return file.read_bytes() != before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from probe.core.histogram import HISTOGRAM
 from probe.core.naming import tag
 from probe.core.recorder import Recorder
@@ -17,13 +19,13 @@ def values_of(run: Run | None, session: Session | None, signal: str) -> Metrics:
     if run is None or session is None:
         return {}
     if len(run.recorder):
-        batches = run.recorder.peek([signal]).batches(run.clock.step)
-    elif session.last is not None:
-        step, pending = session.last
+        ops, batches = run.settings.statistics, run.recorder.peek([signal]).batches(run.clock.step)
+    elif session.last is not None:  # which may have been collected with other ops than those of now
+        step, pending, ops = session.last
         batches = [batch for batch in pending.batches(step) if batch.signal == signal]
     else:
         return {}
-    return {name: values for batch in batches for name, values in _by_tag(run, batch).items()}
+    return {name: values for batch in batches for name, values in _by_tag(run, batch, ops).items()}
 
 
 def gradients_of(run: Run | None, session: Session | None) -> tuple[Metrics, Metrics]:
@@ -39,15 +41,15 @@ def values_before_update(run: Run, session: Session) -> Metrics:
     """What those optimizers would be given now that have not updated yet."""
     now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps)
     session.gradients_now(now)
-    return {
-        name: values for batch in now.drain().batches(run.clock.step) for name, values in _by_tag(run, batch).items()
-    }
+    batches = now.drain().batches(run.clock.step)
+    ops = run.settings.statistics
+    return {name: values for batch in batches for name, values in _by_tag(run, batch, ops).items()}
 
 
-def _by_tag(run: Run, batch: Batch) -> Metrics:
-    ops = {name: batch.op(name) for name in run.settings.statistics if name != HISTOGRAM}
+def _by_tag(run: Run, batch: Batch, ops: Sequence[str]) -> Metrics:
+    numbers = {name: batch.op(name) for name in ops if name != HISTOGRAM}
     rank = run.framework.groups.rank()
     return {
-        tag(batch.signal, key, rank, batch.micro_stepped): {name: float(values[i]) for name, values in ops.items()}
+        tag(batch.signal, key, rank, batch.micro_stepped): {name: float(values[i]) for name, values in numbers.items()}
         for i, key in enumerate(batch.keys)
     }

@@ -87,7 +87,10 @@ COUNTS = frozenset({"nans", "infs", "global_nans", "global_infs", "merged"})
 
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
     """The moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No more is ever computed."""
+    ops = tuple(ops)
     needed = {OPS[op].moment if op in OPS else op for op in ops}
+    if any(op in QUANTILES for op in ops):
+        needed |= {"min", "max"}  # between which they lie
     return tuple(moment for moment in (*MOMENTS, HISTOGRAM) if moment in needed)
 
 
@@ -105,7 +108,11 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
     known = OPS.get(op)
     if known is None or (op in columns and known.moment not in columns):
         return columns[op]
-    return known.derive(columns[known.moment], shapes)
+    values = known.derive(columns[known.moment], shapes)
+    if op in QUANTILES and "min" in columns and "max" in columns:
+        within = np.fmax(np.fmin(values, columns["max"]), columns["min"])  # which are NaN where an element is
+        values = np.where(np.isnan(values), values, within)
+    return values
 
 
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:

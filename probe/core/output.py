@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from numbers import Integral, Real
 from pathlib import Path
@@ -31,13 +32,31 @@ def create(root: Path, rank: int, now: float) -> Path:
 
     Args:
         now: seconds since the epoch.
+
+    Raises:
+        OSError: if it cannot be made.
     """
     start = datetime.fromtimestamp(now, ZONE)
     time = f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
     # uuid4 asks the operating system: the random generators of the training run are not touched.
     directory = root / f"{time}-rank{rank}-{uuid.uuid4().hex[:8]}"
-    directory.mkdir(parents=True)
+    with told(root):
+        directory.mkdir(parents=True)
     return directory
+
+
+@contextmanager
+def told(root: Path) -> Iterator[None]:
+    """What makes directories under ``root``: an error names the environment variable.
+
+    Raises:
+        OSError: the one that came, saying what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write to {root}: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that can be written"
+        raise OSError(error.errno, what, error.filename) from error
 
 
 def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:

@@ -24,7 +24,9 @@ class Pace:
     """Stretches the interval between sampled steps, so that all that sampling costs stays below a part of training.
 
     A sampled step costs ``c`` seconds and a step without the monitor takes ``s``: at an interval ``n`` the overhead is
-    ``c / (n s)``. Of both the median of the last ones counts, which a single slow step does not move.
+    ``c / (n s)``. Of both the median of the last ones counts, which a single slow step does not move. What the monitor
+    knows of its cost is not all (a device is busy when the host is not, and hooks cost before they begin): where
+    sampled steps take longer than others by more, and by more than others differ, that counts.
 
     Args:
         budget: the largest part of training's time, such as 0.01.
@@ -34,20 +36,26 @@ class Pace:
     def __init__(self, budget: float, interval: int) -> None:
         self._budget, self._least = budget, interval
         self._costs: deque[float] = deque(maxlen=SAMPLES)
+        self._beside: deque[float] = deque(maxlen=SAMPLES)
         self._steps: deque[float] = deque(maxlen=STEPS)
+        """Without what is known to be the monitor's."""
+        self._sampled: deque[float] = deque(maxlen=SAMPLES)
+        self._others: deque[float] = deque(maxlen=STEPS)
         self._seen = 0
         self.interval = interval
         """Steps from one sampled step to the next."""
         self.skipped = 0
         """Steps that were to be sampled as configured, but were not."""
 
-    def step(self, seconds: float, hooks: float) -> None:
-        """A step took ``seconds``, of which ``hooks`` were the monitor's."""
-        self._steps.append(max(seconds - hooks, 0.0))
+    def step(self, seconds: float, own: float, sampled: bool = False) -> None:
+        """A step took ``seconds``, of which ``own`` were the monitor's."""
+        self._steps.append(max(seconds - own, 0.0))
+        (self._sampled if sampled else self._others).append(seconds)
 
-    def sampled(self, seconds: float) -> None:
-        """Sampling a step has cost ``seconds`` in all, beside training too."""
-        self._costs.append(seconds)
+    def sampled(self, own: float, beside: float = 0.0) -> None:
+        """Sampling a step has taken ``own`` seconds of training, and ``beside`` it others."""
+        self._costs.append(own)
+        self._beside.append(beside)
         self._seen += 1
         if self._seen >= FEWEST and self._steps:
             self._want(self._wanted())
@@ -61,12 +69,27 @@ class Pace:
     @property
     def overhead(self) -> float:
         """What sampling at this interval costs, as a part of training's time; NaN if nothing is known yet."""
-        plain = median(self._steps) if self._steps else 0.0
-        return median(self._costs) / (self.interval * plain) if self._costs and plain else math.nan
+        plain = self._plain
+        return self._cost / (self.interval * plain) if self._costs and plain else math.nan
+
+    @property
+    def _plain(self) -> float:
+        """Seconds of a step without the monitor."""
+        steps = self._others if len(self._others) >= SAMPLES else self._steps
+        return median(steps) if steps else 0.0
+
+    @property
+    def _cost(self) -> float:
+        """Seconds of sampling a step."""
+        known, longer = median(self._costs), 0.0
+        if len(self._others) >= SAMPLES and self._sampled:
+            usual = median(self._others)
+            longer = median(self._sampled) - usual - median(abs(seconds - usual) for seconds in self._others)
+        return max(known, longer) + median(self._beside)
 
     def _wanted(self) -> int:
-        allowed = self._budget * median(self._steps)
-        needed = math.ceil(median(self._costs) / allowed) if allowed > 0 else self._least
+        allowed = self._budget * self._plain
+        needed = math.ceil(self._cost / allowed) if allowed > 0 else self._least
         return -(-max(needed, self._least) // self._least) * self._least
 
 

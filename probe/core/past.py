@@ -6,7 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,12 @@ from probe.core.histogram import BINS, HISTOGRAM, width
 from probe.core.records import Batch, Snapshot
 
 MOST_BYTES = 256 << 20
-"""Of packed numbers that are held; the oldest steps give way."""
+"""Of what is held; the oldest steps give way."""
 LEVEL = 1
 """Of compression: numbers hardly shrink more at a higher one."""
+DESCRIBED = {"keys": 250, "shapes": 80, "dtypes": 8, "coverage": 250, "order": 8}
+"""What batches say of their rows besides numbers, and about how many bytes that takes for each. Steps that say the same
+share it; else it counts as theirs (activations whose sizes change from step to step)."""
 
 
 class _Packed(NamedTuple):
@@ -27,10 +30,12 @@ class _Packed(NamedTuple):
     columns: tuple[tuple[str, ...], ...]
     numbers: tuple[bytes, ...]
     """One for each batch."""
+    own: int
+    """Bytes of what its batches share with those of no earlier step."""
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.numbers))
+        return self.own + sum(map(len, self.numbers))
 
 
 class Past:
@@ -38,14 +43,15 @@ class Past:
 
     Args:
         steps: how many steps are held, and how many are written after one with a finding.
-        most_bytes: that their numbers may take; at least the latest step is held.
+        most_bytes: that they may take; at least the latest step is held.
     """
 
     def __init__(self, steps: int, most_bytes: int = MOST_BYTES) -> None:
         self._held: deque[_Packed] = deque()
         self._steps, self._most_bytes = steps, most_bytes
         self._bytes = self._following = 0
-        self._alike: dict[str, Batch] = {}
+        self._alike: dict[tuple[str, str], Any] = {}
+        """What the latest batch of a signal has said in each of the fields of ``DESCRIBED``."""
         self.unwritten = 0
         """Steps that were given up because nothing was found near them."""
 
@@ -83,23 +89,27 @@ class Past:
             self.unwritten += 1
 
     def _packed(self, snapshot: Snapshot) -> _Packed:
-        batches = [self._shared(batch) for batch in snapshot.batches]
-        bare = [replace(batch, columns={}) for batch in batches]
-        columns = tuple(tuple(batch.columns) for batch in batches)
-        numbers = tuple(zlib.compress(_bytes_of(batch), LEVEL) for batch in batches)
-        return _Packed(replace(snapshot, batches=bare), columns, numbers)
+        bare, own = [], 0
+        for batch in snapshot.batches:
+            shared, fresh = self._shared(batch)
+            bare.append(replace(batch, columns={}, **shared))
+            own += fresh
+        columns = tuple(tuple(batch.columns) for batch in snapshot.batches)
+        numbers = tuple(zlib.compress(_bytes_of(batch), LEVEL) for batch in snapshot.batches)
+        return _Packed(replace(snapshot, batches=bare), columns, numbers, own)
 
-    def _shared(self, batch: Batch) -> Batch:
-        """``batch`` with the very keys, shapes and so on of an earlier step, where they are equal."""
-        known = self._alike.get(batch.signal)
-        if known is None or (batch.keys, batch.shapes, batch.dtypes, batch.coverage) != (
-            known.keys,
-            known.shapes,
-            known.dtypes,
-            known.coverage,
-        ):
-            self._alike[batch.signal] = known = replace(batch, columns={})
-        return replace(batch, keys=known.keys, shapes=known.shapes, dtypes=known.dtypes, coverage=known.coverage)
+    def _shared(self, batch: Batch) -> tuple[dict[str, Any], int]:
+        """The very keys, shapes and so on of an earlier step, where they are equal, and the bytes of those that are
+        not."""
+        shared, fresh = {}, 0
+        for field, size in DESCRIBED.items():
+            said: Any = getattr(batch, field)
+            known: Any = self._alike.get((batch.signal, field))
+            if not (np.array_equal(said, known) if field == "order" else said == known):
+                self._alike[batch.signal, field] = known = said
+                fresh += size * len(said)
+            shared[field] = known
+        return shared, fresh
 
 
 def _bytes_of(batch: Batch) -> bytes:

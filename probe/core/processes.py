@@ -1,4 +1,4 @@
-"""What core asks of a framework where several processes train: the second half of :mod:`probe.core.framework`."""
+"""What core asks of a framework where several processes train: the second part of :mod:`probe.core.framework`."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import re
 import shutil
@@ -18,6 +19,7 @@ from probe.core.reading.directories import RankDirectory, find
 from probe.core.reading.problems import Problems
 from probe.core.reading.sql import pattern_of
 from probe.core.records import Snapshot
+from probe.core.sinks.cost import FILE as COST
 from probe.core.sinks.files import replacing
 
 _log = logging.getLogger("probe")
@@ -97,6 +99,8 @@ class Resumed:
             named = _TABLE.fullmatch(path.name)
             if named and int(named[1]) >= self.first:
                 yield path, self._csv if named[2] == "csv" else self._parquet
+            elif path.name == COST:
+                yield path, self._cost
             elif path.suffix == ".db":
                 yield path, self._sqlite
 
@@ -108,6 +112,8 @@ class Resumed:
         with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = _whole(file)
             header = next(rows, [])
+            if not header:  # of a run that was killed before its first row
+                return
             column = header.index("step")  # a ValueError tells what is no table of ours, which stays
             before = (row for row in rows if len(row) == len(header) and self._is_before(row[column]))
             kept = next(before, None)
@@ -117,6 +123,15 @@ class Resumed:
                 return
             with replacing(path) as target:
                 csv.writer(target, lineterminator="\n").writerows(chain([header, kept], before))
+
+    def _cost(self, path: Path) -> None:
+        with path.open(encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line for line in file if line.endswith("\n")]
+        kept = [line for line in lines if json.loads(line)["step"] < self.first]
+        if len(kept) < len(lines):
+            self._keep_copy(path)
+            with replacing(path) as target:
+                target.writelines(kept)
 
     def _is_before(self, step: str) -> bool:
         return step.isdecimal() and int(step) < self.first

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from probe.core.cost import Cost
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Remove, Shard, Tensor
+from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Parameter, Remove, Shard, Tensor
 from probe.core.recorder import Recorder
 from probe.core.records import Batch
 from probe.core.selection import Selection, Watched
@@ -18,6 +18,8 @@ from probe.core.selection import Selection, Watched
 if TYPE_CHECKING:
     from probe.core.collectives import Listening
 
+SPLIT = "tensor_model_parallel"
+"""The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
 CAPTURED = "hooks called while a CUDA graph was captured"
 _log = logging.getLogger("probe")
 
@@ -84,14 +86,6 @@ class Clock:
         self._backward_id, self._backward = identity, True
 
 
-@dataclass
-class Cost:
-    """Seconds that probe spent on the training thread in this step."""
-
-    hooks: float = 0.0
-    drain: float = 0.0
-
-
 class Apart(Protocol):
     """Collects rows of its own kind within a step."""
 
@@ -129,6 +123,8 @@ class Run:
     repeats: list[tuple[int, ...]] = field(default_factory=list)
     """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
     have."""
+    tensor_repeats: list[tuple[int, ...]] = field(default_factory=list)
+    """The same of the tensor-parallel group: of parameters that are not split over it."""
     replicas: tuple[int, ...] = ()
     """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
     parameters: list[Watched] = field(default_factory=list)
@@ -141,14 +137,15 @@ class Run:
     """Where the files of this rank are; None where nothing is written."""
     _backward: tuple[int, bool] = (-1, True)
 
-    def elsewhere(self, gradient: Tensor | Shard) -> bool:
-        """Whether another rank of a group writes this reduced gradient: all ranks of a group have the same, unless they
-        share it out among them. Where several sets of them do, one set holds what another does."""
-        if not self.repeats:
+    def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
+        """Whether another rank of a group writes this reduced gradient of ``parameter``: all ranks of a group have the
+        same, unless they share it out among them. Where several sets of them do, one set holds what another does."""
+        repeats = self.repeats if getattr(parameter, SPLIT, False) else self.repeats + self.tensor_repeats
+        if not repeats:
             return False
         coverage = gradient.coverage if type(gradient) is Shard else self.framework.tensors.describe(gradient)[2]
         sharing = {*coverage.ranks} if coverage else set[int]()
-        return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in self.repeats)
+        return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in repeats)
 
     def in_training_backward(self) -> bool:
         """Whether the running backward leads to parameters; notes that it runs."""
@@ -177,12 +174,12 @@ class Run:
         def hook(*args: Any) -> None:
             if not clock.sampled or captured():
                 return
-            begin = time.perf_counter()
+            begun = cost.begin()
             try:
                 function(*args)
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
                 faults.note(where, error)
-            cost.hooks += time.perf_counter() - begin
+            cost.end(begun)
 
         return hook
 

@@ -8,12 +8,14 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from itertools import chain, count
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from probe import __version__
 from probe.core import output
+from probe.core.cost import OnDevice, Spent
 from probe.core.delivery import Delivery
 from probe.core.global_stats import GlobalStats
 from probe.core.live import followed
@@ -25,7 +27,7 @@ from probe.core.remembering import remember
 from probe.core.resuming import resume
 from probe.core.rules import Rule, factory
 from probe.core.run import Run
-from probe.core.sinks import SINKS, Sink
+from probe.core.sinks import SINKS, TABLES, Sink
 from probe.core.sinks.context import SinkContext
 from probe.core.writing import Writer
 
@@ -35,29 +37,30 @@ MOST_CHANGES = 100
 """Changes of the configuration that the manifest lists, the latest ones."""
 
 _log = logging.getLogger("probe")
-_runs = count()
-"""Attachments in this process: ranks that train together have as many."""
 
 
 class Output:
     """Opens everything at once; nothing stays behind if that fails.
 
     Args:
+        number: of the run, the same on all ranks.
         process_group: the pipeline-parallel group, for what findings say of their rank.
         first: number of the first step.
         follows: the configuration file that is followed while training runs, if one is.
     """
 
-    def __init__(self, run: Run, process_group: Any, first: int = 0, follows: Path | None = None) -> None:
+    def __init__(self, run: Run, number: int, process_group: Any, first: int, follows: Path | None) -> None:
         self._run, self._rank = run, run.framework.groups.rank()
-        self._number, self._first = next(_runs), first
-        self._exchange = self._number
+        self._number, self._first = number, first
         self._mates = run.framework.groups.ranks_of(process_group)
         self._rules: list[tuple[object, Rule]] = []
         """Each with what it was made of."""
         self._sinks: list[tuple[object, Sink]] = []
+        self._made: set[str] = set()
+        """Names of the sinks that there have been."""
         self._noted = 0
         self._seconds = self._own = 0.0
+        self.on_device = OnDevice(run.framework.tensors.between)
         self.pace: Pace | None = None
         self._held_back: tuple[int, Past | None] = 0, None
         self._control: dict[str, object] = {} if follows is None else followed(follows, first)
@@ -85,15 +88,22 @@ class Output:
 
     def change(self, run: Run) -> None:
         """What ``run`` collects goes to the same directory from its first step on. Rules and sinks that are configured
-        as they were go on as they are."""
+        as they were go on as they are.
+
+        Raises:
+            Exception: if one cannot be made; all go on as they are then.
+        """
         if run is self._run:
             return
-        self._run = run
-        if self.directory is None and set(run.settings.formats) - {"api"}:
-            self.directory = output.create(self._root, self._rank, time.time())
-        run.directory = self.directory
-        self._choose()
-        self._exchange = next(_runs)
+        before, self._run = self._run, run
+        try:
+            if self.directory is None and set(run.settings.formats) - {"api"}:
+                self.directory = output.create(self._root, self._rank, time.time())
+            run.directory = self.directory
+            self._choose()
+        except BaseException:
+            self._run = before
+            raise
         past = self._past()
         judges, writers, together = self._judges, self._writers, self._global_stats(run)
 
@@ -135,18 +145,26 @@ class Output:
         """The configured rules and sinks; those made of the same as before are the same."""
         settings = self._run.settings
         rules: list[tuple[object, Rule]] = []
+        known = list(self._rules)
         for rule in settings.alert.rules:
             made_of = rule, settings.statistics
-            known = next((one for of, one in self._rules if of == made_of), None)
-            make = factory(rule.rule_name)
-            rules.append((made_of, known or make(rule.args, self._rank, settings.statistics)))
+            kept = next((pair for pair in known if pair[0] == made_of), None)
+            if kept is not None:
+                known.remove(kept)  # two that are alike are two
+            rules.append(kept or (made_of, factory(rule.rule_name)(rule.args, self._rank, settings.statistics)))
         context = self._context()
         sinks: list[tuple[object, Sink]] = [(None, self._resumed)] if self._resumed else []
-        for name in (*settings.formats, "anomaly"):
+        beside = ("cost", "anomaly") if TABLES.intersection(settings.formats) else ("anomaly",)
+        for name in (*settings.formats, *beside):
             if name in SINKS:
-                kept = next((one for of, one in self._sinks if of == (name, context)), None)
-                sinks.append(((name, context), kept or SINKS[name](context)))
+                known_sink = next((one for of, one in self._sinks if of == (name, context)), None)
+                sinks.append(((name, context), known_sink or self._new_sink(name, context)))
         self._rules, self._sinks = rules, sinks
+        self._made.update(settings.formats)
+
+    def _new_sink(self, name: str, context: SinkContext) -> Sink:
+        """Steps of an earlier run are done again for its first one only."""
+        return SINKS[name](replace(context, resumed_at=None) if name in self._made else context)
 
     @property
     def _judges(self) -> list[Rule]:
@@ -187,10 +205,10 @@ class Output:
         if not settings.global_stats or groups.world_size() == 1:
             return None
         same = {"ops", "eps", "start_step", "step_interval", "collect_times"}
-        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": self._first}, sort_keys=True)
+        said = json.dumps(settings.model_dump(mode="json", include=same) | {"first": run.clock.step}, sort_keys=True)
         return GlobalStats(
             run.framework.parallel,
-            self._exchange,
+            f"run {self._number} from step {run.clock.step}",
             said,
             settings.statistics,
             settings.global_stats_seconds,
@@ -217,10 +235,15 @@ class Output:
 
     @property
     def overhead(self) -> float:
-        """What the monitor has taken so far, on the training thread and beside it, as a part of the time that training
-        would have taken without; 0 before the first step has ended."""
+        """What the monitor has taken so far, on the training thread, beside it and on the device, as a part of the
+        time that training would have taken without; 0 before the first step has ended."""
         plain = self._seconds - self._own
-        return (self._own + self.delivery.seconds) / plain if plain > 0 else 0.0
+        return (self._own + self.delivery.seconds + self.on_device.seconds) / plain if plain > 0 else 0.0
+
+    def measured(self, spent: Spent) -> dict[str, float]:
+        """What a step has cost on the device, if there is one; on the delivery thread."""
+        seconds = self.on_device.add(spent)
+        return {"device": seconds} if seconds else {}
 
     @property
     def cost(self) -> dict[str, float]:

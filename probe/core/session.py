@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from probe.core.cost import Spent
 from probe.core.framework import Optimizer, Tensor
 from probe.core.recorder import Pending, Recorder
 from probe.core.records import Batch, Snapshot
-from probe.core.run import Cost, Run
+from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.selection import Names, Watched
@@ -21,6 +22,10 @@ from probe.core.turns import Turns
 REPLACED = (
     "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
     "optimizer after what replaces parameters (fully_shard, parallelize_module)"
+)
+STRANGE = (
+    "the optimizer updates none of the model's parameters, so that their updates are not seen: give set_monitor the "
+    "model and the optimizer that train together, after both are wrapped"
 )
 Judge = Callable[[Sequence[Batch]], list[Any]]
 Between = Callable[[int], None]
@@ -49,14 +54,16 @@ class Session:
         self._between = between
         self._turns = Turns(run.optimizers)
         self._looked = False
-        self._ended, self._delivered = time.perf_counter(), 0.0
-        """When the last step ended, and how long the delivery thread had worked by the last sampled one."""
+        self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
+        """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
+        self._own = 0.0
+        """Seconds that the monitor took between the last step and the one in progress."""
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
         self._detached = False
-        self.last: tuple[int, Pending] | None = None
-        """The step that ended last, if it was sampled and nothing of the next has been seen."""
+        self.last: tuple[int, Pending, Sequence[str]] | None = None
+        """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
 
     def _take(self, run: Run, schedule: Schedule, output: Output | None) -> None:
@@ -83,6 +90,17 @@ class Session:
         self._take(run, schedule, output)
         run.clock.begin(clock.step, False)
         self._place(sources)
+
+    def at_once(self, act: Callable[[int], None]) -> None:
+        """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
+        nothing of that step has been seen: between an update and the next forward."""
+        run = self._run
+        seen = self._looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
+        if self._detached or (run.clock.sampled and seen):
+            return
+        step = run.clock.step
+        self._guarded("control", lambda: act(step))
+        self._run.clock.begin(step, self._samples(step))
 
     def _place(self, sources: Sequence[Source]) -> None:
         """Places the hooks of ``sources`` and those of parameters, or none."""
@@ -142,23 +160,23 @@ class Session:
             self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
         if not self._run.clock.sampled or self._run.captured():
             return
+        begun = self._run.cost.begin()
         self._guarded("parameters", self._look)
-        begin = time.perf_counter()
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._of(optimizer), scale))
         if len(self._run.optimizers) > 1:
             self._run.updated.update(id(parameter.thing) for parameter in self._of(optimizer))
-        self._run.cost.hooks += time.perf_counter() - begin
+        self._run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: str) -> None:
         """The update was applied or skipped; the step ends when every optimizer has had its turn."""
         if self._detached:
             return
         if self._run.clock.sampled and not self._run.captured():
-            begin = time.perf_counter()
+            begun = self._run.cost.begin()
             for listen in self._run.after_update:
                 self._guarded("after the update", partial(listen, optimizer, self._of(optimizer)))
-            self._run.cost.hooks += time.perf_counter() - begin
+            self._run.cost.end(begun)
         self._outcome = outcome
         if self._turns.take(optimizer):
             self._guarded("end of step", self._end)
@@ -202,21 +220,24 @@ class Session:
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
+            self._own = time.perf_counter() - self._ended
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
-        """How long the step has taken, and what of that was the monitor's: ``hooks``, and all since ``handing``."""
+        """How long the step has taken, and what of that was the monitor's: ``hooks``, all since ``handing``, and what
+        was done before it began."""
         now = time.perf_counter()
-        took, own, self._ended = now - self._ended, hooks + now - handing, now
+        took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
         if self._output is not None:
             self._output.timed(took, own)
         if (pace := self._schedule.pace) is not None:
-            pace.step(took, own)
+            pace.step(took, own, sampled)
             if sampled and self._output is not None:
-                beside, self._delivered = self._output.delivery.seconds - self._delivered, self._output.delivery.seconds
-                pace.sampled(own + beside)
+                delivered, self._delivered = self._delivered, self._output.delivery.seconds
+                on_device, self._on_device = self._on_device, self._output.on_device.seconds
+                pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
@@ -229,7 +250,7 @@ class Session:
             self._guarded("end of step", lambda: self._hand_over("partial"))
 
     def _hand_over(self, outcome: str) -> None:
-        run, begin = self._run, time.perf_counter()
+        run, begun = self._run, self._run.cost.begin()
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
@@ -237,17 +258,16 @@ class Session:
             apart = [each.drain() for each in collecting]
         finally:
             self._drop()
-        self.last = (step, pending)
-        cost = Cost(run.cost.hooks, time.perf_counter() - begin)
-        run.cost.hooks = 0.0  # the same object: hooks hold on to it
+        self.last = (step, pending, run.settings.statistics)
+        spent = run.cost.take(begun)
         if (output := self._output) is not None:
-            about = partial(_snapshot, run, output, pending, apart, step, now, cost, outcome)
+            about = partial(_snapshot, run, output, pending, apart, step, now, spent, outcome)
             output.delivery.submit(lambda: output.writer.write(about()))
 
     def _drop(self) -> None:
         """Forgets what was seen of the step."""
         for listen in self._run.step_ended:
-            listen()
+            self._guarded("end of step", listen)
         self._run.updated.clear()
         self._run.recorder.clear()
 
@@ -292,6 +312,8 @@ class Session:
             self._census = census
             self._watch_new()
             self._share_out()
+            if not self._wrapping and census and self._known and not self._known.keys() & set(census):
+                self._run.faults.note("optimizer", ValueError(STRANGE))
         still: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
@@ -342,13 +364,13 @@ class Session:
 
 
 def _snapshot(
-    run: Run, output: Output, pending: Pending, apart: list[Apart], step: int, now: float, cost: Cost, outcome: str
+    run: Run, output: Output, pending: Pending, apart: list[Apart], step: int, now: float, spent: Spent, outcome: str
 ) -> Snapshot:
     """On the delivery thread: waits for the device."""
     batches, rank = pending.batches(step), run.framework.groups.rank()
     for rows in apart:
         batches += rows(step)
     batches = output.globally(step, batches)
-    spent = {"hooks": cost.hooks, "drain": cost.drain}
+    cost = {"hooks": spent.hooks, "drain": spent.drain} | output.measured(spent)
     scalars = {"probe/overhead": output.overhead}
-    return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=spent, outcome=outcome)
+    return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=cost, outcome=outcome)

@@ -6,8 +6,7 @@ The docstring under a field is what `probe config explain` prints and what docs/
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
@@ -25,9 +24,10 @@ from pydantic import (
 
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import GROUPS, OPS
-from probe.core.settings_alerts import RULE_ARGS, Alert, Rule, doubts
+from probe.core.settings_alerts import RULE_ARGS, Alert, Rule
 from probe.core.settings_files import read
 from probe.core.settings_problems import ConfigError, problems
+from probe.core.settings_sections import CcDistribution, L2Targets, OnAnomaly, Target
 from probe.core.settings_types import (
     Flag,
     FlagOrAddress,
@@ -35,7 +35,6 @@ from probe.core.settings_types import (
     Integer,
     Names,
     Number,
-    Place,
     Rank,
     Section,
     Selector,
@@ -43,14 +42,18 @@ from probe.core.settings_types import (
     not_empty,
     wrong,
 )
+from probe.core.settings_vain import ALWAYS_WRITTEN, in_vain
 
 __all__ = ["RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load"]
 
 logger = logging.getLogger("probe.settings")
 
-ALWAYS_WRITTEN = ("shape", "dtype")
 _FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_TIME = (
+    r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
+    r"_(?:[01]\d|2[0-3])-[0-5]\d-[0-5]\d$"
+)
 _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
 
@@ -73,101 +76,8 @@ def _none_or_two(stamps: tuple[str, ...]) -> tuple[str, ...]:
     raise wrong(_STAMPS.expected)
 
 
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error:
-        raise wrong(r"a regular expression such as train.py\[23\]") from None
-    return text
-
-
 def _without_spaces(value: object) -> object:
     return value.replace(" ", "") if isinstance(value, str) else value
-
-
-class Target(Section):
-    """What of one module is watched."""
-
-    input: Place = None
-    """Which of the module's positional inputs is watched, by its type: `tensor`, or `tuple[2]:0` for element 0 of a
-    tuple of 2 (`tuple[2]` means the same). `list[3]:1` and `dict[2]:0` read alike, a dict in the order of its keys. Of
-    input, output, input_grad and output_grad only those listed are watched; `{}` watches all four with every tensor in
-    them."""
-    output: Place = None
-    """Which of the module's outputs is watched, written as for input."""
-    input_grad: Place = None
-    """Which gradient with respect to the module's inputs is watched, written as for input."""
-    output_grad: Place = None
-    """Which gradient with respect to the module's outputs is watched, written as for input."""
-
-    @property
-    def places(self) -> Mapping[str, Selector | None]:
-        """The watched places, each with its selector; None stands for every tensor there."""
-        listed = {name: place for name in type(self).model_fields if (place := getattr(self, name)) is not None}
-        return listed or dict.fromkeys(type(self).model_fields)
-
-
-class CcDistribution(Section):
-    """Monitoring of collective communication."""
-
-    enable: Flag = False
-    """Whether collectives are monitored, in runs of several processes, from the construction of the monitor on. The
-    calls are logged once, before the update of the second training step."""
-    cc_codeline: tuple[Annotated[Text, AfterValidator(_expression)], ...] = ()
-    r"""Lines of code whose collectives are monitored, as regular expressions such as `train.py\[23\]`, which are
-    searched in the lines `path[line] function` of a call's stack. Empty: all."""
-    cc_pre_hook: Flag = False
-    """Whether the tensors before communication are monitored too. The rule AnomalyCommNan needs them, and collects them
-    in any case."""
-    cc_log_only: Flag = False
-    """Whether the calls (stack, dtype, group) are only logged, once, and nothing is collected; before the update of the
-    second training step training is then stopped, on every rank, by the exception TrainingStopped."""
-
-
-class Arm(Section):
-    """What is collected besides when something was found."""
-
-    xy_distribution: Flag = False
-    """Whether inputs, outputs and their gradients are collected."""
-    wg_distribution: Flag = False
-    """Whether weight gradients are collected."""
-    param_distribution: Flag = False
-    """Whether parameters are collected."""
-    mv_distribution: Flag = False
-    """Whether the optimizer's state is collected."""
-    targets: Annotated[Text, Names(("suspects", "all"))] = "suspects"
-    """Of which modules: `suspects` are the blocks (such as `layers.1`) that the first findings were about; `all` is the
-    whole model."""
-
-
-class OnAnomaly(Section):
-    """Deeper monitoring that the run switches on by itself."""
-
-    arm: Arm
-    """What is collected besides what the configuration says anyway."""
-    steps: Integer = Field(10, ge=1)
-    """For how many steps; each of them is collected, whatever step_interval says."""
-    cool_down: Integer = Field(100, ge=0)
-    """Steps after that in which nothing that is found switches it on again."""
-
-
-class L2Targets(Section):
-    """Modules of the interpretable features."""
-
-    attention_hook: tuple[Text, ...] | None = None
-    """Attention modules whose `entropy` and `softmax_max`, means over the queries, are recorded at each call, by their
-    exact names such as `0:layers.0.attention`: modules that are given query and key. Missing or empty: none."""
-    linear_hook: tuple[Text, ...] | None = None
-    """Linear modules whose `kernel_norm`, the spectral norm of the weight, and `sr`, its Frobenius norm divided by the
-    spectral norm, are recorded once a step. Missing: none; empty list: every module with a two-dimensional `weight` or
-    `wg`."""
-    moe_router_weight_hook: tuple[Text, ...] | None = None
-    """Router modules of mixtures of experts whose `router_weight_similarity`, the mean cosine between the weights of
-    two experts, is recorded once a step. Missing or empty: none."""
-    moe_router_logit_hook: tuple[Text, ...] | None = None
-    """Router modules of mixtures of experts whose first output are logits: `per_token_expert_entropy`, the mean over
-    tokens, and the load of the experts, `load_max` (largest divided by mean) and `load_cv` (standard deviation divided
-    by mean), are recorded at each call. Missing or empty: none."""
 
 
 class Settings(Section):
@@ -176,12 +86,14 @@ class Settings(Section):
     targets: dict[Text, Target] = Field(default_factory=dict)
     """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
     squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
-    `layers.1` never takes `layers.10`. Empty: everything."""
+    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
+    well. Empty: everything."""
     dynamic_on: Flag = False
     """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
     it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
     one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
-    monitoring stops and false is written here."""
+    monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
+    hold from the start to the end."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
     the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
@@ -204,13 +116,15 @@ class Settings(Section):
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
     """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
-    and the distance between collected steps grows, in multiples of step_interval, until it is within the budget; each
-    rank by itself, so that ranks may collect different steps; with global_stats the first rank says which, for all.
-    Missing: no limit. The manifest says how many steps were left out."""
+    and how much longer than others collected steps take; what hooks cost in other steps (some microseconds a module
+    with xy_distribution) is not in it. The distance between collected steps grows, in multiples of step_interval, until
+    that is within the budget; each rank by itself, so that ranks may collect different steps; with global_stats the
+    first rank says which, for all. Missing: no limit. The manifest says how many steps were left out."""
     history: Integer = Field(0, ge=0, le=10_000)
     """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
     exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
-    manifest. 0: everything is written at once."""
+    manifest. Each rank by itself: one whose rules find nothing writes nothing. At most 256 MiB are held on each; where
+    that is too little, the oldest steps are given up. 0: everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written, and training is then stopped. The file is
     `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
@@ -291,7 +205,7 @@ class Settings(Section):
     step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
     """Number of steps that one CSV or Parquet file holds."""
     append_output: Annotated[
-        tuple[Annotated[Text, StringConstraints(pattern=r"^[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d$"), _STAMP], ...],
+        tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
         AfterValidator(_none_or_two),
         _STAMPS,
     ] = ()
@@ -320,7 +234,7 @@ class Settings(Section):
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
     """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
     where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
-    case; `none` neither."""
+    case; `none` neither. Where nothing says what is hidden, nothing is, and a warning says so once."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
@@ -365,23 +279,15 @@ def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
         raise ConfigError(name, [*found, *problems(error, Settings)]) from None
     if found:
         raise ConfigError(name, found)
-    for warning in _doubts(settings):
+    for warning in in_vain(settings):
         logger.warning("%s: %s", name, warning)
     return settings
 
 
-def _doubts(settings: Settings) -> Iterator[str]:
-    if settings.forward_only and settings.backward_only:
-        yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
-    if not set(settings.ops) - set(ALWAYS_WRITTEN):
-        yield "ops names nothing to compute: norm is collected"
-    if settings.cc_distribution.cc_log_only and not settings.cc_distribution.enable:
-        yield "cc_distribution.cc_log_only has no effect without cc_distribution.enable"
-    if settings.stack_info and "csv" not in settings.formats:
-        yield "stack_info has no effect without the format csv"
-    yield from doubts(settings)
-
-
 def dynamic(environ: Mapping[str, str]) -> bool:
     """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
-    return environ.get("DYNAMIC_MONITOR", "").strip().lower() == "true"
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"

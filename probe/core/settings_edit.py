@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any, NamedTuple
 
 import yaml
 
-from probe.core.settings_files import YAML_ENDINGS, plain_json, read
+from probe.core.settings_files import YAML_ENDINGS, content, parse, plain_json, text_of
+from probe.core.settings_problems import ConfigError
 from probe.core.sinks.files import replacing
 
 _BLANKS = " \t\r\n"
+_ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
 
 
 class _Span(NamedTuple):
@@ -20,6 +27,8 @@ class _Span(NamedTuple):
 
     begin: int
     end: int
+    lead: str = ""
+    """Blanks that another value needs before it."""
 
 
 class _Object(NamedTuple):
@@ -36,15 +45,47 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
     """Writes new values of ``changes`` (dotted keys) into a configuration file, in one move.
 
     Raises:
-        ConfigError: if the file cannot be read as a configuration.
+        ConfigError: if the file cannot be read as a configuration, or if it cannot be changed without changing what
+            else it says.
         OSError: if it cannot be written.
     """
-    read(path)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        text = file.read()
+    name, found = str(path), path.resolve()
+    raw = content(name)  # once: somebody may be writing
+    text = text_of(name, raw)
+    before, _ = parse(name, text)
     edited = edit(text, changes, path.name.lower().endswith(YAML_ENDINGS))
-    with replacing(path.resolve()) as file:
-        file.write(edited)
+    try:
+        after, _ = parse(name, edited)
+    except ConfigError:
+        after = {}
+    if after != changed(before, changes):
+        raise ConfigError(
+            name, [f"{name}: {', '.join(changes)} cannot be changed alone (YAML anchors?); edit the file"]
+        )
+    with replacing(found) as file:
+        _own_as(file.fileno(), found.stat())
+        file.write("\ufeff" * raw.startswith(BOM_UTF8) + edited)
+
+
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with those of ``changes`` (dotted keys); a mapping that is missing is made."""
+    result = dict(values)
+    for key, value in changes.items():
+        place = result
+        *above, last = key.split(".")
+        for part in above:
+            inner = place.get(part)
+            place[part] = inner = dict(inner) if isinstance(inner, dict) else {}
+            place = inner
+        place[last] = value
+    return result
+
+
+def _own_as(descriptor: int, found: os.stat_result) -> None:
+    """Gives a file the owner, as far as this process may, and the rights of another."""
+    with suppress(OSError):
+        os.fchown(descriptor, found.st_uid, found.st_gid)
+    os.fchmod(descriptor, S_IMODE(found.st_mode))
 
 
 def edit(text: str, changes: Mapping[str, Any], is_yaml: bool) -> str:
@@ -70,13 +111,14 @@ def _put(text: str, path: list[str], value: Any, is_yaml: bool) -> str:
 
 
 def _replaced(text: str, span: _Span, value: Any) -> str:
-    return text[: span.begin] + json.dumps(value) + text[span.end :]
+    return text[: span.begin] + span.lead + json.dumps(value) + text[span.end :]
 
 
 def _added(text: str, place: _Object, key: str, value: Any) -> str:
     line = text[: place.inside].rpartition("\n")[2]
     if not place.flow:
-        return f"{text[: place.inside]}{key}: {json.dumps(value)}\n{line}{text[place.inside :]}"
+        ending = "\r\n" if "\r\n" in text else "\n"
+        return f"{text[: place.inside]}{key}: {json.dumps(value)}{ending}{line}{text[place.inside :]}"
     rest = text[place.inside :]
     gap = rest[: len(rest) - len(rest.lstrip(_BLANKS))] if place.values else ""
     comma = "," if place.values else ""
@@ -125,7 +167,7 @@ def _yaml_object(text: str, path: list[str]) -> Any:
         node = inner[key]
     if not isinstance(node, yaml.MappingNode):
         return None
-    values = {key: _Span(value.start_mark.index, _end(text, value)) for key, value in _yaml_pairs(node)}
+    values = {key.value: _yaml_span(text, key, value) for key, value in node.value}
     inside = node.start_mark.index + bool(node.flow_style)
     return _Object(values, inside, flow=bool(node.flow_style))
 
@@ -133,6 +175,17 @@ def _yaml_object(text: str, path: list[str]) -> Any:
 def _yaml_pairs(node: Any) -> Iterator[tuple[str, Any]]:
     for key, value in node.value:
         yield key.value, value
+
+
+def _yaml_span(text: str, key: yaml.Node, value: yaml.Node) -> _Span:
+    begin, end = value.start_mark.index, _end(text, value)
+    if begin < key.end_mark.index and (alias := _ALIAS.match(text, key.end_mark.index)):
+        return _Span(*alias.span(1))  # the value itself stands where its anchor is
+    if begin == end:
+        return _Span(begin, end, " ")
+    if value.start_mark.line > key.start_mark.line and value.start_mark.column <= key.start_mark.column:
+        return _Span(begin, end, "  ")  # a list may begin below its key
+    return _Span(begin, end)
 
 
 def _end(text: str, node: yaml.Node) -> int:

@@ -30,7 +30,15 @@ def read(source: str | PathLike[str]) -> tuple[dict[str, Any], list[str]]:
         ConfigError: if there is no file, or no mapping in it.
     """
     name = fspath(source) or "."
-    text = _text(name)
+    return parse(name, text_of(name, content(name)))
+
+
+def parse(name: str, text: str) -> tuple[dict[str, Any], list[str]]:
+    """What :func:`read` gives for a file called ``name`` that holds ``text``.
+
+    Raises:
+        ConfigError: if there is no mapping in it.
+    """
     if not text.strip():
         raise ConfigError(name, [f"{name}: the file is empty; expected a mapping of keys, at least {{}}"])
     try:
@@ -43,14 +51,27 @@ def read(source: str | PathLike[str]) -> tuple[dict[str, Any], list[str]]:
     return dict(value), list(_repetitions(value))  # type: ignore[arg-type] # other keys are told by the settings
 
 
-def _text(name: str) -> str:
+def content(name: str) -> bytes:
+    """What is in the file called ``name``.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
     try:
-        raw = Path(name).expanduser().read_bytes()
+        return Path(name).expanduser().read_bytes()
     except IsADirectoryError:
         raise ConfigError(name, [f"{name}: this is a directory; give the file in it"]) from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: no such ~user
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise ConfigError(name, [f"{name}: cannot be read: {reason}; give the path of a JSON or YAML file"]) from error
+
+
+def text_of(name: str, raw: bytes) -> str:
+    """``raw`` as text, without the mark that some editors put at the beginning.
+
+    Raises:
+        ConfigError: if it is no UTF-8.
+    """
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

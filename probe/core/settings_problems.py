@@ -69,7 +69,7 @@ def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], m
     if kind == "invalid_key" or loc[-1:] == (_KEY,):
         return f"expected a string as key, got {_shown(loc[-1] if kind == 'invalid_key' else value)}; put it in quotes"
     if kind == "extra_forbidden":
-        return _unknown_key(loc[-1], list(_resolve(model, loc[:-1])[0].model_fields))
+        return _unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields))
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return f"missing; expected {expected}"

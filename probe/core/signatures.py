@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+from operator import index
 from typing import Any, NamedTuple
+
+_ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
 
 
 class Attachment(NamedTuple):
@@ -23,7 +28,7 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
         TypeError: for a missing, repeated or unknown argument.
         ValueError: for a value out of range.
     """
-    return _checked((_existing if len(args) > 1 and _steps(args[1]) else _documented)(*args, **kwargs))
+    return _checked(_named(_existing if len(args) > 1 and _steps(args[1]) else _documented, args, kwargs))
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
@@ -34,16 +39,30 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
         ValueError: as :func:`read`.
     """
     existing = len(args) > 1 and (args[1] is None or _steps(args[1]))
-    attachment = (_existing if existing else _documented)(*args, **kwargs)
+    attachment = _named(_existing if existing else _documented, args, kwargs)
     return _checked(attachment._replace(optimizer=optimizer if attachment.optimizer is None else attachment.optimizer))
+
+
+def _named(order: Callable[..., Attachment], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
+    try:
+        given = signature(order).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"set_monitor: {error}; {_ADVICE}") from None
+    return order(*given.args, **given.kwargs)
 
 
 def _checked(attachment: Attachment) -> Attachment:
     if attachment.optimizer is None:
-        raise TypeError("set_monitor: the optimizer is missing; call set_monitor(model, grad_acc_steps, optimizer)")
-    _check("grad_acc_steps", attachment.grad_acc_steps, 1)
-    _check("start_iteration", attachment.start_iteration, 0)
-    return attachment
+        raise TypeError(f"set_monitor: the optimizer is missing; {_ADVICE}")
+    for name, given in (("model", attachment.model), ("optimizer", attachment.optimizer)):
+        if isinstance(given, (list, tuple)) and not given:
+            raise ValueError(
+                f"set_monitor: {name}: expected one or a list of them, got an empty {type(given).__name__}"
+            )
+    return attachment._replace(
+        grad_acc_steps=_count("grad_acc_steps", attachment.grad_acc_steps, 1),
+        start_iteration=_count("start_iteration", attachment.start_iteration, 0),
+    )
 
 
 def _steps(value: Any) -> bool:
@@ -74,6 +93,12 @@ def _existing(
     return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
 
 
-def _check(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _count(name: str, value: Any, least: int) -> int:
+    """``value``, which may also be an integer of NumPy or of a framework, as it comes out of a checkpoint."""
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
         raise ValueError(f"set_monitor: {name}: expected an integer of at least {least}, got {value!r}")
+    return number

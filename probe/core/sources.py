@@ -61,7 +61,9 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
     def collect(into: Recorder, optimizer: Optimizer, owned: list[Watched], scale: Tensor | None) -> None:
         fresh = [(p, hooks.gradient(optimizer, p.thing, run.main_grad)) for p in owned if id(p.thing) in touched]
-        held = [(p.key, gradient) for p, gradient in fresh if gradient is not None and not run.elsewhere(gradient)]
+        held = [
+            (p.key, gradient) for p, gradient in fresh if not (gradient is None or run.elsewhere(p.thing, gradient))
+        ]
         into.record_all("grad_reduced", [key for key, _ in held], [g for _, g in held], scale=scale)
 
     run.each_parameter(attach)

@@ -34,12 +34,13 @@ def stacks(run: Run) -> Iterator[None]:
         yield
         return
     hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path)
+    activations = run.settings.xy_distribution
     with ExitStack() as attached:
         for stage, model in run.chunks:
             names.expect(stage, (full for full, _ in hooks.modules(model)))
             for full, module in hooks.modules(model):
                 watched = names.watch(stage, full, module)
-                if run.selection.watches(watched):
+                if run.selection.watches(watched) or (activations and run.selection.places(watched)):
                     note = partial(found.note, f"{stage}:{watched.name}", machinery(module))
                     guard = partial(run.guard, f"stack of module {full!r}")
                     attached.callback(run.on_forward(module, model, note, lambda *_: None, guard))

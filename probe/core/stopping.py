@@ -4,14 +4,16 @@ from __future__ import annotations
 
 
 class TrainingStopped(SystemExit):
-    """Raised into training, in the same step on every rank, by a configuration that asks for it (``cc_log_only``).
+    """Raised into training, in the same step on every rank, by a configuration that asks for it (``print_struct``,
+    ``cc_log_only``).
 
     What is not caught ends the process as if the script had come to its end: without a traceback, and with exit code 0,
-    so that launchers see nothing fail. ``args[0]`` is 0; :attr:`reason` says why.
+    so that launchers see nothing fail. ``args[0]`` is ``code``, 0 unless what was asked for could not be done;
+    :attr:`reason` says why.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(0)
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(code)
         self.reason = reason
 
     def __str__(self) -> str:

@@ -7,22 +7,27 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from errno import EACCES
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.activations import Listener, Part
+from probe.core.faults import Faults
 from probe.core.framework import Tensor
 from probe.core.leaves import DEPTH, children, kind
-from probe.core.output import output_root
+from probe.core.output import output_root, told
 from probe.core.run import Run
 from probe.core.selection import PLACES, watched
 from probe.core.sinks.files import replacing
+from probe.core.stopping import TrainingStopped
 
 FOLDER, FILE = "module_struct", "module_struct.json"
 NOTHING = str(type(None))
 """Stands where no tensor came: an input that is none, a gradient that was not computed."""
-REASON = "print_struct: the structure of the model is written, and training is stopped as configured"
+ENDING = "print_struct: training is stopped as configured"
+FAILED = "print_struct"
+"""Where faults are counted that leave a rank without its file."""
 
 _log = logging.getLogger("probe")
 Tree = dict[str, Any]
@@ -42,11 +47,25 @@ def path_of(root: Path, rank: int) -> Path:
     return root / FOLDER / f"rank{rank}" / FILE
 
 
+def prepare(rank: int) -> None:
+    """Makes the folder of the file, so that what cannot be written is known before a step is trained for it.
+
+    Raises:
+        OSError: naming the folder.
+    """
+    root = output_root(os.environ).absolute()
+    folder = path_of(root, rank).parent
+    with told(root):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES), str(folder))
+
+
 @contextmanager
 def structure(run: Run) -> Iterator[None]:
     """Looks at the first training forward of every module and the backward through it; writes at the step's end."""
     hooks = run.framework.hooks
-    root, looks = output_root(os.environ).absolute(), dict[str, _Look]()
+    path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
     with ExitStack() as attached:
         for stage, model in run.chunks:
             for full, module in hooks.modules(model):
@@ -54,18 +73,38 @@ def structure(run: Run) -> Iterator[None]:
                 guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
                 listen = partial(run.on_forward, compiled_too=True, gradients=True)
                 attached.callback(listen(module, model, look.before, look.after, guard))
-        run.step_ended.append(lambda: _write(path_of(root, run.framework.groups.rank()), looks))
+        run.step_ended.append(lambda: _write(path, looks, run.faults))
         yield
 
 
-def _write(path: Path, looks: Mapping[str, _Look]) -> None:
+def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
+    """What training ends by once the step has been seen, after it is told: with an exit code of its own if this rank,
+    which ``writes``, could not write its file."""
+    stop = TrainingStopped(
+        f"{ENDING}; the structure of the model is in {path_of(output_root(os.environ).absolute(), rank)}"
+    )
+    if not writes:
+        stop = TrainingStopped(f"{ENDING}; module_ranks leaves rank {rank} out")
+    elif any(place.startswith(FAILED) for place in faults.counts):
+        stop = TrainingStopped("print_struct: training is stopped; the structure of the model could not be written", 1)
+    _log.warning("%s", stop)
+    return stop
+
+
+def _write(path: Path, looks: Mapping[str, _Look], faults: Faults) -> None:
+    try:
+        _write_to(path, looks)
+    except Exception as error:  # noqa: BLE001 - training is to be stopped on every rank all the same
+        faults.note(f"{FAILED}: {path}", error)
+
+
+def _write_to(path: Path, looks: Mapping[str, _Look]) -> None:
     found = {name: look.found() for name, look in looks.items()}
     with replacing(path) as file:
         json.dump(found, file, ensure_ascii=False, indent=2)
         file.write("\n")
     if not any(found.values()):
         _log.warning("no module was seen to run: compiled (torch.compile), or in evaluation mode?")
-    _log.info("the structure of the model is in %s", path)
 
 
 class _Look(Listener):
@@ -74,6 +113,8 @@ class _Look(Listener):
     def forget(self) -> bool:
         self._trees: dict[str, Tree] = {}
         self._gradients: dict[str, str] = {}
+        self._first: tuple[int, int] | None = None
+        """Micro step and call of the first forward."""
         return super().forget()
 
     def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -81,10 +122,12 @@ class _Look(Listener):
             args, kwargs = inputs
             tell = self._teller(self._inputs(inputs, "input"))
             self._trees["input"] = _tree(args, tell)
-            keywords = {name: _tree(value, tell) for name, value in kwargs.items()}
+            keywords = {name: _tree(value, tell, DEPTH - 1) for name, value in kwargs.items()}
             if keywords := {name: tree for name, tree in keywords.items() if _holds(tree)}:
                 self._trees["input"]["keywords"] = keywords
         super().before(kind_, inputs)
+        if kind_ == "training" and self._first is None and not self._run.clock.searching:
+            self._first = self._run.clock.micro_step, self._open[-1][0]
 
     def after(self, kind_: str, outputs: Any) -> None:
         if kind_ == "training" and "output" not in self._trees and not self._run.clock.searching:
@@ -100,7 +143,7 @@ class _Look(Listener):
         return entry
 
     def _record(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
-        if signal == "actv_grad" and micro_step == call == 0:
+        if signal == "actv_grad" and (micro_step, call) == self._first:
             self._gradients[part] = self._text(tensor)
 
     def _text(self, tensor: Tensor) -> str:
@@ -119,9 +162,9 @@ class _Look(Listener):
         return tell
 
 
-def _tree(value: object, tell: Callable[[object], Leaf]) -> Tree:
-    """The form of ``value`` in the words of element selectors, and what is in it."""
-    found = _inner(value, tell, DEPTH)
+def _tree(value: object, tell: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
+    """The form of ``value`` in the words of element selectors, and what is in it, ``depth`` levels down."""
+    found = _inner(value, tell, depth)
     return {"config": "tensor", "tensor": found} if isinstance(found, Leaf) else found
 
 

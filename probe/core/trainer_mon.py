@@ -16,6 +16,10 @@ from probe.core.records import Finding
 from probe.core.run_output import FLUSH_SECONDS
 
 _log = logging.getLogger("probe")
+UNSTEPPED = (
+    "no training step was seen: the optimizer that set_monitor was given has taken none; give it the one that trains, "
+    "after it is wrapped"
+)
 Metrics = dict[str, dict[str, float]]
 
 
@@ -58,7 +62,8 @@ class Monitor(Legacy):
             grad_acc_steps: checked only: micro batches are counted as they run, so that a step may have fewer or more.
             dp_group: data-parallel group, whose ranks hold the same reduced gradients: only its first rank writes them.
                 Gradients that its ranks share out among them (ZeRO, FSDP) are written by each.
-            tp_group: tensor-parallel group: of gradients that are the same on its ranks, likewise.
+            tp_group: tensor-parallel group: of gradients that are the same on its ranks, likewise. Those of parameters
+                whose attribute ``tensor_model_parallel`` is true are not.
             start_iteration: number of the first step, when a run is resumed.
 
         Raises:
@@ -88,6 +93,8 @@ class Monitor(Legacy):
             self.flush()  # a signal may come while the first call still waits for the files
             return
         self._ended_at = self._run.clock.step
+        if not partial and self._ended_at == self._given.start_iteration:
+            _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each, whatever becomes of the others
             if self._output is not None:
                 ending.callback(self._output.close, incident=partial)

@@ -41,6 +41,8 @@ class Writer:
         """Goes on with others. Those among them that were there before know what they knew, and stay open."""
         if self.past is not None and past is not self.past:
             self.past.forget()
+            if past is not None:
+                past.unwritten += self.past.unwritten
         self.past = past
         kept = {id(sink) for sink in sinks}
         before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]

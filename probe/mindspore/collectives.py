@@ -25,65 +25,11 @@ from probe.core.leaves import leaves
 from probe.core.patching import replace
 from probe.core.processes import CollectiveListener
 from probe.mindspore import groups, tensors
+from probe.mindspore.collective_functions import FILLED, FUNCTIONS, HOMES, WORLD, Direction
 from probe.mindspore.tensors import Deferred
 
 Told = list[tuple[CollectiveListener, Any]]
 """Who listens to a call, with what each calls it."""
-
-HOMES = (
-    "mindspore.communication.comm_func",
-    "mindspore.ops.function.comm_func",
-    "mindspore.mint.distributed.distributed",
-)
-"""Modules whose functions are listened to, as far as this version has them."""
-
-WORLD = (None, "hccl_world_group", "nccl_world_group", "mccl_world_group")
-"""What the group of all processes is called by default, on whatever device."""
-FILLED = ("output", "gather_list", "tensor_list", "object_gather_list", "scatter_object_output_list")
-"""How the names of parameters begin that are only to be filled."""
-
-
-class Direction(NamedTuple):
-    """On which ranks a function takes tensors and gives some."""
-
-    inputs: str = "all"
-    outputs: str = "all"
-    """``all``, ``none``, or the name of the parameter that says on which rank alone."""
-
-
-FUNCTIONS = {
-    "all_reduce": Direction(),
-    "all_gather_into_tensor": Direction(),
-    "all_gather_into_tensor_uneven": Direction(),
-    "all_gather": Direction(),
-    "all_gather_object": Direction(),
-    "all_to_all": Direction(),
-    "all_to_all_single": Direction(),
-    "all_to_all_v_c": Direction(),
-    "all_to_all_with_output_shape": Direction(),
-    "all_to_all_single_with_output_shape": Direction(),
-    "reduce_scatter": Direction(),
-    "reduce_scatter_tensor": Direction(),
-    "reduce_scatter_tensor_uneven": Direction(),
-    "broadcast": Direction(inputs="src"),
-    "broadcast_object_list": Direction(inputs="src"),
-    "scatter": Direction(inputs="src"),
-    "scatter_tensor": Direction(inputs="src"),
-    "scatter_object_list": Direction(inputs="src"),
-    "reduce": Direction(outputs="dst"),
-    "gather": Direction(outputs="dst"),
-    "gather_into_tensor": Direction(outputs="dst"),
-    "gather_object": Direction(outputs="dst"),
-    "send": Direction(outputs="none"),
-    "isend": Direction(outputs="none"),
-    "send_object_list": Direction(outputs="none"),
-    "recv": Direction(inputs="none"),
-    "irecv": Direction(inputs="none"),
-    "recv_object_list": Direction(inputs="none"),
-    "batch_isend_irecv": Direction(),
-    "barrier": Direction("none", "none"),
-}
-"""Every function that moves something, in any of these modules."""
 
 _listeners: list[CollectiveListener] = []
 _placed: list[ExitStack] = []

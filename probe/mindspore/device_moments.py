@@ -122,8 +122,10 @@ def adam(first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
     with no_grad():
         steps = about.steps.astype(mindspore.float32) if isinstance(about.steps, mindspore.Tensor) else about.steps
         m, v = first.astype(mindspore.float32), second.astype(mindspore.float32)
-        mean, root = m / (1 - about.beta1**steps), ops.sqrt(v / (1 - about.beta2**steps))
-        return mean / (root + about.eps), ops.where(m == 0, ops.zeros_like(m), mean / root)
+        rest = 1 - about.beta2**steps
+        mean, root = m / (1 - about.beta1**steps), ops.sqrt(v / rest)
+        eps = about.eps / rest**0.5 if about.early else about.eps
+        return mean / (root + eps), ops.where(m == 0, ops.zeros_like(m), mean / root)
 
 
 def _count(marked: Tensor) -> Tensor:

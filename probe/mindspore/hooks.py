@@ -16,6 +16,7 @@ from probe.mindspore.engine import backward_id, differentiates, feeds
 from probe.mindspore.gradients import gradient, on_gradient
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
 from probe.mindspore.optimizers import adam, known, on_step, owned, state, state_names
+from probe.mindspore.scaling import held_scale, loss_scale
 
 __all__ = [
     "adam",
@@ -132,14 +133,6 @@ def value(optimizer: Any, parameter: Any) -> Any:  # noqa: ARG001
 def trainable(parameter: Any) -> bool:
     """Whether a gradient hook can be placed now."""
     return bool(parameter.requires_grad)
-
-
-def loss_scale() -> None:
-    """Not known: gradients are written as MindSpore computed them."""
-
-
-def held_scale(optimizer: Any) -> None:
-    """Not known, as :func:`loss_scale`."""
 
 
 def on_tensor_gradient(tensor: Any, listen: Listen) -> None:

@@ -28,6 +28,10 @@ class Before(nn.Cell):
         super().__init__(auto_prefix=False)
         self.__dict__["listen"] = surfacing(listen)
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """In a copy of the cell, one that hears nothing."""
+        return type(self)(_nothing)
+
     def __call__(self, _cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         self.__dict__["listen"](args, kwargs or {})
 
@@ -42,6 +46,10 @@ class After(nn.Cell):
     def __init__(self, listen: Callable[[Any], None]) -> None:
         super().__init__(auto_prefix=False)
         self.__dict__["listen"] = surfacing(listen)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """In a copy of the cell, one that hears nothing."""
+        return type(self)(_nothing)
 
     def __call__(self, _cell: Any, _args: tuple[Any, ...], outputs: Any) -> None:
         self.__dict__["listen"](outputs)

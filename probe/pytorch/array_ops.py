@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
+from probe.core import array_ops
 from probe.pytorch.layouts import local
 from probe.pytorch.tensors import unseen
 
@@ -42,8 +44,9 @@ def _there(device: str) -> bool:
 
 
 def member(module: torch.nn.Module, name: str) -> object:
-    """An attribute."""
-    return getattr(module, name, None)
+    """An attribute; not one that torch computes at each reading, which changes a module (``spectral_norm``) or draws
+    random numbers."""
+    return None if is_parametrized(module, name) else array_ops.member(module, name)
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,9 +64,9 @@ def on_host(x: torch.Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def is_flag(x: torch.Tensor) -> bool:
+def is_floating(x: torch.Tensor) -> bool:
     """By dtype."""
-    return not x.is_floating_point()
+    return x.is_floating_point()
 
 
 def like(array: npt.NDArray[np.float64], x: torch.Tensor) -> torch.Tensor:

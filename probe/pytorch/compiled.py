@@ -23,6 +23,7 @@ from probe.core.frames import callers
 from probe.core.framework import Listen, Remove
 from probe.core.leaves import DEPTH
 from probe.pytorch.forms import read, written
+from probe.pytorch.wrappers.placing import Own
 
 Listeners = tuple[Callable[..., None], Callable[..., None], Callable[[], bool]]
 """Before and after a forward, and whether they want to be called."""
@@ -168,8 +169,8 @@ def on_forward(
         _never_alone(hook)
     placed = ExitStack()
     placed.callback(_listeners.pop, number, None)
-    placed.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-    placed.callback(module.register_forward_hook(leave).remove)
+    placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
+    placed.callback(module.register_forward_hook(Own(leave)).remove)
     return placed.close
 
 

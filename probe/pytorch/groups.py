@@ -23,5 +23,14 @@ def world_size() -> int:
 
 
 def ranks_of(group: Any) -> list[int]:
-    """Global ranks of ``group``; this rank alone if there is none."""
-    return list(dist.get_process_group_ranks(group)) if group is not None and _ready() else [rank()]
+    """Global ranks of ``group``; this rank alone if there is none, or it is not in it.
+
+    Raises:
+        ValueError: if ``group`` is no process group.
+    """
+    if group is None or not _ready() or group == dist.GroupMember.NON_GROUP_MEMBER:
+        return [rank()]
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except (KeyError, TypeError):
+        raise ValueError(f"dp_group, tp_group, process_group: expected a process group, got {group!r}") from None

@@ -21,7 +21,7 @@ from probe.pytorch.optimizers import adam, check, gradient, native, on_step, own
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
 from probe.pytorch.wrappers import names, pipelining
 from probe.pytorch.wrappers.names import modules
-from probe.pytorch.wrappers.placing import removing
+from probe.pytorch.wrappers.placing import Own, removing
 
 __all__ = [
     "adam",
@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2.1 and 2.2 have none
+level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+"""Of the transformations of ``torch.func`` (``vmap``, ``grad``, ...) at work; their tensors have no numbers."""
 
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -168,8 +170,8 @@ def on_forward(
             after(outputs)
 
     placed = ExitStack()
-    placed.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-    placed.callback(module.register_forward_hook(leave).remove)
+    placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
+    placed.callback(module.register_forward_hook(Own(leave)).remove)
     return placed.close
 
 
@@ -180,12 +182,13 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
         if not is_compiling():
             function()
 
-    return model.register_forward_pre_hook(enter).remove
+    return model.register_forward_pre_hook(Own(enter)).remove
 
 
 def forward_kind(root: torch.nn.Module) -> str | None:
-    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation."""
-    if not root.training or pipelining.on_trial():
+    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation and for what only
+    traces or transforms the model."""
+    if not root.training or pipelining.on_trial() or torch._C._get_tracing_state() or level() is not None:
         return None
     if backward_id() != -1:
         return "recompute"

@@ -91,13 +91,30 @@ def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.
     with unseen(), torch.no_grad():
         steps = about.steps.detach().double() if isinstance(about.steps, torch.Tensor) else about.steps
         m, v = (x if x.dtype is torch.float64 else x.float() for x in (local(first).detach(), local(second).detach()))
-        mean, root = m / (1 - about.beta1**steps), (v / (1 - about.beta2**steps)).sqrt_()
-        return mean / (root + about.eps), (mean / root).masked_fill_(m == 0, 0.0)
+        rest = 1 - about.beta2**steps
+        mean, root = m / (1 - about.beta1**steps), (v / rest).sqrt_()
+        eps = about.eps / rest**0.5 if about.early else about.eps
+        return mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """One asynchronous copy of all blocks that are on a device; host blocks are passed on."""
     return device_moments.to_host(blocks)
+
+
+def mark() -> Any:
+    """A mark in the current stream; None before CUDA is used, and while a graph is captured, which takes no time."""
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return None
+    event: Any = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(begin: Any, end: Any) -> float:
+    """Seconds from mark to mark."""
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def unseen() -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from probe.core.histogram import counts
 from probe.core.moments import EMPTY, columns_for
 from probe.core.records import Batch, Key
 
@@ -25,6 +26,7 @@ def batch_of(tensors, step=0, ops=OPS, signal="exp_avg"):
             "nans": [np.isnan(t).sum() for t in tensors.values()],
             "infs": [np.isinf(t).sum() for t in tensors.values()],
             "below": [(np.abs(t) < EPS).sum() for t in tensors.values()],
+            "histogram": [counts(t.astype(np.float64)) for t in tensors.values()],
         }
     count = len(tensors)
     return Batch(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from probe.core.broadcast import Broadcast, StoreNotices
 from probe.core.faults import Faults
 from probe.core.settings import load
 from probe.core.settings_problems import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 class Kept:
@@ -44,7 +48,9 @@ def ranks(count: int) -> list[StoreNotices]:
 
 def exchanged(store: Kept, *notices: StoreNotices) -> None:
     for each in notices:
-        each.exchange(store)
+        each.publish(store)
+    for each in notices:
+        each.fetch(store)
 
 
 def test_all_read_what_was_given_first() -> None:
@@ -85,14 +91,14 @@ def test_who_comes_late_reads_everything() -> None:
 def test_what_is_given_before_the_end_goes_out() -> None:
     """Kinds do not mix, and no thread stays."""
     store, faults = Kept(), Faults()
-    one = Broadcast(lambda: store, None, faults)
+    one = Broadcast(lambda: store, None, 2, faults)
     one.notices("a").give({"kind": "a"})
     one.notices("b").give({"kind": "b"})
     one.close()
     assert "probe-broadcast" not in {thread.name for thread in threading.enumerate()}
     for kind in "ab":
         other = StoreNotices(kind, lambda: None)
-        other.exchange(store)
+        other.fetch(store)
         assert other.read() == {"kind": kind}
     assert faults.counts == {}
 
@@ -107,10 +113,10 @@ def test_a_store_that_breaks_is_told_once_and_nothing_is_raised() -> None:
             raise BrokenError(key)
 
     faults = Faults()
-    one = Broadcast(Breaks, None, faults)
+    one = Broadcast(Breaks, None, 2, faults)
     one.notices("a").give({})
     assert met.wait(60)
-    one._thread.join(60)
+    one._thread.join(60)  # type: ignore[union-attr] # it has kinds
     one.notices("a").give({})
     assert one.notices("a").read() is None
     assert faults.counts == {"broadcast: BrokenError": 1}
@@ -130,3 +136,19 @@ def test_what_is_no_address_is_told(wrong: Any) -> None:
     """With what was expected."""
     with pytest.raises(ConfigError, match=r"dynamic_broadcast.*expected true, false, or a host and a port"):
         load({"dynamic_broadcast": wrong})
+
+
+def test_what_is_said_is_the_configuration_that_the_first_rank_has() -> None:
+    """Whatever is in it."""
+    files = [*(ROOT / "resources/configs").glob("*.json"), *(ROOT / "resources/configs").glob("*.y*ml")]
+    assert files
+    for file in files:
+        settings = load(file)
+        assert load(json.loads(json.dumps(settings.model_dump(mode="json", exclude_unset=True)))) == settings
+
+
+def test_many_ranks_look_more_seldom() -> None:
+    """And what is said then lies further ahead."""
+    few, many = (Broadcast(Kept, None, ranks, Faults()) for ranks in (8, 10_000))
+    assert few.seen_seconds == 0.5
+    assert many.seen_seconds == 25.0

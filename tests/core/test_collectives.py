@@ -16,13 +16,14 @@ from probe.core import collectives
 from probe.core.call_log import DISTINCT, CallLog
 from probe.core.call_sites import Lines, Sites, stack
 from probe.core.collectives import EARLY, LOST_EARLY, Listening
+from probe.core.cost import Cost
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
 from probe.core.moments import derive
 from probe.core.recorder import Recorder
 from probe.core.records import Batch, Key
 from probe.core.rules.comm_nan import AnomalyCommNan
-from probe.core.run import Clock, Cost
+from probe.core.run import Clock
 from probe.core.settings import ConfigError, load
 from probe.core.stopping import TrainingStopped
 from tests.core.test_recorder import Array, NumPy
@@ -193,6 +194,17 @@ def test_a_failure_of_ours_is_counted(wire: Wire) -> None:
     wire.send("all_reduce", [object()], [Array(1.0)])  # type: ignore[list-item]
     wire.send("all_reduce", [Array(1.0)], [object()])  # type: ignore[list-item]
     assert run.faults.counts == {"collective: AttributeError": 2}
+    listening.stop()
+
+
+def test_attaching_again_counts_no_failure_twice(wire: Wire) -> None:
+    """What failed before the run is told to it once; another run of the same monitor goes on with the count."""
+    listening, first, second = listen(wire), Run(), Run(step=1)
+    second.faults = first.faults
+    first.faults.lost("rows", 3)
+    for run in (first, second, second):
+        listening.attach(run, True)  # type: ignore[arg-type]
+    assert first.faults.counts == {"rows": 3}
     listening.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,54 @@ def test_check_of_nothing_collected(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("{}")
     assert "nothing: switch on" in run("check", path).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"cc_distribution": {"enable": true}}', "collective communication"),
+        ('{"cc_distribution": {"enable": true, "cc_log_only": true}, "wg_distribution": true}', "logged once"),
+        ('{"ur_distribution": true}', "updates and ratios"),
+        ('{"mg_direction": true}', "agreement of gradients and momentum"),
+        ('{"recording_l2_features": true, "l2_targets": {"linear_hook": []}}', "features (linear_hook)"),
+        ('{"recording_l2_features": true, "l2_targets": {"attention_hook": ["a"]}}', "features (attention_hook)"),
+        ('{"print_struct": true, "wg_distribution": true}', "the structure of the model"),
+    ],
+)
+def test_check_says_of_every_signal_that_it_is_collected(tmp_path: Path, text: str, said: str) -> None:
+    """A single one that is switched on is not nothing; what stops training is all there is."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    (collects,) = (line for line in run("check", path).stdout.splitlines() if line.startswith("  collects"))
+    assert said in collects
+    assert "nothing" not in collects
+    assert "weight gradients" not in collects
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"stack_info": true, "format": "api"}',
+        '{"recording_l2_features": true, "l2_targets": {"attention_hook": []}}',
+        '{"l2_targets": {"linear_hook": []}}',
+    ],
+)
+def test_check_of_what_has_no_effect(tmp_path: Path, text: str) -> None:
+    """What asks for something in vain collects nothing."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    assert "nothing: switch on" in run("check", path).stdout
+
+
+def test_check_says_when_little_is_written(tmp_path: Path) -> None:
+    """Held back around findings, within a budget, and of many targets the first."""
+    path = tmp_path / "a.json"
+    targets = {f"layers.{number}": {} for number in range(1000)}
+    path.write_text(json.dumps({"history": 7, "max_overhead": 0.01, "wg_distribution": True, "targets": targets}))
+    told = run("check", path).stdout
+    for said in ("only around findings, 7 steps", "within 0.01 of the time", "layers.0, ", "and 980 more"):
+        assert said in told
+    assert max(map(len, told.splitlines())) < 400
 
 
 def test_check_tells_every_problem(tmp_path: Path) -> None:

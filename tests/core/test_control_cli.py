@@ -69,10 +69,10 @@ def control(*arguments: str) -> Any:
 def test_a_run_is_switched_changed_and_watched(tmp_path: Path) -> None:
     """At rest, collecting, collecting something else, at rest, ended; the file keeps its comments."""
     with a_run(tmp_path) as output:
-        assert "at rest" in control("status", str(output)).output
-        started = control("start", str(output))
+        assert "at rest" in control(str(output), "status").output
+        started = control(str(output), "start")
         assert (started.exit_code, "collecting" in started.output) == (0, True)
-        changed = control("set", str(output), 'ops=["max"]', "step_count_per_record=1000000")
+        changed = control(str(output), "set", 'ops=["max"]', "step_count_per_record=1000000")
         assert changed.exit_code == 0, changed.output
         (state,) = states(output)
         assert (state.state, state.changes) == ("collecting", 2)
@@ -91,8 +91,20 @@ def test_a_run_is_switched_changed_and_watched(tmp_path: Path) -> None:
 
 def test_what_is_so_already_is_not_waited_for(tmp_path: Path) -> None:
     with a_run(tmp_path) as output:
-        stopped = control("stop", str(output))
-    assert (stopped.exit_code, "it was so already" in stopped.output) == (0, True)
+        told = [control(verb, str(output)) for verb in ("stop", "start", "start")]
+    assert [each.exit_code for each in told] == [0, 0, 0]
+    assert ["it was so already" in each.output for each in told] == [True, False, True]
+
+
+def test_a_key_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    """The run could not use the file: nothing is written, and nobody waits."""
+    with a_run(tmp_path) as output:
+        text = CONFIG.replace('"dynamic_on": false', '"dynamic_on": false, "dynamic_on": false')
+        (tmp_path / "monitor.json").write_text(text)
+        refused = control("start", str(output))
+        assert refused.exit_code == 2
+        assert "dynamic_on: given more than once" in refused.output
+        assert (tmp_path / "monitor.json").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -111,6 +123,13 @@ def test_what_is_wrong_is_told_and_not_written(tmp_path: Path, arguments: list[s
         assert refused.exit_code == 2
         assert told in refused.output
     assert (tmp_path / "monitor.json").read_text() == CONFIG
+
+
+def test_a_verb_that_is_none_is_named(tmp_path: Path) -> None:
+    """The verb, and not the directory before it, is what is wrong."""
+    refused = control(str(tmp_path), "stat")
+    assert refused.exit_code == 2
+    assert "'stat'" in refused.stderr
 
 
 def test_a_run_that_follows_no_file_is_told_of(tmp_path: Path) -> None:

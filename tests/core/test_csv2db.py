@@ -190,6 +190,17 @@ def test_columns_that_change_during_a_run(tmp_path: Path) -> None:
     assert ask(tmp_path / "db", "SELECT step, min, max FROM actv_rows ORDER BY step") == [(0, 1, None), (5, 2, 3)]
 
 
+def test_rows_without_numbers_before_rows_with_some(tmp_path: Path) -> None:
+    """A run that begins with histograms alone, whose text is left out, and goes on with an op."""
+    directory = tmp_path / "Dec03_21-34-40-rank0-0"
+    directory.mkdir()
+    (directory / "actv_0-0.csv").write_text("vpp_stage,name,step,shape,dtype,histogram\n0,a,0,[1],Float32,0:1\n")
+    (directory / "actv_1-1.csv").write_text("vpp_stage,name,step,min,shape,dtype\n0,a,1,2,[1],Float32\n")
+    done = convert(tmp_path, tmp_path / "db")
+    assert list(done.problems.lines()) == []
+    assert ask(tmp_path / "db", "SELECT step, min FROM actv_rows ORDER BY step") == [(0, None), (1, 2)]
+
+
 def test_what_a_tensor_is_like_is_there(tmp_path: Path) -> None:
     """Shape and dtype of every row, as the files have them."""
     write_run(tmp_path, 0, [0])

@@ -85,7 +85,7 @@ def together(
 ) -> tuple[list[Any], list[Faults], Place]:
     """What ``each(rank, stats)`` gives on two ranks."""
     place, faults = Place(), [Faults(), Faults()]
-    stats: Any = [GlobalStats(Rank(place, r), 0, said[r], ops, SECONDS, faults[r]) for r in (0, 1)]  # type: ignore[arg-type]
+    stats: Any = [GlobalStats(Rank(place, r), "run 0", said[r], ops, SECONDS, faults[r]) for r in (0, 1)]  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda rank: each(rank, stats[rank]), (0, 1)))
     return results, faults, place
@@ -184,7 +184,7 @@ def replicas(*given: Sequence[Batch]) -> tuple[list[Any], list[Faults], Place]:
     """What each of two ranks makes of its copy of parameters, a batch a step."""
     place, faults = Place(), [Faults(), Faults()]
     stats: Any = [
-        GlobalStats(Rank(place, r), 0, "", ["mean"], SECONDS, faults[r], replicas=(0, 1))  # type: ignore[arg-type]
+        GlobalStats(Rank(place, r), "run 0", "", ["mean"], SECONDS, faults[r], replicas=(0, 1))  # type: ignore[arg-type]
         for r in (0, 1)
     ]
     with ThreadPoolExecutor(2) as pool:

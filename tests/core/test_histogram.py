@@ -76,11 +76,12 @@ def test_a_histogram_comes_beside_other_moments() -> None:
     """The other moments are what they are without it."""
     arrays = [ARRAYS[name] for name in ("normal", "bool", "large")]
     columns = columns_for(["norm", "histogram", "q50", "min"])
-    assert columns == ("min", "sumsq", HISTOGRAM)
+    assert columns == ("min", "max", "sumsq", HISTOGRAM), "quantiles lie between the extremes"
+    assert columns_for(["norm", "histogram"]) == ("sumsq", HISTOGRAM)
     both = moments(arrays, columns, 0.0)
-    assert both.shape == (3, 2 + BINS)
-    assert (both[:, :2] == moments(arrays, columns[:2], 0.0)).all()
-    assert (both[:, 2:] == histograms(*arrays)).all()
+    assert both.shape == (3, 3 + BINS)
+    assert (both[:, :3] == moments(arrays, columns[:3], 0.0)).all()
+    assert (both[:, 3:] == histograms(*arrays)).all()
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -105,6 +106,43 @@ def test_quantiles_are_off_by_less_than_a_bin(name: str, op: str) -> None:
         return bottom if value > 0 else -top
 
     assert least(below) <= got <= -least(-above)
+
+
+@pytest.mark.parametrize("value", [1.0, -3.0, 0.0, 1e-30, 5e20, math.inf, -math.inf])
+def test_quantiles_of_one_number_are_that_number(value: float) -> None:
+    """They lie between the extremes, which are counted beside them."""
+    columns = columns_for(QUANTILES)
+    row = moments([np.full(7, value)], columns, 0.0)
+    given = dict(zip(columns[:-1], row.T, strict=False)) | {HISTOGRAM: row[:, len(columns) - 1 :]}
+    assert [derive(op, given, [(7,)]).tolist() for op in QUANTILES] == [[value]] * len(QUANTILES)
+
+
+@pytest.mark.parametrize(
+    "array", [[1.0, 1.0, 1.9], [-1.9, -1.0, 1.5, 1.75], [np.nan, 1.0, 1.0], [1.0], [-np.inf, np.inf], [np.nan] * 2]
+)
+def test_quantiles_lie_between_the_extremes(array: list[float]) -> None:
+    """Of those elements that are numbers; between two infinities there is none, as NumPy has it."""
+    columns, x = columns_for(QUANTILES), np.array(array)
+    row = moments([x], columns, 0.0)
+    given = dict(zip(columns[:-1], row.T, strict=False)) | {HISTOGRAM: row[:, len(columns) - 1 :]}
+    with np.errstate(invalid="ignore"):
+        for op, q in QUANTILES.items():
+            got, exact = (
+                float(derive(op, given, [x.shape])[0]),
+                np.quantile(x[~np.isnan(x)], q) if not np.isnan(x).all() else np.nan,
+            )
+            assert np.isnan(got) == np.isnan(exact)
+            if not np.isnan(exact) and not np.isnan(x).any():
+                assert x.min() <= got <= x.max()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_within_a_bin_elements_lie_evenly(sign: int) -> None:
+    """In their logarithm: of those that do, quantiles are nearly exact."""
+    x = sign * 2.0 ** np.linspace(3, 4, 1000, endpoint=False)
+    for op, q in QUANTILES.items():
+        got = float(derive(op, {HISTOGRAM: histograms(x)}, [x.shape])[0])
+        assert got == pytest.approx(np.quantile(x, q), rel=1e-3)
 
 
 def test_nothing_has_no_quantiles() -> None:

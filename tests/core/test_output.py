@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import locale
 import math
+import os
 import random
 import re
 from datetime import datetime, timezone
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from probe.core import output
+from probe.core.sinks.files import append, open_for_append, replacing
 
 
 def test_root_is_the_environment_variable_with_home_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +98,16 @@ def test_manifest_takes_names_that_are_no_unicode(tmp_path: Path) -> None:
     """A path of undecodable bytes is escaped, not an error."""
     output.write_manifest(tmp_path, {"path": "a\udc80"})
     assert json.loads((tmp_path / "manifest.json").read_bytes())["path"] == "a\udc80"
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    """The system says only that there is no room."""
+    full, table = Path("/dev/full"), tmp_path / "table.csv"
+    if not full.exists():
+        pytest.skip("no /dev/full")
+    with open_for_append(full) as file, pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        append(file, b"rows")
+    (tmp_path / f".table.csv.{os.getpid()}.tmp").symlink_to(full)
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{table}'")), replacing(table) as text:
+        text.write("rows")
+    assert [*tmp_path.iterdir()] == []

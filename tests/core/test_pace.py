@@ -8,6 +8,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from probe.core.faults import Faults
@@ -23,7 +24,7 @@ def run(schedule: Schedule, steps: int, step: float, sampling: float) -> list[in
     for n in range(steps):
         sampled = schedule.samples(n)
         schedule.ended(n, sampled)
-        pace.step(step + sampling * sampled, sampling * sampled)
+        pace.step(step + sampling * sampled, sampling * sampled, sampled)
         if sampled:
             pace.sampled(sampling)
             found.append(n)
@@ -66,6 +67,45 @@ def test_one_slow_step_does_not_move_it() -> None:
     for n in range(12):
         pace.step(100.0 if n == 5 else 1.0, 0.0)
         pace.sampled(5.0 if n == 6 else 0.25)
+    assert pace.interval == 3
+
+
+def test_what_the_monitor_does_not_know_of_its_cost_counts_too() -> None:
+    """A device that reduces while the host goes on: sampled steps take half a second more, of which a hundredth is
+    known."""
+    schedule = Schedule(step_interval=2, pace=Pace(0.05, 2))
+    found = []
+    assert schedule.pace is not None
+    for n in range(400):
+        sampled = schedule.samples(n)
+        schedule.ended(n, sampled)
+        schedule.pace.step(1.5 if sampled else 1.0, 0.01 * sampled, sampled)
+        if sampled:
+            schedule.pace.sampled(0.01)
+            found.append(n)
+    assert {later - earlier for earlier, later in itertools.pairwise(found[10:])} == {10}
+    assert 0.04 < schedule.pace.overhead <= 0.05
+
+
+def test_what_differs_from_step_to_step_is_not_taken_for_cost() -> None:
+    """Data of another size, or another program's bursts: no step is left out for that."""
+    schedule = Schedule(step_interval=2, pace=Pace(0.01, 2))
+    rng = np.random.default_rng(0)
+    assert schedule.pace is not None
+    for n in range(2000):
+        sampled = schedule.samples(n)
+        schedule.ended(n, sampled)
+        schedule.pace.step(float(rng.normal(1.0, 0.002)) + 0.012 * sampled, 0.012 * sampled, sampled)
+        if sampled:
+            schedule.pace.sampled(0.012)
+    assert schedule.pace.interval == 2
+
+
+def test_work_beside_training_counts_as_well() -> None:
+    pace = Pace(0.1, 1)
+    for _ in range(8):
+        pace.step(1.0, 0.0)
+        pace.sampled(0.15, 0.1)
     assert pace.interval == 3
 
 

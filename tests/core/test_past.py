@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from probe.core.past import Past
-from probe.core.records import Coverage, Snapshot
+from probe.core.records import Batch, Coverage, Key, Snapshot
 from tests.core.sink_data import batch, finding, snapshot
 
 VALUES = [1.0, -2.5, np.nan, np.inf, 1e-300]
@@ -84,3 +86,42 @@ def test_memory_is_bounded() -> None:
     tiny = Past(100, most_bytes=1)
     assert not [*tiny.admit(large(0))]
     assert [out.step for out in tiny.release()] == [0]
+
+
+@pytest.mark.parametrize("other", ["order", "shapes", "keys"])
+def test_what_is_not_a_number_counts_too(other: str) -> None:
+    """Activations whose sizes change from step to step, or thousands of rows in another order: what is held takes no
+    more than it may."""
+    rows, most = 2000, 2_000_000
+
+    def large(step: int) -> Snapshot:
+        names = [f"layers.{row}.{step if other == 'keys' else 0}" for row in range(rows)]
+        return snapshot(
+            step,
+            Batch(
+                signal="actv",
+                step=step,
+                keys=tuple(map(Key, names)),
+                shapes=tuple((row, step if other == "shapes" else 0) for row in range(rows)),
+                dtypes=("float32",) * rows,
+                order=np.arange(rows) + (step if other == "order" else 0),
+                columns={"min": np.full(rows, float(step))},
+            ),
+        )
+
+    past = Past(10_000, most_bytes=most)
+    tracemalloc.start()
+    try:
+        for step in range(200):
+            assert not [*past.admit(large(step))]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 1.5 * most
+    held = [*past.release()]
+    assert [out.step for out in held] == list(range(past.unwritten, 200))
+    assert len(held) > 2
+    for out in held:
+        (batch,), (wanted,) = out.batches, large(out.step).batches
+        assert (batch.keys, batch.shapes, batch.order.tolist()) == (wanted.keys, wanted.shapes, wanted.order.tolist())
+        assert batch.columns["min"].tolist() == wanted.columns["min"].tolist()

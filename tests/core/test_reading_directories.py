@@ -108,6 +108,19 @@ def test_a_rank_that_has_written_nothing_is_told(tmp_path: Path) -> None:
     assert problems.lines() == [f"{empty}: expected files such as actv_0-0.csv; rank 1 has written nothing: left out"]
 
 
+def test_a_healthy_rank_with_history_lacks_nothing(tmp_path: Path) -> None:
+    """It writes what is near a finding, and has found nothing: that is told, and is no failure."""
+    for rank in (0, 1):
+        directory(tmp_path, rank, world_size=2, config={"history": 5})
+    held = next(tmp_path.glob("*-rank1-*"))
+    for table in held.glob("*.csv"):
+        table.unlink()
+    problems = Problems()
+    run = last_run(tmp_path, problems)
+    assert (run.ranks, problems.skipped) == ((0,), False)
+    assert problems.lines() == [f"{held}: rank 1 has found nothing, and with history it has written nothing: left out"]
+
+
 def test_a_rank_that_should_write_nothing_is_not_told(tmp_path: Path) -> None:
     """Where ``module_ranks`` names others."""
     for rank in (0, 1):

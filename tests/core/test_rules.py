@@ -94,6 +94,23 @@ def test_threshold_adds_magnitudes_but_never_applies_to_counts():
     assert math.isnan(counted.expected)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_histograms_are_passed_over_and_quantiles_are_judged(rows):
+    """However many rows there are: a quantile is beyond the threshold where it is, and infinite where it is."""
+    ops = ["histogram", "q50", "norm"]
+    tensors = {Key(f"w{number}"): np.full(9, 2.0) for number in range(rows)}
+    tensors[Key("w0")] = np.full(9, 200.0)
+    found = nan_rule(threshold=100.0, ops=ops).judge(batch_of(tensors, ops=ops))
+    assert [(f.key.name, f.op, f.expected) for f in found] == [("w0", "q50", 100.0), ("w0", "norm", 100.0)]
+    tensors[Key("w0")] = np.array([inf, inf, 1.0])
+    assert found_ops(nan_rule(ops=ops), tensors, ops=ops) == [("w0", "q50"), ("w0", "norm")]
+
+
+def test_quantiles_of_a_file_are_judged_as_they_are():
+    """There the histogram is not among the columns."""
+    assert [f.op for f in nan_rule(ops=["q50"]).judge(norms({W: 1.0}, extra={"q50": np.array([inf])}))] == ["q50"]
+
+
 def test_signals_without_an_op_are_left_alone():
     """A signal that did not collect an op's moment (attention entropy, say) is no error."""
     batch = norms({W: nan}, extra={"entropy": np.array([nan])})

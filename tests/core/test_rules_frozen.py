@@ -57,6 +57,12 @@ def test_a_parameter_that_stands_still_is_named_once():
     assert Training(frozen()).run(30, all_but("b.weight", 8)) == [(12, "b.weight")]
 
 
+def test_histograms_beside_the_numbers_change_nothing():
+    """A parameter is found that stands still, whether or not its elements are counted."""
+    ops = (*OPS, "histogram", "q50")
+    assert Training(frozen(ops), ops).run(30, all_but("b.weight", 8)) == [(12, "b.weight")]
+
+
 def test_the_finding_says_what_it_is():
     """An op of its own, a value of 0, nothing expected, in the row of the updated parameter."""
     weight = {Key(name): np.linspace(1, 2, 9) for name in NAMES[:2]}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from probe.core.moments import OPS
-from probe.core.settings import RULE_ARGS, ConfigError, Selector, Settings, load
+from probe.core.settings import RULE_ARGS, ConfigError, Selector, Settings, dynamic, load
 
 CONFIGS = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
 
@@ -258,8 +258,16 @@ def test_settings_never_change() -> None:
         ({"monitor_mbs_grad": "sum"}, 'monitor_mbs_grad: expected true, false or "accumulated", got "sum"'),
         ({"monitor_mbs_grad": 1}, 'monitor_mbs_grad: expected true, false or "accumulated", got 1'),
         ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", "b,h,s,d", got "hbsd"'),
+        *(
+            (
+                {"append_output": ["Dec03_21-34-40", wrong]},
+                f'append_output[1]: expected a timestamp such as Dec03_21-34-40, got "{wrong}"',
+            )
+            for wrong in ("Dez03_21-34-40", "Dec32_21-34-40", "Dec03_24-00-00", "Dec03_21-60-40", "Dec03_21:34:40")
+        ),
         ({"append_output": ["now"]}, 'append_output[0]: expected a timestamp such as Dec03_21-34-40, got "now"'),
         ({"cc_distribution": {"enabled": True}}, "cc_distribution.enabled: unknown key; did you mean enable?"),
+        ({"on_anomaly": {"arms": {}, "arm": {}}}, "on_anomaly.arms: unknown key; did you mean arm?"),
         ({"l2_targets": {"linear_hook": "fc"}}, 'l2_targets.linear_hook: expected a list of strings, got "fc"'),
         ({"targets": ["fc"]}, 'targets: expected a mapping, got ["fc"]'),
         ({"targets": {"fc": "tensor"}}, 'targets.fc: expected a mapping, got "tensor"'),
@@ -486,6 +494,12 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
         ({"alert": {"dump": True}}, None),
         ({"cc_distribution": {"enable": True, "cc_log_only": True}}, None),
         ({"forward_only": True, "ops": ["max"]}, None),
+        ({"recording_l2_features": True}, "l2_targets names no module"),
+        ({"recording_l2_features": True, "l2_targets": {"attention_hook": []}}, "l2_targets names no module"),
+        ({"recording_l2_features": True, "l2_targets": {"linear_hook": []}}, None),
+        ({"recording_l2_features": True, "l2_targets": {"attention_hook": ["a"]}}, None),
+        ({"l2_targets": {"linear_hook": []}}, "without recording_l2_features"),
+        ({"ops": ["norm"], "format": ["sqlite", "csv"]}, None),
     ],
 )
 def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCaptureFixture) -> None:
@@ -496,6 +510,35 @@ def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCa
     assert settings.statistics == tuple(op for op in config.get("ops", []) if op in OPS) or settings.statistics == (
         "norm",
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "follows"),
+    [(None, False), ("", False), ("False", False), ("false", False), ("True", True), ("TRUE", True), (" true ", True)],
+)
+def test_dynamic_mode_is_asked_for_by_true(value: str | None, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """In any case of letters."""
+    assert dynamic({} if value is None else {"DYNAMIC_MONITOR": value}) is follows
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("value", ["1", "yes", "on", "Ture"])
+def test_what_is_neither_true_nor_false_is_told(value: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody believes to be in dynamic mode who is not."""
+    assert dynamic({"DYNAMIC_MONITOR": value}) is False
+    assert caplog.messages == [
+        f"DYNAMIC_MONITOR: expected True or False, got {value!r}: the configuration is not followed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("formats", "warned"),
+    [(["sqlite"], True), (["api", "sqlite"], True), (["sqlite", "csv"], False), (["parquet"], False)],
+)
+def test_histograms_that_no_format_takes(formats: list[str], warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Are warned of: a database has numbers alone."""
+    load({"ops": ["norm", "histogram"], "format": formats})
+    assert [("the op histogram" in message) for message in caplog.messages] == [True] * warned
 
 
 def test_importing_probe_loads_no_pydantic() -> None:

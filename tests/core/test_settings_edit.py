@@ -92,6 +92,63 @@ def test_a_block_in_yaml_is_replaced_as_a_whole() -> None:
     assert edited.endswith(YAML[YAML.index("alert:") :])
 
 
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("apply_at_step:\ndynamic_on: true\n", {"apply_at_step": 4}),
+        ("apply_at_step: # none yet\ndynamic_on: true\n", {"apply_at_step": 4}),
+        ("dynamic_on: true\napply_at_step:", {"apply_at_step": 4}),
+        ("ops:\n- norm\n- max\neps: 1\n", {"ops": ["min"]}),
+        ("a: &yes true\ndynamic_on: *yes\nb: *yes\n", {"dynamic_on": False}),
+        ("{a: &yes true, dynamic_on: *yes, b: *yes}\n", {"dynamic_on": False}),
+        ("base: &base\n  dynamic_on: true\n<<: *base\n", {"dynamic_on": False}),
+        ("dynamic_on: &unused true\n", {"dynamic_on": False}),
+    ],
+)
+def test_yaml_as_people_write_it_stays_usable(tmp_path: Path, text: str, changes: dict[str, Any]) -> None:
+    """Empty values, lists below their keys, aliases: what was not to change means what it meant."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    before = yaml.safe_load(text)
+    change(path, changes)
+    assert yaml.safe_load(path.read_text()) == before | changes
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("dynamic_on: &on true\nb: *on\n", "dynamic_on"), ("a: &a {dump: true}\nalert: *a\n", "alert.dump")],
+)
+def test_what_others_refer_to_is_not_changed(tmp_path: Path, text: str, key: str) -> None:
+    """Their values would change too, or be lost: it is told, and the file stays."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"{key} cannot be changed alone"):
+        change(path, {key: False})
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(("name", "text"), [("c.json", '{\n\t"a": 1\n}\n'), ("c.yaml", "# 1\na: 1\n")])
+def test_a_file_of_another_system_stays_one(tmp_path: Path, name: str, text: str) -> None:
+    """Its line endings, and the mark at its beginning."""
+    path = tmp_path / name
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    change(path, {"a": 2, "dynamic_on": True})
+    written = path.read_bytes()
+    assert written.startswith(b"\xef\xbb\xbf")
+    assert written.count(b"\n") == written.count(b"\r\n") == text.count("\n") + 1
+    assert read(path)[0] == {"a": 2, "dynamic_on": True}
+
+
+def test_who_could_write_the_file_still_can(tmp_path: Path) -> None:
+    """Its rights stay, and a link goes on leading to it."""
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text('{"a": 1}')
+    real.chmod(0o660)
+    link.symlink_to(real)
+    change(link, {"a": 2})
+    assert (link.is_symlink(), real.stat().st_mode & 0o777, json.loads(real.read_text())) == (True, 0o660, {"a": 2})
+
+
 def test_a_file_that_is_no_configuration_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"a": ')

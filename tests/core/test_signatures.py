@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from probe.core.signatures import Attachment, read
@@ -76,5 +77,22 @@ def test_missing_and_unknown_arguments() -> None:
     """No optimizer, or an argument that does not exist, is an error that names it."""
     with pytest.raises(TypeError, match="optimizer"):
         read(MODEL, 4)
-    with pytest.raises(TypeError, match="start_step"):
+    with pytest.raises(TypeError, match=r"^set_monitor: .*'start_step'; call set_monitor\(model, grad_acc_steps"):
         read(MODEL, 4, OPTIMIZER, start_step=3)
+    with pytest.raises(TypeError, match=r"^set_monitor: too many positional arguments"):
+        read(MODEL, 4, OPTIMIZER, None, None, 0, 1)
+
+
+def test_integers_of_other_kinds() -> None:
+    """What a checkpoint gives is taken for the number that it is."""
+    found = read(MODEL, np.int64(2), OPTIMIZER, start_iteration=np.array(7, np.int32))
+    assert (found.grad_acc_steps, found.start_iteration) == (2, 7)
+    assert {type(found.grad_acc_steps), type(found.start_iteration)} == {int}
+
+
+@pytest.mark.parametrize("given", [{"model": []}, {"optimizer": []}, {"optimizer": ()}])
+def test_an_empty_list_is_told(given: dict[str, Any]) -> None:
+    """There would be nothing to watch."""
+    (name,) = given
+    with pytest.raises(ValueError, match=f"^set_monitor: {name}: expected one or a list"):
+        read(**{"model": MODEL, "optimizer": OPTIMIZER, **given})

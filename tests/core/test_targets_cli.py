@@ -77,6 +77,15 @@ def test_modules_that_did_not_run_are_left_out(tmp_path: Path) -> None:
     assert "left out 1 modules" in done.stderr
 
 
+@pytest.mark.parametrize("match", [["--match", "idle.*"], []], ids=["matching", "all"])
+def test_where_no_tensor_was_seen_nothing_is_printed(tmp_path: Path, match: list[str]) -> None:
+    """An empty block would watch everything, which is the opposite of what was chosen."""
+    idle: dict[str, Any] = {"0:idle.0": {}, "0:idle.1": {"output": {"config": "tensor", "tensor": NONE}}}
+    done = run(written(tmp_path, {**EXISTING, **idle} if match else idle), *match)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no tensor was seen in any of 2 modules" in done.stderr
+
+
 @pytest.mark.parametrize("entry", [3, None, [SIZE], {"input": SIZE}, "tensor"])
 def test_an_entry_that_cannot_be_read_is_named_and_the_rest_done(tmp_path: Path, entry: Any) -> None:
     """With exit code 1, since something is missing."""

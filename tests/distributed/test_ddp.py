@@ -143,6 +143,53 @@ def test_groups_of_one_rank_leave_nothing_out(two_ranks: Ranks) -> None:
     assert "grad_reduced" in second
 
 
+def with_groups_that_are_none() -> tuple[int, list[str]]:
+    """How many reduced gradients there are where the groups given are those of the other rank, and what is said of
+    objects that are no groups."""
+    from probe.pytorch import TrainerMon
+
+    model = DDP(Net())
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    said = []
+    for wrong in ({"dp_group": 3}, {"tp_group": [0, 1]}):
+        with pytest.raises(ValueError, match="expected a process group") as caught:
+            TrainerMon({"wg_distribution": True}).set_monitor(model, 1, optimizer, **wrong)
+        said.append(str(caught.value))
+    other = [dist.new_group([rank]) for rank in range(2)][1 - dist.get_rank()]
+    monitor = TrainerMon({"wg_distribution": True}, process_group=other)
+    monitor.set_monitor(model, 1, optimizer, dp_group=other, tp_group=other)
+    train(model, optimizer, 1)
+    return len({row.name for row in rows_of(monitor) if row.signal == "grad_reduced"}), said
+
+
+def test_groups_that_this_rank_is_not_in_and_what_is_no_group(two_ranks: Ranks) -> None:
+    """``new_group`` gives a stand-in to ranks outside: each writes what it has. Anything else is told."""
+    for names, said in two_ranks.run(with_groups_that_are_none):
+        assert names == len(list(Net().parameters()))
+        assert [text.rpartition("got ")[2] for text in said] == ["3", "[0, 1]"]
+
+
+def with_a_split_weight() -> list[str]:
+    """What has a reduced gradient where one weight is marked as Megatron marks those that ranks have split."""
+    from probe.pytorch import TrainerMon
+
+    model = DDP(Net())
+    next(model.parameters()).tensor_model_parallel = True
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    monitor = TrainerMon({"wg_distribution": True})
+    monitor.set_monitor(model, 1, optimizer, tp_group=dist.group.WORLD)
+    train(model, optimizer, 1)
+    return sorted({row.name for row in rows_of(monitor) if row.signal == "grad_reduced"})
+
+
+def test_of_a_tensor_parallel_group_each_rank_writes_what_is_split(two_ranks: Ranks) -> None:
+    """The first rank writes all reduced gradients, the second that of the parameter of which it has another part."""
+    first, second = two_ranks.run(with_a_split_weight)
+    names = [name for name, _ in Net().named_parameters()]
+    assert first == sorted(names)
+    assert second == names[:1]
+
+
 def raw_names() -> tuple[dict[str, str], set[str]]:
     """What the manifest says, and the rows of a target that is called by its raw name."""
     import json

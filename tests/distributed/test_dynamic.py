@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -102,6 +103,60 @@ def test_switching_off_holds_for_all(two_ranks: Ranks, tmp_path: Path, delay: in
     edits = {1: ON | {"collect_times": 100}, 6: {"dynamic_on": False}}
     (one, faults, _), (other, more, _) = two_ranks.run(train, str(tmp_path), 14, edits, delay)
     assert one == other == [4, 5, 6, 7, 8]
+    assert faults == more == {}
+
+
+def test_a_first_rank_that_takes_no_part_ends_it_all_the_same(two_ranks: Ranks, tmp_path: Path) -> None:
+    """After ``collect_times`` steps of the others it writes ``dynamic_on: false``, and they can be begun again."""
+    edits = {1: ON | {"module_ranks": [1]}, 9: {"dynamic_on": True, "module_ranks": []}}
+    (one, faults, text), (other, more, _) = two_ranks.run(train, str(tmp_path), 18, edits, 0)
+    assert (one, other) == ([12, 13, 14], [4, 5, 6, 12, 13, 14])
+    assert faults == more == {}
+    assert json.loads(text)["dynamic_on"] is False
+
+
+def merging(folder: str, steps: int, edits: dict[int, dict[str, Any]]) -> tuple[list[int], dict[str, int]]:
+    """The steps of which this rank knows whole tensors, whose other half the other rank holds."""
+    from probe.pytorch import TrainerMon
+
+    os.environ["DYNAMIC_MONITOR"], os.environ["MONITOR_OUTPUT_DIR"] = "True", f"{folder}/out"
+    file = Path(folder) / "monitor.json"
+    values = CONFIG | {"format": "csv", "global_stats": True, "global_stats_seconds": 20, "module_ranks": [1]}
+    if dist.get_rank() == 0:
+        file.write_text(json.dumps(values))
+    dist.barrier()
+    model = Net()
+    for part in (model.up, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with TrainerMon(file) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(steps):
+            if dist.get_rank() == 0 and step in edits:
+                file.write_text(json.dumps(json.loads(file.read_text()) | edits[step]))
+            dist.barrier()
+            loss_of(model(batch(step, dist.get_rank()))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.flush()
+            dist.barrier()
+    found = set()
+    for path in Path(monitor.output_directory or folder).glob("grad_reduced_*.csv"):
+        with path.open(newline="") as rows:
+            found |= {int(row["step"]) for row in csv.DictReader(rows) if row.get("merged") == "1"}
+    del os.environ["DYNAMIC_MONITOR"], os.environ["MONITOR_OUTPUT_DIR"]
+    return sorted(found), monitor.faults
+
+
+def test_ranks_that_came_later_merge_with_those_that_were_there(two_ranks: Ranks, tmp_path: Path) -> None:
+    """However many changes each of them has seen before."""
+    edits = {
+        1: ON | {"collect_times": 2, "global_stats": False},
+        7: {"dynamic_on": True, "module_ranks": [], "global_stats": True},
+        13: {"dynamic_on": True, "collect_times": 1},
+    }
+    (one, faults), (other, more) = two_ranks.run(merging, str(tmp_path), 19, edits)
+    assert one == other == [10, 11, 16]
     assert faults == more == {}
 
 

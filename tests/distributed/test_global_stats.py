@@ -88,6 +88,24 @@ def assert_whole(tables: dict[str, Table], wanted: dict[str, dict[str, dict[str,
                 assert float(rows[name][f"global_{op}"]) == pytest.approx(value, rel=1e-5, abs=1e-5 * scale), (name, op)
 
 
+def after_another() -> list[str]:
+    """Which rows were merged where one rank alone has taken part in a run before."""
+    model, optimizer = sharded()
+    watch(model, optimizer, **settings(module_ranks=[0])).stop()
+    monitor = watch(model, optimizer, **settings())
+    train(model, optimizer)
+    monitor.stop()
+    assert monitor.faults == {}
+    return [row["merged"] for row in table(monitor.output_directory, "param_origin")]
+
+
+def test_ranks_meet_whatever_one_of_them_did_before(two_ranks: Ranks) -> None:
+    """Runs are counted where a monitor is attached, whether it collects anything there or not."""
+    for merged in two_ranks.run(after_another):
+        assert merged
+        assert set(merged) == {"1"}
+
+
 def test_whole_tensors_of_fsdp(two_ranks: Ranks, output_dir: Path) -> None:
     """Uneven shards: five rows on two ranks."""
     answers = two_ranks.run(everything)

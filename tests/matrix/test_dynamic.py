@@ -9,74 +9,16 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from probe.core.trainer_mon import Monitor
+from tests.matrix.editing import Edits, collected, config, rewriting, training
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import inputs, rows_of
-
-CONFIG = {"param_distribution": True, "ops": ["norm"], "squash_name": False}
-FILE = """// watched by hand
-{
-    "param_distribution": true, // all of them
-    "ops": ["%s"],
-    "squash_name": false,
-    "dynamic_on": %s,
-    "collect_times": %d // then rest
-}
-"""
-Edits = dict[int, Callable[[Path], object]]
-
-
-def config(path: Path, on: bool = False, times: int = 100, op: str = "norm") -> Path:
-    path.write_text(FILE % (op, json.dumps(on), times), encoding="utf-8")
-    return path
-
-
-def rewriting(**values: Any) -> Callable[[Path], None]:
-    """An edit by hand: the values of some keys."""
-
-    def edit(path: Path) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for key, value in values.items():
-            at = next((n for n, line in enumerate(lines) if f'"{key}"' in line), None)
-            if at is None:
-                lines.insert(2, f'    "{key}": {json.dumps(value)},')
-            else:
-                comma = "," if lines[at].split("//")[0].rstrip().endswith(",") else ""
-                lines[at] = f'    "{key}": {json.dumps(value)}{comma}'
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-    return edit
-
-
-@contextmanager
-def training(framework: Harness, path: Path, steps: int, edits: Edits) -> Iterator[Monitor]:
-    """A run of ``steps`` steps; ``edits`` happen to the file during the steps of these numbers."""
-    model = tiny_net(framework)
-    optimizer = framework.optimizer("momentum", model, lr=0.01, momentum=0.5)
-    loop = framework.loop(model, optimizer)
-    with framework.TrainerMon(path) as monitor:
-        monitor.set_monitor(model, 1, optimizer)
-        for step in range(steps):
-            if step in edits:
-                edits[step](path)
-            train_step(loop, *inputs(framework, 1))
-        yield monitor
-
-
-def collected(framework: Harness, path: Path, steps: int, edits: Edits) -> list[int]:
-    """The steps that a run has written."""
-    with training(framework, path, steps, edits) as monitor:
-        pass
-    assert monitor.faults == {}
-    return sorted({row.step for row in rows_of(monitor)}) if monitor.output_directory else []
 
 
 @pytest.fixture
@@ -251,9 +193,10 @@ def test_a_change_that_names_nothing_is_told_and_not_made(framework: Harness, pa
 def test_a_hundred_changes_leave_nothing_behind(framework: Harness, path: Path, dynamic: None) -> None:
     """No hook, thread, file or object of ours is left from one time on to the next."""
     config(path)
-    rewriting(xy_distribution=True, wg_distribution=True, mv_distribution=True)(path)
+    rewriting(xy_distribution=True, wg_distribution=True, mv_distribution=True, alert=JUDGED, history=2)(path)
+    rewriting(recording_l2_features=True, l2_targets={"linear_hook": []}, format=["csv", "sqlite"])(path)
     model = tiny_net(framework)
-    optimizer = framework.optimizer("momentum", model, lr=0.01, momentum=0.5)
+    optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
     loop = framework.loop(model, optimizer)
     left = []
     with framework.TrainerMon(path) as monitor:

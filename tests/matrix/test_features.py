@@ -16,7 +16,7 @@ import pytest
 from probe.core.naming import FEATURES
 from probe.core.rules import RULES
 from tests.matrix.harness import Array, Harness, Module, Tensor, generators, train_step
-from tests.matrix.models import X, noisy, tiny_net
+from tests.matrix.models import X, noisy, tiny_net, tower
 from tests.matrix.watching import lines_of, train, watching
 
 RANDOM = np.random.RandomState(3)
@@ -60,6 +60,10 @@ MATRICES: dict[str, Callable[[], Array]] = {
     "huge": lambda: 1e25 * RANDOM.standard_normal((30, 40)),
     "tiny": lambda: 1e-25 * RANDOM.standard_normal((30, 40)),
     "sparse": lambda: np.eye(50)[::-1] * 7.0,
+    "ill-conditioned": lambda: rotated(np.logspace(0, -12, 200), 200, 200),
+    "one apart": lambda: np.diag([1.0003] + [1.0] * 299),
+    "edge of float32": lambda: 2.9e38 * np.sign(RANDOM.standard_normal((30, 30))),
+    "subnormal": lambda: 1e-40 * RANDOM.standard_normal((30, 30)),
 }
 
 
@@ -83,9 +87,11 @@ def only_linear(framework: Harness, weight: Any) -> Module:
     return framework.module(forward, fc=fc)
 
 
-def of_parameter(framework: Harness, weight: Any, dtype: str = "float32", name: str = "weight") -> Module:
-    """A module ``inner`` that calls its parameter so, and does not run."""
-    inner = framework.module(None, **{name: framework.parameter(weight, dtype)})
+def of_parameter(
+    framework: Harness, weight: Any, dtype: str = "float32", name: str = "weight", says: dict[str, int] | None = None
+) -> Module:
+    """A module ``inner`` that calls its parameter so, and does not run; and what it says of itself."""
+    inner = framework.module(None, **{name: framework.parameter(weight, dtype)}, **(says or {}))
     fc = framework.linear(np.eye(2))
 
     def forward(x: Tensor) -> Tensor:
@@ -120,6 +126,12 @@ def test_linear_of_a_module_that_does_not_run(framework: Harness, dtype: str, na
     assert row["shape"] == "[20, 30]"
     assert dtype in row["dtype"].lower()
     assert float(row["kernel_norm"]) == pytest.approx(np.linalg.norm(weight.astype(np.float64), 2), rel=1e-4)
+
+
+def test_a_module_by_the_name_that_the_documentation_gives_it(framework: Harness) -> None:
+    """``0:0`` is the module that is called ``encoder.layers.0``, as in the documentation's own example."""
+    rows = watched(framework, tower(framework), {"linear_hook": ["0:0", "0:10"]}, [framework.tensor(X)])
+    assert [row["name"] for row in rows] == ["encoder.layers.0.linear", "encoder.layers.10.linear"]
 
 
 def test_linear_of_every_module(framework: Harness) -> None:
@@ -391,10 +403,10 @@ def test_router_weight_of_zeros(framework: Harness) -> None:
 # moe_router_logit_hook
 
 
-def routed(framework: Harness, logits: Array, **more: Any) -> Lines:
-    """The rows of a router ``inner`` that gives these logits and something else."""
+def routed(framework: Harness, logits: Array, says: dict[str, int] | None = None, **more: Any) -> Lines:
+    """The rows of a router ``inner`` that gives these logits and something else, and what it says of itself."""
     given, fc = framework.tensor(logits), framework.linear(np.eye(2))
-    inner = framework.module(lambda x: (given, x))
+    inner = framework.module(lambda x: (given, x), **(says or {}))
 
     def forward(x: Tensor) -> Tensor:
         inner(x)
@@ -419,9 +431,10 @@ def test_router_logits(framework: Harness, shape: tuple[int, ...], top_k: int) -
     assert list(row)[3:7] == ["micro_step", "per_token_expert_entropy", "load_max", "load_cv"]
 
 
-def test_router_logits_that_are_hidden(framework: Harness) -> None:
-    """Experts hidden by -inf have no weight and no load; tokens that none may take are left out."""
-    no = -np.inf
+@pytest.mark.parametrize("no", [-np.inf, np.finfo(np.float32).min])
+def test_router_logits_that_are_hidden(framework: Harness, no: float) -> None:
+    """Experts hidden by -inf, or the lowest number, have no weight and no load; tokens that none may take are left
+    out."""
     (row,) = routed(framework, np.array([[0.0, 0.0, no], [1.0, no, no], [no, no, no]]), router_top_k=2)
     assert float(row["per_token_expert_entropy"]) == pytest.approx(np.log(2) / 2)
     assert float(row["load_max"]) == pytest.approx(2 / 1)

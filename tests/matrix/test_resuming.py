@@ -65,6 +65,8 @@ def test_steps_that_are_done_again_are_there_once(framework: Harness, root: Path
     assert {row.step for row in rows} == set(range(7))
     assert rows == {row: values for row, values in before.items() if row.step < 5} | again
     assert before != rows
+    cost = [json.loads(line)["step"] for line in (old / "cost.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert cost == [*range(7)]
 
 
 def test_what_is_done_again_is_put_aside(framework: Harness, root: Path) -> None:
@@ -214,6 +216,43 @@ def test_tensorboard_forgets_what_is_done_again(framework: Harness, root: Path) 
     tags = [tag for tag in reader.Tags()["scalars"] if "param_origin" in tag]
     assert tags
     assert all([event.step for event in reader.Scalars(tag)] == list(range(6)) for tag in tags)
+
+
+def test_tensorboard_forgets_once(framework: Harness, root: Path) -> None:
+    """Not again when a later change of the configuration begins another event file: those steps are there to stay."""
+    require("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 6, format="tensorboard")
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    loop = framework.loop(model, optimizer)
+    config = {**CONFIG, "format": "tensorboard", "append_output": STAMPS, "step_count_per_record": 1}
+    path = root / "monitor.json"
+    path.write_text(json.dumps(config | {"dynamic_on": True}), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, framework.TrainerMon(path) as monitor:
+        patch.setenv("DYNAMIC_MONITOR", "True")
+        monitor.set_monitor(model, 1, optimizer, start_iteration=2)
+        for step in range(2, 8):
+            if step == 5:
+                path.write_text(json.dumps(config | {"dynamic_on": True, "step_count_per_record": 2}), encoding="utf-8")
+            train_step(loop, framework.tensor(X))
+    assert monitor.faults == {}
+    assert len([*old.glob("events*")]) == 3
+    reader = EventAccumulator(str(old), size_guidance={"scalars": 0})
+    reader.Reload()
+    tags = [tag for tag in reader.Tags()["scalars"] if "param_origin" in tag]
+    assert tags
+    assert all([event.step for event in reader.Scalars(tag)] == [0, 1, 3, 4, 5, 6, 7] for tag in tags)
+
+
+def test_a_file_without_a_row_is_no_trouble(framework: Harness, root: Path) -> None:
+    """A run was killed between making it and writing its first row."""
+    old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 4)
+    (old / "param_origin_3-3.csv").write_text("")
+    (old / "param_updated_3-3.csv").write_text("vpp_stage,na")
+    run(framework, 2, 2, append_output=STAMPS)
+    assert steps_in(old) == [0, 1, 2, 3]
 
 
 def test_files_that_are_no_tables_stay(framework: Harness, root: Path) -> None:

@@ -106,6 +106,44 @@ def test_targets_choose_the_modules(framework: Harness, root: Path) -> None:
     assert set(stacks_of(root)) == {"0:block", "0:block.inner"}
 
 
+def test_a_step_in_which_nothing_is_called_is_told(
+    framework: Harness, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once, and counted in each; there is no file."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    other = tiny_net(framework)
+    with framework.TrainerMon({"stack_info": True}) as monitor:
+        monitor.set_monitor(other, 1, optimizer)
+        for _ in range(3):
+            train_step(framework.loop(model, optimizer), framework.tensor(X))
+    assert monitor.faults["stack_info: steps in which no watched module was seen to run"] == 3
+    assert caplog.text.count("stack_info: no watched module was seen to run") == 1
+    assert [*root.rglob("stack_info.csv")] == []
+
+
+def test_a_file_that_cannot_be_written_costs_no_rows(framework: Harness) -> None:
+    """It is counted in each step; what else the step has is written."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    loop = framework.loop(model, optimizer)
+    with framework.TrainerMon({"stack_info": True, **ACTIVATIONS}) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        (Path(str(monitor.output_directory)) / "stack_info.csv").mkdir()
+        for _ in range(2):
+            train_step(loop, framework.tensor(X))
+    assert sum(monitor.faults.values()) == 2
+    rows = rows_of(monitor)
+    assert {row.step for row in rows} == {0, 1}
+    assert {row.name for row in rows} >= {"fc.output", "relu.output", "fc2.output"}
+
+
+def test_every_module_that_has_activations_is_told(framework: Harness, root: Path) -> None:
+    """With ``all_xy`` those beside the targets too."""
+    train(framework, {"stack_info": True, "targets": {"block": {}}, "all_xy": True, **ACTIVATIONS}, nested(framework))
+    assert set(stacks_of(root)) == {"0:", "0:block", "0:block.inner"}
+
+
 @pytest.mark.parametrize("more", [{}, {"format": "api", "stack_info": True}])
 def test_nothing_when_off(framework: Harness, root: Path, more: dict[str, Any]) -> None:
     """Neither switched off nor without CSV files is there a file."""

@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.leaves import DEPTH
 from probe.core.settings import load
 from probe.core.stopping import TrainingStopped
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import SQUARE, X, container, keywords, tiny_net, with_idle
-from tests.matrix.watching import ACTIVATIONS, LR, MOMENTUM, rows_of, train, watching
+from tests.matrix.watching import ACTIVATIONS, LR, MOMENTUM, inputs, rows_of, train, watching
 
 NONE = "<class 'NoneType'>"
 
@@ -29,14 +30,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def train_until_stopped(framework: Harness, model: Any, **config: Any) -> None:
-    """Trains until the structure is there, which is no failure."""
+def train_until_stopped(framework: Harness, model: Any, micro_batches: int = 1, **config: Any) -> str:
+    """Trains until the structure is there, which is no failure; what the exception says."""
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)
     with watching(framework, {"print_struct": True, **config}, model, optimizer):
         with pytest.raises(TrainingStopped) as stopped:
-            train_step(loop, framework.tensor(X))
+            train_step(loop, *inputs(framework, micro_batches))
         assert stopped.value.code == 0
+    return str(stopped.value)
 
 
 def structure_of(root: Path) -> dict[str, Any]:
@@ -112,10 +114,42 @@ def test_training_that_catches_the_stop_goes_on_once(framework: Harness) -> None
         assert not monitor.monitoring
 
 
+def test_the_stop_says_where_the_structure_is(framework: Harness, root: Path) -> None:
+    """The whole path, whatever the current directory is then."""
+    assert str(root / "module_struct/rank0/module_struct.json") in train_until_stopped(framework, tiny_net(framework))
+
+
 def test_a_rank_that_takes_no_part_stops_in_the_same_step(framework: Harness, root: Path) -> None:
-    """It writes nothing, and training ends after its first step as it does on the others."""
-    train_until_stopped(framework, tiny_net(framework), module_ranks=[7])
+    """It writes nothing, says so, and training ends after its first step as it does on the others."""
+    assert "module_ranks" in train_until_stopped(framework, tiny_net(framework), module_ranks=[7])
     assert not root.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_training(framework: Harness, root: Path) -> None:
+    """Before a step is trained for nothing, with what to set; nothing stays attached."""
+    root.write_text("a file")
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    monitor = framework.TrainerMon({"print_struct": True})
+    with pytest.raises(OSError, match="MONITOR_OUTPUT_DIR"):
+        monitor.set_monitor(model, 1, optimizer)
+    train_step(framework.loop(model, optimizer), framework.tensor(X))
+
+
+def test_a_file_that_cannot_be_written_is_no_success(framework: Harness, root: Path) -> None:
+    """Training ends all the same, since other ranks end theirs, with exit code 1 and a fault that names the file."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    monitor = framework.TrainerMon({"print_struct": True})
+    monitor.set_monitor(model, 1, optimizer)
+    folder = root / "module_struct/rank0"
+    folder.rmdir()
+    folder.write_text("a file")
+    with pytest.raises(TrainingStopped, match="could not be written") as stopped:
+        train_step(framework.loop(model, optimizer), framework.tensor(X))
+    monitor.stop()
+    assert stopped.value.code == 1
+    assert [where for where in monitor.faults if str(folder / "module_struct.json") in where]
 
 
 def test_targets_may_name_what_is_not_there(framework: Harness, root: Path) -> None:
@@ -128,6 +162,27 @@ def test_what_does_not_run_is_there_by_name(framework: Harness, root: Path) -> N
     """A module without a forward has an empty entry."""
     train_until_stopped(framework, with_idle(framework))
     assert structure_of(root)["0:idle"] == {}
+
+
+def late(framework: Harness) -> Any:
+    """A layer that is passed over in the first forward, and called twice in each later one."""
+    first, second = framework.linear(SQUARE), framework.linear(SQUARE)
+    forwards = []
+
+    def forward(x: Any) -> Any:
+        forwards.append(x)
+        h = first(x)
+        return h if len(forwards) == 1 else second(second(h))
+
+    return framework.module(forward, first=first, second=second)
+
+
+def test_what_first_runs_in_a_later_micro_batch_is_told_with_its_gradients(framework: Harness, root: Path) -> None:
+    """The backward through a module's first forward, whichever micro batch that is in."""
+    train_until_stopped(framework, late(framework), micro_batches=3)
+    entry, square = structure_of(root)["0:second"], size(framework, 2, 2)
+    assert entry["output_grad"] == {"config": "tuple[1]", "0": square}
+    assert entry["input_grad"] == {"config": "tuple[1]", "0": square}
 
 
 def test_a_start_step_does_not_delay_it(framework: Harness, root: Path) -> None:
@@ -169,6 +224,33 @@ def test_keyword_arguments_are_beside_the_positional_ones(framework: Harness, ro
     square = size(framework, 2, 2)
     given = structure_of(root)["0:inner"]["input"]
     assert given == {"config": "tuple[1]", "0": square, "keywords": {"factor": {"config": "tensor", "tensor": square}}}
+
+
+def in_lists(value: Any, levels: int) -> Any:
+    """``value`` in that many lists, one in the other."""
+    return in_lists([value], levels - 1) if levels else value
+
+
+@pytest.mark.parametrize("levels", range(DEPTH - 2, DEPTH + 2))
+def test_what_is_nested_too_deep_is_no_tensor(framework: Harness, root: Path, levels: int) -> None:
+    """Wherever it stands: what activations do not look into has its type, and the rest of the module is told."""
+    scale = framework.parameter(np.full((2, 2), 2.0))
+
+    def take(x: Any, nested: Any, *, named: Any) -> Any:
+        return in_lists(framework.multiply(x, scale), levels)
+
+    taker = framework.module(take, scale=scale)
+
+    def forward(x: Any) -> Any:
+        given = taker(x, in_lists(x, levels), named=in_lists(x, levels))
+        for _ in range(levels):
+            (given,) = given
+        return given
+
+    train_until_stopped(framework, framework.module(forward, taker=taker))
+    entry, square = structure_of(root)["0:taker"], size(framework, 2, 2)
+    text = json.dumps(entry["input"]["1"]), json.dumps(entry["input"].get("keywords", "")), json.dumps(entry["output"])
+    assert [square in each for each in text] == [levels < DEPTH, levels < DEPTH, levels <= DEPTH]
 
 
 def mixed(framework: Harness) -> Any:

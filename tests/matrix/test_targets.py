@@ -32,10 +32,11 @@ def parameters(rows: Rows) -> set[str]:
     return found[0]
 
 
-@pytest.mark.parametrize("target", ["encoder.layers.1", "0:encoder.layers.1", "layers.1", "0:layers.1"])
+@pytest.mark.parametrize("target", ["encoder.layers.1", "0:encoder.layers.1", "layers.1", "0:layers.1", "0:1"])
 @pytest.mark.parametrize("squash", [True, False], ids=["squashed", "full"])
 def test_a_module_by_any_of_its_names(framework: Harness, target: str, squash: bool) -> None:
-    """With or without the stage, full or squashed: four places and all parameters of layer 1, never of layer 10."""
+    """With or without the stage, full, squashed or as earlier tools shortened it: four places and all parameters of
+    layer 1, never of layer 10."""
     rows = watched(framework, {"targets": {target: {}}, "squash_name": squash}, tower(framework))
     shown = "layers.1" if squash else "encoder.layers.1"
     assert parameters(rows) == {f"{shown}.weight"}
@@ -205,7 +206,16 @@ def test_one_of_several_inputs(framework: Harness) -> None:
     assert names_of(rows, "actv_grad") == {"giver.input_0"}
 
 
-@pytest.mark.parametrize("selector", ["tensor", "tuple[1]", "tuple[1]:0"])
+@pytest.mark.parametrize(("kind", "selector"), [("list", "tuple[2]:1"), ("tuple", "list[2]:1")])
+def test_inputs_and_gradients_are_tuples_or_lists_alike(framework: Harness, kind: str, selector: str) -> None:
+    """Earlier tools call positional inputs a list, and the gradients of a list a tuple; an output is what it is."""
+    targets = {"giver": {"input": "list[2]:0", **dict.fromkeys(("input_grad", "output_grad", "output"), selector)}}
+    rows = watched(framework, {"targets": targets}, container(framework, *CONTAINERS[kind]))
+    assert names_of(rows, "actv") == {"giver.input_0"}
+    assert names_of(rows, "actv_grad") == {"giver.input_1", "giver.output_1"}
+
+
+@pytest.mark.parametrize("selector", ["tensor", "tuple[1]", "tuple[1]:0", "list[1]:0"])
 def test_a_single_tensor_by_either_name(framework: Harness, selector: str) -> None:
     """One tensor in or out is a tensor, and a tuple of one for inputs and gradients."""
     targets = {"fc2": {"input": selector, "input_grad": selector, "output_grad": selector}}

@@ -159,7 +159,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any]
 
 def test_every_function_that_moves_tensors_is_listened_to() -> None:
     """A function that MindSpore adds belongs to one list or the other."""
-    from probe.mindspore.collectives import FUNCTIONS
+    from probe.mindspore.collective_functions import FUNCTIONS
 
     for home in HOMES:
         module = importlib.import_module(home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,10 @@ def run(tmp_path_factory):
 
 
 def ran(output, *arguments):
-    """The same of a run with other arguments."""
+    """The same of a run with other arguments, by a copy of the script that has nothing beside it."""
+    script = shutil.copy(EXAMPLE, output)
     own = {"MONITOR_OUTPUT_DIR": str(output), "PYTHONPATH": str(EXAMPLE.parents[1])}
-    command = [sys.executable, str(EXAMPLE), "--steps", "3", *arguments]
+    command = [sys.executable, str(script), "--steps", "3", *arguments]
     done = subprocess.run(command, env=os.environ | own, cwd=output, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (directory,) = (path for path in output.iterdir() if path.is_dir())

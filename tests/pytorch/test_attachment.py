@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from tests.pytorch.watching import OPS, Row, Rows, assert_rows, rows_of, watch
 from tests.required import require
 
 torch = require("torch")
+
+from probe.pytorch import TrainerMon  # noqa: E402 - only where torch is
 
 ACTIVATIONS = {"wg_distribution": False, "param_distribution": False, "mv_distribution": False, "squash_name": False}
 BOTH = ("actv", "actv_grad")
@@ -525,6 +529,38 @@ def test_a_compiled_model_is_refused_for_activations() -> None:
             watch(model, sgd(model), **ACTIVATIONS)
 
 
+def test_a_compiled_model_is_refused_for_activations_that_may_be_wanted_later() -> None:
+    """``on_anomaly`` would place hooks that do not run: that is told before training begins."""
+    arm = {"arm": {"xy_distribution": True}}
+    model = torch.compile(TinyNet(), backend="eager")
+    with pytest.raises(ValueError, match="compiled"):
+        watch(model, sgd(model), wg_distribution=True, on_anomaly=arm)
+
+
+def test_monitoring_is_switched_off_also_after_the_model_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has to be placed for that."""
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    path = tmp_path / "monitor.json"
+    config = {"xy_distribution": True, "param_distribution": True, "dynamic_on": True, "collect_times": 2}
+    path.write_text(json.dumps(config))
+    model = TinyNet()
+    optimizer = sgd(model)
+    with TrainerMon(path) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(6):
+            if step == 2:
+                model.fc.compile(backend="eager")
+            model(X).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not monitor.monitoring
+    assert {row.step for row in rows_of(monitor) if row.signal == "param_origin"} == {1, 2}
+    assert not [fault for fault in monitor.faults if fault.startswith("control")]
+    assert json.loads(path.read_text()) == config | {"dynamic_on": False}
+
+
 @pytest.mark.parametrize("unreduced", [False, True])
 def test_a_compiled_model_is_accepted_for_weights(unreduced: bool) -> None:
     """Weights of a compiled model are watched under the names that the model gives them."""
@@ -588,3 +624,14 @@ def test_dispatch_modes_of_the_user_see_nothing_of_ours() -> None:
         return count.seen
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "scaler"])
+def test_what_only_has_a_step_is_no_optimizer(kind: str) -> None:
+    """A scheduler of learning rates and a gradient scaler step too, but not when parameters are updated."""
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    given = scheduler if kind == "scheduler" else torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="expected what updates the parameters"):
+        watch(model, given)

@@ -71,3 +71,61 @@ def test_a_frozen_parameter_has_no_row() -> None:
     model.bias.requires_grad_(False)
     rows = train(model, torch.optim.Adam(model.parameters(), lr=0.01), {})
     assert {row.name for row in rows} == {"weight"}
+
+
+def test_amsgrad_divides_by_the_largest_second_moment() -> None:
+    """As its update does: the learning rate times the update is how far parameters have moved."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.125, betas=(0.5, 0.5), amsgrad=True)
+    with TrainerMon({"ur_distribution": True, "ops": ["mean"], "ndigits": 20}) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        moved = []
+        for factor in (8.0, 1.0, 0.5):  # the second moment falls
+            before = model.weight.item()
+            (model(torch.ones(1, 1)).sum() * factor).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            moved.append((before - model.weight.item()) / 0.125)
+    rows = read(monitor.output_directory)
+    for step, distance in enumerate(moved):
+        assert rows[Row("update", step, "weight")]["mean"] == pytest.approx(distance, rel=1e-4)
+
+
+class Uncorrected(torch.optim.Optimizer):
+    """Adam with the option of apex's and DeepSpeed's fused ones."""
+
+    def __init__(self, parameters: Any, bias_correction: bool) -> None:
+        super().__init__(parameters, {"betas": (0.5, 0.75), "eps": 1e-2, "bias_correction": bias_correction})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            (beta1, beta2), corrected = group["betas"], group["bias_correction"]
+            for p in group["params"]:
+                state = self.state[p]
+                state["exp_avg"] = beta1 * state.get("exp_avg", 0) + (1 - beta1) * p.grad
+                state["exp_avg_sq"] = beta2 * state.get("exp_avg_sq", 0) + (1 - beta2) * p.grad**2
+                m = state["exp_avg"] / (1 - beta1 ** group["step"] if corrected else 1)
+                v = state["exp_avg_sq"] / (1 - beta2 ** group["step"] if corrected else 1)
+                p.sub_(m / (v.sqrt() + group["eps"]))
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_moments_are_corrected_as_the_group_says(corrected: bool) -> None:
+    """For having begun at zero, or not."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = Uncorrected(model.parameters(), corrected)
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    with TrainerMon({"ur_distribution": True, "ops": ["norm"], "ndigits": 20}) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        moved = []
+        for _ in range(3):
+            before = model.weight.detach().double()
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            moved.append(float((before - model.weight.detach().double()).norm()))
+    rows = read(monitor.output_directory)
+    for step, distance in enumerate(moved):
+        assert rows[Row("update", step, "weight")]["norm"] == pytest.approx(distance, rel=1e-5)

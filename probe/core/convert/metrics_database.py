@@ -190,12 +190,11 @@ class MetricsDatabase:
         first = partition * self._partition
         last = first + self._partition - 1
         name = schema.table_name(metric, first, last)
+        self.connection.execute(schema.create_table(name, first, last, tuple(rows.values)))
         held = self._held(name)
-        if not held:
-            self.connection.execute(schema.create_table(name, first, last, tuple(rows.values)))
         lower = {stat.lower() for stat in held}
         for stat in rows.values:
-            if held and stat.lower() not in lower:
+            if stat.lower() not in lower:
                 self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
         self._add_stats(metric, rows.values)
         self._view(rows.signal)

@@ -42,10 +42,11 @@ def table_name(metric_id: int, first: int, last: int) -> str:
 
 
 def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str:
-    """The statement that makes ``table``: clustered for "all layers at this step"."""
+    """The statement that makes ``table``, unless it is there: clustered for "all layers at this step"."""
     columns = "".join(f", {quoted(stat)} REAL" for stat in stats)
     return (
-        f"CREATE TABLE {table} (rank INTEGER NOT NULL, step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), "
+        f"CREATE TABLE IF NOT EXISTS {table} (rank INTEGER NOT NULL, "
+        f"step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), "
         f"target_id INTEGER NOT NULL, form_id INTEGER NOT NULL{columns}, "
         "PRIMARY KEY (step, rank, target_id)) WITHOUT ROWID"
     )

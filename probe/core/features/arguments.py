@@ -49,23 +49,25 @@ def of_call(args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[
     return Given(query, key, mask if is_tensor(mask) else None)
 
 
-def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str], object]) -> bool:
-    """Whether the call, or else the module, says that no query sees a later key."""
+def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str], object]) -> bool | None:
+    """Whether the call, or else the module, says that no query sees a later key; None if neither says anything."""
     for name in CAUSAL:
         if isinstance(kwargs.get(name), bool):
             return bool(kwargs[name])
-    kinds = [kwargs.get(MASK_TYPE), *args, member(MASK_TYPE)]
-    said = [str(getattr(kind, "name", kind)) for kind in kinds if isinstance(kind, str) or _is_mask_type(kind)]
-    if said:
-        return "causal" in said[0].lower()
-    return any(member(name) is True for name in CAUSAL)
+    kinds = [kwargs.get(MASK_TYPE), *filter(_is_mask_type, args), member(MASK_TYPE)]
+    said = next((str(getattr(kind, "name", kind)) for kind in kinds if kind is not None), None)
+    if said is not None:
+        return "causal" in said.lower()
+    found = [value for name in CAUSAL if isinstance(value := member(name), bool)]
+    return any(found) if found else None
 
 
 def _is_mask_type(value: object) -> bool:
-    return "MaskType" in type(value).__name__
+    """Among what has no name in a call: other strings say other things, such as the order of dimensions."""
+    return "MaskType" in type(value).__name__ or (isinstance(value, str) and "causal" in value.lower())
 
 
 def integer(names: Sequence[str], member: Callable[[str], object]) -> int | None:
     """The first of ``names`` that is a positive integer of the module, if any is."""
     found = (member(name) for name in names)
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
+    return next((value for value in found if type(value) is int and value > 0), None)

@@ -14,14 +14,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from probe.core.arrays import Arrays, Numbers
 from probe.core.features import spread
 from probe.core.features.misfit import Misfit
-from probe.core.framework import Arrays, Block, Numbers
+from probe.core.framework import Block
 from probe.core.records import Array
 
 COLUMNS = ("entropy", "softmax_max")
 AXES = {"s,b,h,d": (1, 2, 0, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3)}
 """Of each order of dimensions, where in it the batch, head, sequence and the dimension within a head stand."""
+HIDING = -65504.0
+"""The lowest number of float16: a mask that adds this or less hides."""
 
 
 class Call(NamedTuple):
@@ -30,7 +33,7 @@ class Call(NamedTuple):
     query: Numbers
     key: Numbers
     mask: Numbers | None
-    """Added to the scores; or, of flags, true where a key is hidden, unless ``attends``."""
+    """Added to the scores; or, of flags and integers, true where a key is hidden, unless ``attends``."""
     causal: bool
     """Whether a query sees no later key; the last query sees the last key."""
     attends: bool = False
@@ -59,9 +62,10 @@ def begin(ops: Arrays, call: Call, order: str, everything: bool) -> Block:
     return ops.column(found)
 
 
-def finish(rows: Array) -> Mapping[str, float]:
-    """The means; NaN where no query may attend to anything."""
-    return dict(zip(COLUMNS, spread.means(rows), strict=True))
+def finish(rows: Array) -> Mapping[str, float] | None:
+    """The means; None where no query may attend to anything."""
+    found = spread.means(rows)
+    return None if found is None else dict(zip(COLUMNS, found, strict=True))
 
 
 def _fitted(ops: Arrays, call: Call, order: str) -> tuple[Numbers, Numbers, Numbers | None]:
@@ -73,14 +77,29 @@ def _fitted(ops: Arrays, call: Call, order: str) -> tuple[Numbers, Numbers, Numb
     batches, heads, length, depth = query.shape
     if (key.shape[0], key.shape[3]) != (batches, depth) or heads % key.shape[1]:
         raise Misfit(f"expected query and key whose dimensions ({order}) agree, got {shapes[0]}, {shapes[1]}")
+    if not (ops.is_floating(query) and ops.is_floating(key)):
+        raise Misfit(f"expected query and key of floating numbers, got {call.query.dtype} and {call.key.dtype}")
     if call.mask is None:
         return query, key, None
-    shape = tuple(call.mask.shape)
-    full = (1,) * (query.ndim - len(shape)) + shape
-    scores = batches, heads, length, key.shape[2]
+    shape = _of_mask(tuple(call.mask.shape), (batches, heads, length, key.shape[2]))
+    return query, key, call.mask.reshape(shape)
+
+
+def _of_mask(shape: tuple[int, ...], scores: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a mask with all four dimensions.
+
+    Raises:
+        Misfit: if it is no mask for the scores, or if its first dimension may be the batch as well as another one.
+    """
+    full = (1,) * (len(scores) - len(shape)) + shape
     if len(full) != len(scores) or any(has not in (1, of) for has, of in zip(full, scores, strict=True)):
         raise Misfit(f"expected a mask for scores of shape {scores}, got one of shape {shape}")
-    return query, key, call.mask.reshape(full)
+    if 1 < len(shape) < len(scores) and shape[0] == scores[0] > 1:
+        raise Misfit(
+            f"expected a mask of four dimensions, since one of shape {shape} may begin with the {scores[0]} samples as"
+            f" well as with as many {'queries' if len(shape) == 2 else 'heads'}"
+        )
+    return full
 
 
 def _at(mask: Numbers, axis: int, wanted: Any) -> Any:
@@ -112,10 +131,10 @@ def _scores(ops: Arrays, call: Call, first: int, last: int, seen: int) -> Number
     scores = (query / math.sqrt(query.shape[2])) @ ops.turned(call.key[:seen])
     if (mask := call.mask) is not None:
         mask = mask[:, _at(mask, 1, slice(first, last)), _at(mask, 2, slice(0, seen))]
-        if ops.is_flag(mask):
-            scores = ops.where((mask == 0) if call.attends else (mask != 0), -math.inf, scores)
+        if ops.is_floating(mask):
+            scores = scores + ops.where(mask <= HIDING, -math.inf, ops.wide(mask))
         else:
-            scores = scores + mask
+            scores = ops.where((mask == 0) if call.attends else (mask != 0), -math.inf, scores)
     if call.causal:
         latest = ops.positions(last, scores)[first:] + (call.key.shape[0] - call.query.shape[1])
         scores = ops.where(ops.positions(seen, scores)[None] > latest[:, None], -math.inf, scores)

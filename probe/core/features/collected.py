@@ -10,8 +10,9 @@ import numpy as np
 from probe.core.framework import Block, FrameworkAdapter, Tensor
 from probe.core.records import Array, Batch, Key
 
-Finish = Callable[[Array], Mapping[str, float]]
-"""Makes the columns of a row, on the host, of what was computed where the tensors are."""
+Finish = Callable[[Array], Mapping[str, float] | None]
+"""Makes the columns of a row, on the host, of what was computed where the tensors are; None if there is nothing to say
+and no row."""
 
 
 class Reading(NamedTuple):
@@ -59,7 +60,8 @@ class Collected:
 
         def batches(step: int) -> list[Batch]:
             values = wait()[:, 0]
-            return [_batch(signal, rows, places, values, step) for signal, rows in readings.items()]
+            made = (_batch(signal, rows, places, values, step) for signal, rows in readings.items())
+            return [batch for batch in made if batch is not None]
 
         return batches
 
@@ -72,8 +74,15 @@ def _places(readings: Mapping[str, Mapping[Key, Reading]], blocks: list[Block]) 
     return {order: end - rows for (order, rows), end in zip(inorder, ends, strict=True)}
 
 
-def _batch(signal: str, rows: Mapping[Key, Reading], places: Mapping[int, int], values: Array, step: int) -> Batch:
-    found = [each.finish(values[(at := places[each.order]) : at + each.rows]) for each in rows.values()]
+def _batch(
+    signal: str, rows: Mapping[Key, Reading], places: Mapping[int, int], values: Array, step: int
+) -> Batch | None:
+    """None if no row has anything to say."""
+    made = {key: each.finish(values[(at := places[each.order]) : at + each.rows]) for key, each in rows.items()}
+    rows = {key: each for key, each in rows.items() if made[key] is not None}
+    found = [row for row in made.values() if row is not None]
+    if not found:
+        return None
     return Batch(
         signal=signal,
         step=step,

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from probe.core.framework import Arrays, Block, Numbers
+from probe.core.arrays import Arrays, Numbers
+from probe.core.framework import Block
 from probe.core.records import Array
 
 COLUMNS = ("sr", "kernel_norm")
@@ -35,13 +36,27 @@ def begin(ops: Arrays, weight: Numbers) -> Block:
     """Rows: the largest magnitude; the squared Frobenius norm of the weight divided by it; then the diagonal of the
     tridiagonal matrix of Lanczos and, as many, what stands beside it."""
     a = ops.wide(weight)
+    size, squares = _measured(ops, a)
     if a.shape[0] < a.shape[1]:
         a = ops.turned(a)
-    size = ops.largest(ops.largest(ops.magnitude(a)).reshape(-1))
-    size = ops.where(size == 0, 1.0, size).reshape(())
-    squares = (((a / size) * (a / size)).sum(-1)).sum(-1)
     diagonal, beside = _lanczos(ops, a, size, squares)
     return ops.column([size, squares, *diagonal, *beside])
+
+
+def _measured(ops: Arrays, a: Numbers) -> tuple[Numbers, Numbers]:
+    """The largest magnitude, 1 for none, and the sum of the squares of the elements divided by it: some rows at a time,
+    so that nothing as large as the weight is made."""
+    rows = max(1, ops.block(a) // a.shape[1])
+    parts = [a[first : first + rows] for first in range(0, a.shape[0], rows)]
+    sizes, sums = ops.zeros((len(parts),), a), ops.zeros((len(parts),), a)
+    for place, part in enumerate(parts):
+        sizes[place] = ops.largest(ops.magnitude(part).reshape(-1))[0]
+    size = ops.largest(sizes)
+    size = ops.where(size == 0, 1.0, size).reshape(())
+    for place, part in enumerate(parts):
+        scaled = part / size
+        sums[place] = (scaled * scaled).sum(-1).sum(-1)
+    return size, sums.sum(-1)
 
 
 def _lanczos(ops: Arrays, a: Numbers, size: Numbers, squares: Numbers) -> tuple[list[Numbers], list[Numbers]]:
@@ -51,10 +66,11 @@ def _lanczos(ops: Arrays, a: Numbers, size: Numbers, squares: Numbers) -> tuple[
     basis = ops.zeros((steps, width), a)
     vector = ops.like(np.random.Generator(np.random.PCG64(width)).standard_normal(width), a)
     vector = vector / ops.root((vector * vector).sum(-1))
+    half = ops.root(size)  # two divisions by it stay in range where one by the size of a subnormal number does not
     diagonal, beside = [], []
     for step in range(steps):
         basis[step] = vector
-        image = turned @ ((a @ (vector / size)) / size)
+        image = (turned @ ((a @ (vector / half)) / half / half)) / half
         diagonal.append((image * vector).sum(-1))
         known = basis[: step + 1]
         for _ in range(2):  # once leaves what cancellation has cost

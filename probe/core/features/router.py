@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from probe.core.arrays import Arrays, Numbers
 from probe.core.features import spread
-from probe.core.framework import Arrays, Block, Numbers
+from probe.core.framework import Block
 from probe.core.records import Array
 
 
@@ -52,10 +53,12 @@ def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
     return ops.column([*load, *sums])
 
 
-def finish(rows: Array, experts: int) -> Mapping[str, float]:
+def finish(rows: Array, experts: int) -> Mapping[str, float] | None:
     """The numbers, of what :func:`begin` gave with the load of so many experts; those of the load NaN if it is not
-    known."""
-    load, entropy = rows[:experts], spread.means(rows[experts:])[0]
+    known. None where no expert may take any token."""
+    load, spreading = rows[:experts], spread.means(rows[experts:])
+    if spreading is None:
+        return None
     mean = float(load.mean()) if experts else 0.0
-    found = {"per_token_expert_entropy": entropy, "load_max": math.nan, "load_cv": math.nan}
+    found = {"per_token_expert_entropy": spreading[0], "load_max": math.nan, "load_cv": math.nan}
     return found | ({"load_max": float(load.max()) / mean, "load_cv": float(load.std()) / mean} if mean > 0 else {})

@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from probe.core.arrays import Arrays, Numbers
 from probe.core.features import arguments, attention, linear, router
 from probe.core.features.collected import Collected
 from probe.core.features.misfit import Misfit
-from probe.core.framework import Arrays, Tensor
+from probe.core.framework import Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Names, Watched, names_of
@@ -27,6 +28,10 @@ HOOKS = {
     "moe_router_logit_hook": "moe_router",
 }
 """Every signal, and what it adds to the name of a module."""
+UNMASKED = (
+    "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query, and nothing is taken to "
+    "be: if later keys are, set sa_mask to causal, else to none"
+)
 
 _log = logging.getLogger("probe")
 
@@ -114,7 +119,7 @@ class Listener:
         self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
         self.hook, self.ran = hook, False
-        self._told = False
+        self._told = set[str]()
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
     def before(self, kind: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -151,10 +156,13 @@ class Listener:
             with self._ops.quiet():
                 function()
         except Misfit as misfit:
-            if not self._told:
-                self._told = True
-                where = f"l2_targets.{self.hook}: {self._module.stage}:{self._module.full}"
-                _log.warning("%s: %s; nothing is recorded of it", where, misfit)
+            self._tell("misfit", f"{misfit}; nothing is recorded of it")
+
+    def _tell(self, about: str, what: str) -> None:
+        """Says it once."""
+        if about not in self._told:
+            self._told.add(about)
+            _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, what)
 
 
 class OfWeight(Listener):
@@ -173,18 +181,20 @@ class OfWeight(Listener):
         described = self._run.framework.tensors.describe
         weights = _weights(self._run, self._ops, self._module.thing)
         weight = next((each for each in weights if len(described(each)[0]) == 2), None)
-        if weight is None and not getattr(self._run.settings.l2_targets, self.hook):
-            return  # nobody has named it
-        if weight is None:
-            raise Misfit(f"expected a module with a two-dimensional {' or '.join(WEIGHTS)}")
+        numbers = None if weight is None else self._ops.numbers(weight)
+        if numbers is None or not self._ops.is_floating(numbers):
+            if not getattr(self._run.settings.l2_targets, self.hook):
+                return  # nobody has named it
+            what = f"a two-dimensional {' or '.join(WEIGHTS)} of floating numbers"
+            raise Misfit(f"expected a module with {what} (one that is computed at each reading is left alone)")
         shape, _, coverage = described(weight)
         if coverage is not None:
             raise Misfit(f"expected a whole weight, this rank holds {coverage.text(shape[0] * shape[1])}")
         if 0 in shape:
             raise Misfit(f"expected a weight with elements, got one of shape {shape}")
-        self._record(weight)
+        self._record(weight, numbers)
 
-    def _record(self, weight: Tensor) -> None:
+    def _record(self, weight: Tensor, numbers: Numbers) -> None:
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -195,8 +205,8 @@ class OfWeight(Listener):
 class Linear(OfWeight):
     """``linear_hook``."""
 
-    def _record(self, weight: Tensor) -> None:
-        block = linear.begin(self._ops, self._ops.numbers(weight))
+    def _record(self, weight: Tensor, numbers: Numbers) -> None:
+        block = linear.begin(self._ops, numbers)
         self._collected.add(self.hook, self._key, weight, block, linear.finish)
 
 
@@ -206,17 +216,17 @@ class Attention(Listener):
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings = self._run.settings
         given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
-        causal = settings.sa_mask == "causal" or (
-            settings.sa_mask == "auto" and arguments.causal(args, kwargs, self._member)
-        )
+        said = arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
         call = attention.Call(
             self._ops.numbers(given.query),
             self._ops.numbers(given.key),
             None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
-            causal,
+            settings.sa_mask == "causal" or said is True,
             settings.sa_mask_true == "attends",
         )
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
+        if said is None and given.mask is None:
+            self._tell("mask", UNMASKED)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
         self._collected.add(self.hook, key, given.query, block, attention.finish)
 
@@ -224,8 +234,7 @@ class Attention(Listener):
 class RouterWeight(OfWeight):
     """``moe_router_weight_hook``."""
 
-    def _record(self, weight: Tensor) -> None:
-        numbers = self._ops.numbers(weight)
+    def _record(self, weight: Tensor, numbers: Numbers) -> None:
         experts = arguments.integer(arguments.EXPERTS, self._member)
         if experts == numbers.shape[1] != numbers.shape[0]:
             numbers = self._ops.turned(numbers)
@@ -243,17 +252,12 @@ class RouterLogit(Listener):
         logits = next((value for value in leaves(outputs) if tensors.is_tensor(value)), None)
         shape = () if logits is None else tensors.describe(logits)[0]
         numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
-        if numbers is None or ops.is_flag(numbers):
+        if numbers is None or not ops.is_floating(numbers):
             raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
         top_k = self._run.settings.router_top_k or arguments.integer(arguments.TOP_K, self._member)
-        if top_k is None and not self._told:
-            self._told = True
-            _log.warning(
-                "l2_targets.%s: %s: to how many experts a token goes is not known (none of %s): set router_top_k",
-                self.hook,
-                self._module.full,
-                ", ".join(arguments.TOP_K),
-            )
+        if top_k is None:
+            names = ", ".join(arguments.TOP_K)
+            self._tell("top_k", f"to how many experts a token goes is not known (none of {names}): set router_top_k")
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
         key = self._key._replace(micro_step=self._run.clock.micro_step)

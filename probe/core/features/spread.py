@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from probe.core.framework import Arrays, Numbers
+from probe.core.arrays import Arrays, Numbers
 from probe.core.records import Array
 
 HIDDEN = -1e30
@@ -13,10 +11,10 @@ LEAST = -1e4
 """The logarithm of a weight that is none."""
 
 
-def means(rows: Array) -> tuple[float, float]:
-    """Of the entropy and of the largest weight, from the sums of any number of blocks; NaN where there is nothing."""
+def means(rows: Array) -> tuple[float, float] | None:
+    """Of the entropy and of the largest weight, from the sums of any number of blocks; None where all is hidden."""
     entropy, largest, number = (float(total) for total in rows.reshape(-1, 3).sum(0))
-    return (entropy / number, largest / number) if number != 0 else (math.nan, math.nan)
+    return (entropy / number, largest / number) if number != 0 else None
 
 
 def sums(ops: Arrays, scores: Numbers) -> list[Numbers]:

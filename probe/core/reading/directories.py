@@ -148,10 +148,19 @@ def _without_empty(run: Run, problems: Problems) -> Run:
     if not written or not empty:
         return run
     for rank in empty:
+        last = run.of(rank)[-1]
         what = f"expected files such as actv_0-0.csv; rank {rank} has written nothing: left out"
-        problems.add(run.of(rank)[-1].path, what)
+        if healthy := _holds_back(last):
+            what = f"rank {rank} has found nothing, and with history it has written nothing: left out"
+        problems.add(last.path, what, skipped=not healthy)
     kept = tuple(directory for directory in run.directories if directory.rank not in empty)
     return Run(kept, tuple(sorted({*run.missing, *empty})))
+
+
+def _holds_back(directory: RankDirectory) -> bool:
+    """Whether the rank writes only what is near a finding (``history``)."""
+    config = directory.manifest.get("config")
+    return isinstance(config, dict) and bool(config.get("history"))
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, columns_for
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.findings import Reporter
@@ -42,7 +43,7 @@ class AnomalyFrozen:
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
         self._steps: int = args.steps
-        self._moments = columns_for(op for op in ops if op in OPS)
+        self._moments = columns_for(op for op in ops if op in OPS and op not in QUANTILES)
         self._sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
         self._suffices = bool(EXTREMES & {*self._moments} and SUMS & {*self._moments})
         fields = {

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.moments import COUNTS, OPS, derive
+from probe.core.histogram import HISTOGRAM, INFINITE, NAN, QUANTILES, ZERO
+from probe.core.moments import COUNTS, OPS
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.findings import Reporter
+
+FINITE = ("kernel_norm", "entropy", "per_token_expert_entropy")
+"""What features have a number for wherever what they are made of is finite."""
 
 
 class AnomalyNan:
@@ -19,48 +23,78 @@ class AnomalyNan:
     It has no memory, so a value that stays NaN is reported at every sampled step. The counts ``nans`` and ``infs`` are
     findings where they are above 0, whatever the threshold. A NaN that only says that an op has no answer is none:
     ``min``, ``max``, ``mean``, ... of a tensor without elements, ``id`` of a tensor that is not a scalar. An additive
-    attention mask is none either: an input whose elements go from -Inf to exactly 0, if min and max are collected.
+    attention mask is none either: an input whose elements go from -Inf to exactly 0, if min and max or a
+    histogram are collected.
+
+    Where nothing but histograms and quantiles is asked for, the NaN and Inf that they count are reported as ``nans``
+    and ``infs``. Of interpretable features a NaN is reported where it says that the weight or the scores are not
+    finite.
     """
 
     def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
         self._threshold: float | None = args.threshold
-        self._ops = ops
+        self._ops = list(dict.fromkeys((*(op for op in ops if op != HISTOGRAM), *FINITE)))
+        self._counting = not any(op in OPS and op not in QUANTILES for op in ops)
         self._reporter = Reporter("AnomalyNan", rank, "threshold")
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         masks = _masks(batch)
+        if self._counting and HISTOGRAM in batch.columns:
+            yield from self._counted(batch, batch.columns[HISTOGRAM], masks)
         for op in self._ops:
-            moment = OPS[op].moment if op in OPS else op
-            if moment not in batch.columns:
+            column = _column(batch, op)
+            if column is None:
                 continue
-            bad = self._bad(batch, op, moment)
+            bad = self._bad(batch, op, column)
             at = np.array([row for row in bad if row not in masks and _answers(op, batch.shapes[row])], dtype=int)
             if len(at):
-                values = derive(op, {moment: batch.columns[moment][at]}, [batch.shapes[row] for row in at])
+                values = batch.op(op)[at]
                 expected = np.full(len(at), np.nan) if op in COUNTS else self._expected(values)
                 yield from self._reporter.findings(batch, op, at, values, expected)
 
-    def _bad(self, batch: Batch, op: str, moment: str) -> npt.NDArray[np.int64]:
-        """Rows to look at more closely. A moment is finite just where its op is, and needs no division by shapes."""
-        column = batch.columns[moment]
+    def _bad(self, batch: Batch, op: str, column: Array) -> npt.NDArray[np.int64]:
+        """Rows to look at more closely."""
         if op in COUNTS:
             return np.flatnonzero(~(column == 0))
         bad = ~np.isfinite(column)
-        if self._threshold is not None:
+        if self._threshold is not None and op not in FINITE:
             bad |= np.abs(batch.op(op)) > self._threshold
         return np.flatnonzero(bad)
+
+    def _counted(self, batch: Batch, histograms: Array, masks: Container[int]) -> Iterator[Finding]:
+        """What histograms say of elements that are not finite."""
+        infinite = histograms[:, [ZERO - INFINITE, ZERO + INFINITE]].sum(axis=1)
+        for op, found in (("nans", histograms[:, NAN]), ("infs", infinite)):
+            at = np.array([row for row in np.flatnonzero(found) if row not in masks], dtype=int)
+            yield from self._reporter.findings(batch, op, at, found[at], np.full(len(at), np.nan))
 
     def _expected(self, values: Array) -> Array:
         threshold = np.nan if self._threshold is None else self._threshold
         return np.where(np.isfinite(values), threshold, np.nan)
 
 
+def _column(batch: Batch, op: str) -> Array | None:
+    """Numbers that are finite just where those of ``op`` are: its moment, which needs no division by shapes, unless
+    that is a histogram. None if it was not collected, or is one itself."""
+    known = OPS.get(op)
+    name = known.moment if known is not None and known.moment in batch.columns else op
+    column = batch.columns.get(name)
+    if column is None or column.ndim == 1:
+        return column
+    return None if known is None else batch.op(op)
+
+
 def _masks(batch: Batch) -> frozenset[int]:
     """Rows that are additive masks: forward inputs between -Inf and exactly 0."""
-    low, high = batch.columns.get("min"), batch.columns.get("max")
-    if batch.signal != "actv" or low is None or high is None:
+    low, high, counts = (batch.columns.get(name) for name in ("min", "max", HISTOGRAM))
+    if batch.signal != "actv":
         return frozenset()
-    rows = np.flatnonzero(np.isneginf(low) & (high == 0))
+    if low is not None and high is not None:
+        rows = np.flatnonzero(np.isneginf(low) & (high == 0))
+    elif counts is not None:
+        rows = np.flatnonzero(counts[:, ZERO - INFINITE] * counts[:, ZERO] * (counts[:, ZERO + 1 :].sum(axis=1) == 0))
+    else:
+        return frozenset()
     return frozenset(int(row) for row in rows if batch.keys[row].part.startswith("input"))
 
 

@@ -49,6 +49,12 @@ def _parquet(context: SinkContext) -> Sink:
     return ParquetSink(context)
 
 
+def _cost(context: SinkContext) -> Sink:
+    from probe.core.sinks.cost import CostSink
+
+    return CostSink(context)
+
+
 def _anomaly(context: SinkContext) -> Sink:
     from probe.core.sinks.anomaly import AnomalySink
 
@@ -60,6 +66,9 @@ SINKS: dict[str, Callable[[SinkContext], Sink]] = {
     "tensorboard": _tensorboard,
     "sqlite": _sqlite,
     "parquet": _parquet,
+    "cost": _cost,
     "anomaly": _anomaly,
 }
 """Every built-in sink. What a sink needs is imported only when it is asked for."""
+TABLES = frozenset({"csv", "sqlite", "parquet"})
+"""Those that have rows about tensors only: what the monitor costs is written beside them."""

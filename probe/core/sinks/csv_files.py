@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from io import FileIO
 from itertools import chain, count, repeat
@@ -19,16 +17,12 @@ from probe.core.naming import cell_name
 from probe.core.records import Array, Batch, Snapshot
 from probe.core.sinks.columns import histograms_of, ops_of
 from probe.core.sinks.context import SinkContext
-from probe.core.sinks.files import append, open_for_append, replacing
-
-logger = logging.getLogger("probe.csv")
+from probe.core.sinks.files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
 
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""
 CALL = ",call"
 """What the header of a file ends with that tells repetitions of a module apart."""
-LONGEST_LINE = 1 << 16
-"""Bytes at either end of a file that are searched for a line break."""
 
 
 Numbers = tuple[Any, ...]
@@ -115,7 +109,7 @@ class CsvSink:
             found = _header(file, layout.header + CALL)
             if found not in ("", layout.header, layout.header + CALL):
                 return False
-            _cut_torn_row(file, path)
+            cut_torn_line(file, path)
             if found != layout.header or not layout.calls:
                 append(file, _text(layout, found, numbers))
                 return True
@@ -183,16 +177,6 @@ def _header(file: FileIO, expected: str) -> str:
         file.truncate(0)
         return ""
     return line
-
-
-def _cut_torn_row(file: FileIO, path: Path) -> None:
-    """Takes away an unfinished last row, which would spoil the row appended to it, quotes and all."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - LONGEST_LINE))
-    torn = len(file.read().rpartition(b"\n")[2])
-    if torn:
-        file.truncate(size - torn)
-        logger.warning("cut an unfinished row of %d bytes off %s", torn, path)
 
 
 def _add_call_column(path: Path) -> None:

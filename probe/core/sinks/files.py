@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TextIO
+
+LONGEST_LINE = 1 << 16
+"""Bytes at either end of a file that are searched for a line break."""
+
+_log = logging.getLogger("probe.files")
 
 
 def open_for_append(path: Path) -> FileIO:
@@ -23,15 +29,28 @@ def append(file: FileIO, data: bytes) -> None:
     """Adds ``data`` in one write, or nothing.
 
     Raises:
-        OSError: if it does not fit; the file is then cut back to what it was.
+        OSError: if it does not fit, naming the file, which is then cut back to what it was.
     """
     size = file.seek(0, os.SEEK_END)
     try:
         write_all(file, data)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or file.name  # a full disk does not say where
         with suppress(OSError):
             file.truncate(size)
         raise
+
+
+def cut_torn_line(file: FileIO, path: Path) -> None:
+    """Takes away an unfinished last line of a text, which would spoil what is appended to it; ``file`` stands at its
+    end then."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LONGEST_LINE))
+    torn = len(file.read().rpartition(b"\n")[2])
+    if torn:
+        file.truncate(size - torn)
+        file.seek(0, os.SEEK_END)
+        _log.warning("cut an unfinished row of %d bytes off %s", torn, path)
 
 
 def write_all(file: FileIO, data: bytes) -> None:
@@ -43,7 +62,8 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was."""
+    """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception it stays as it was. An
+    error of the file system names it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -51,6 +71,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
         with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         temporary.unlink(missing_ok=True)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from mindspore import ParameterTuple, nn
 from probe.core.framework import Adam, StepListener
 from probe.mindspore import listeners
 from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.scaling import held_scale, listened
 
 EXP_AVG = {"moment1": "exp_avg", "moments1": "exp_avg"}
 EXP_AVG_SQ = {"moment2": "exp_avg_sq", "moments2": "exp_avg_sq"}
@@ -28,6 +30,15 @@ NAMES: dict[str, dict[str, str]] = {
 ANY_CLASS = EXP_AVG | EXP_AVG_SQ | {"vhat": "max_exp_avg_sq"}
 NO_STATE = ("parameters", "_parameters", "params", "learning_rate", "stat", "grad_clone")
 """Attributes that are no state: the parameters themselves, rates of groups, the first-step flag of SGD's operator."""
+UNCORRECTED = ("mindspore.nn.optim.adam.AdamWeightDecay",)
+"""Optimizers that do not correct their moments for having begun at zero."""
+EARLY = (
+    "mindspore.nn.optim.adam.Adam",
+    "mindspore.nn.optim.adam.AdamOffload",
+    "mindspore.nn.optim.lazyadam.LazyAdam",
+    "mindspore.experimental.optim.adam.Adam",
+)
+"""Optimizers that add eps to the root before that is corrected."""
 
 
 def knows(optimizer: Any) -> bool:
@@ -45,13 +56,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with given(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
-            listener.before(optimizer, None)
+            listener.before(optimizer, held_scale(optimizer) if listener.sampled else None)
 
     def leave(_: Any) -> None:
         listener.after(optimizer, "applied")
 
     with ExitStack() as attached:
         attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.enter_context(listened(optimizer))
         attached.callback(listeners.before(optimizer, enter))
         attached.callback(listeners.after(optimizer, leave))
         return attached.pop_all().close
@@ -72,14 +84,16 @@ def state_names(optimizer: Any) -> dict[str, str]:
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """From its own attributes, or the groups where it has those; they may be parameters themselves."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__}
+    plain, early = not kinds.isdisjoint(UNCORRECTED), not kinds.isdisjoint(EARLY)
     counters = (getattr(optimizer, name, None) for name in ("state_step", "global_step"))
-    steps = next((counter for counter in counters if counter is not None), None)
+    steps = math.inf if plain else next((counter for counter in counters if counter is not None), None)
 
     def lookup(parameter: Any) -> Adam | None:
         group = groups.get(id(parameter), vars(optimizer))
         own = [getattr(optimizer, name, None) for name in ("beta1", "beta2", "eps")]
         betas = group.get("betas") or own[:2]
-        about = Adam(betas[0], betas[1], group.get("eps", own[2]), steps)
+        about = Adam(betas[0], betas[1], group.get("eps", own[2]), steps, early)
         return None if any(value is None for value in about) else about
 
     return lookup
@@ -123,6 +137,8 @@ def _idle(optimizer: Any, name: str) -> bool:
     """Whether MindSpore keeps ``name`` without using it: torch has none then."""
     groups = getattr(optimizer, "param_groups", [])
     if name == "max_exp_avg_sq":
+        if type(optimizer).__module__ == "mindspore.experimental.optim.adam":  # 2.10.0: amsgrad changes nothing there
+            return True
         return not any(group.get("amsgrad") for group in groups)
     if name in ("accum", "momentum_buf") and any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__):
         return not any(group.get("momentum") for group in groups) if groups else not _uses_momentum(optimizer)

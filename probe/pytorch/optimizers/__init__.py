@@ -21,13 +21,19 @@ def _dialect(optimizer: Any) -> Any:
 
 
 def check(optimizer: Any) -> None:
-    """Refuses what keeps its numbers where they cannot be read.
+    """Refuses what updates no parameters (a scheduler of learning rates, a scaler), or keeps its numbers where they
+    cannot be read.
 
     Raises:
         ValueError: saying what came and what to do.
     """
     if deepspeed.knows(optimizer):
         deepspeed.check(optimizer)
+    elif _dialect(optimizer) is native and getattr(optimizer, "param_groups", None) is None:
+        raise ValueError(
+            "set_monitor: optimizer: expected what updates the parameters, an object with step() and param_groups, got "
+            f"{type(optimizer)}"
+        )
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:

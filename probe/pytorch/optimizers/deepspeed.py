@@ -75,13 +75,14 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """As the groups of the optimizer inside say, whose tensors have all taken the same number of steps."""
+    """As the groups of the optimizer inside say, whose tensors have all taken the same number of steps. Stage 3 cuts
+    them into smaller ones."""
     inner = optimizer.optimizer
+    divided: Mapping[int, int] = getattr(optimizer, "sub_group_to_group_id", {})
 
     def lookup(parameter: torch.nn.Parameter) -> Adam | None:
         at = zero.place(optimizer, parameter)
-        groups = inner.param_groups if at is not None else ()
-        group = groups[at[0]] if at is not None and at[0] < len(groups) else {}
+        group = {} if at is None else inner.param_groups[divided.get(at[0], at[0])]
         known: Mapping[str, Any] = next((kept for kept in inner.state.values() if "step" in kept), {})
         return of_group(group, known)
 

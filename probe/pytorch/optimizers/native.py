@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,6 +62,8 @@ def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam |
     if group is None or "eps" not in group or len(group.get("betas", ())) < 2:
         return None
     steps = kept.get("step", group.get("step"))
+    if steps is not None and not group.get("bias_correction", True):  # an option of apex's and DeepSpeed's
+        steps = math.inf
     return None if steps is None else Adam(group["betas"][0], group["betas"][1], group["eps"], steps)
 
 

@@ -1,0 +1,198 @@
+"""The configuration file as two ranks follow it: what each takes up, and at which step."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.core.control import Control
+from probe.core.faults import Faults
+from probe.core.settings import load
+
+AHEAD = 3
+"""Steps after which all ranks have seen what is written."""
+OFF: dict[str, Any] = {"dynamic_on": False}
+ON: dict[str, Any] = {"dynamic_on": True, "collect_times": 100}
+Edits = dict[int, dict[str, Any]]
+Taken = dict[int, tuple[bool, tuple[str, ...]]]
+"""By the step from which on it holds: whether something is collected, and the ops."""
+
+
+class Rank:
+    """One rank that counts the steps it collects, as a monitor does."""
+
+    def __init__(self, path: Path, rank: int, read: str | None = None) -> None:
+        text = path.read_text() if read is None else read
+        self.faults, self.taken = Faults(), Taken()
+        settings, content = load(json.loads(text)), text.encode()
+        self.control = Control(path, settings, content, 0, False, rank == 0, self.faults, lambda _: AHEAD)
+        self._left = 0
+
+    def step(self, number: int) -> None:
+        """``number`` is about to begin."""
+        if self.collecting and not self._left:
+            self.control.finish()
+        settings = self.control.poll(number, idle=not self._left)
+        if settings is not None:
+            self._left = settings.collect_times if settings.dynamic_on else 0
+            self.taken[number] = settings.dynamic_on, settings.ops
+            self.collecting = settings.dynamic_on
+        self.collecting = bool(self._left)
+        self._left -= self.collecting
+
+    collecting = False
+
+
+def two_ranks(folder: Path, steps: int, edits: Edits, late: int, start: dict[str, Any]) -> tuple[Rank, Rank, str]:
+    """Both ranks after ``steps`` steps, and the file; ``edits`` are made during the steps of these numbers.
+
+    The second rank sees every state of the file ``late`` steps late. A key that is edited to None is taken out.
+    """
+    paths = folder / "seen.json", folder / "seen_late.json"
+    states = [json.dumps(start)]
+    for path in paths:
+        path.write_text(states[0])
+    ranks = [Rank(path, number) for number, path in enumerate(paths)]
+    for step in range(1, steps):
+        if step - 1 in edits:
+            values = json.loads(paths[0].read_text()) | edits[step - 1]
+            paths[0].write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+        ranks[0].step(step)
+        states.append(paths[0].read_text())
+        shown = states[max(len(states) - 1 - late, 0)]
+        if paths[1].read_text() != shown:
+            paths[1].write_text(shown)
+        ranks[1].step(step)
+    return ranks[0], ranks[1], paths[0].read_text()
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("edits", "taken"),
+    [
+        ({2: ON, 4: {"ops": ["max"]}}, {6: (True, ("norm",)), 10: (True, ("max",))}),
+        ({2: ON, 5: {"ops": ["max"]}}, {6: (True, ("norm",)), 10: (True, ("max",))}),
+        (
+            {2: ON, 4: {"ops": ["min"]}, 8: {"ops": ["max"]}},
+            {6: (True, ("norm",)), 10: (True, ("min",)), 14: (True, ("max",))},
+        ),
+        ({2: ON | {"apply_at_step": 15}, 4: {"ops": ["max"]}}, {15: (True, ("max",))}),
+        ({2: ON | {"apply_at_step": 15}, 4: {"apply_at_step": None}}, {8: (True, ("norm",))}),
+    ],
+)
+def test_two_changes_in_a_row_take_effect_on_all_ranks(tmp_path: Path, edits: Edits, taken: Taken, late: int) -> None:
+    """Each at a step of its own, also where the second comes before the first holds."""
+    one, other, _ = two_ranks(tmp_path, 24, edits, late, OFF)
+    assert one.taken == other.taken == taken
+    assert one.faults.counts == other.faults.counts == {}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_change_that_waits_for_its_step_outlives_the_end_of_collecting(tmp_path: Path, late: int) -> None:
+    """The first rank does not write ``dynamic_on: false`` over it."""
+    edits = {1: ON | {"collect_times": 3}, 6: {"ops": ["max"], "collect_times": 2}}
+    one, other, text = two_ranks(tmp_path, 20, edits, late, OFF)
+    assert one.taken == {5: (True, ("norm",)), 10: (True, ("max",))}
+    assert json.loads(text)["dynamic_on"] is False
+    assert {step: on for step, (on, _) in other.taken.items() if step <= 10} == {5: True, 10: True}
+    *_, text = two_ranks(tmp_path, 11, edits, late, OFF)
+    assert json.loads(text)["dynamic_on"] is True
+
+
+def alone(path: Path, read: str | None = None) -> Control:
+    """A run of one rank that has read ``read`` (None: what is there)."""
+    text = path.read_text() if read is None else read
+    return Control(path, load(json.loads(text)), text.encode(), 0, True, True, Faults(), lambda _: 0)
+
+
+def test_what_was_changed_before_training_began_is_taken_up(tmp_path: Path) -> None:
+    """While a large model was made, or between two attachments."""
+    path = tmp_path / "monitor.json"
+    path.write_text(json.dumps(ON))
+    control = alone(path, read=json.dumps(OFF))
+    settings = control.poll(1, idle=True)
+    assert settings is not None
+    assert settings.dynamic_on
+    assert control.content == path.read_bytes()
+
+
+def test_a_change_in_the_last_step_is_not_written_over(tmp_path: Path) -> None:
+    """It takes effect, as any other."""
+    path = tmp_path / "monitor.json"
+    path.write_text(json.dumps(ON))
+    control = alone(path)
+    assert control.poll(1, idle=True) is not None
+    path.write_text(json.dumps(ON | {"ops": ["max"]}))
+    control.finish()
+    settings = control.poll(2, idle=True)
+    assert settings is not None
+    assert (settings.dynamic_on, settings.ops) == (True, ("max",))
+
+
+def test_a_step_is_kept_while_the_file_is_away(tmp_path: Path) -> None:
+    """Some editors take it away for a moment."""
+    one, other = Rank(write(tmp_path / "a.json", ON), 0), Rank(write(tmp_path / "b.json", ON), 1)
+    (tmp_path / "a.json").unlink()
+    for rank in (one, other):
+        rank.step(1)
+        rank.step(2)
+    assert list(one.taken) == list(other.taken) == [1]
+    assert one.faults.counts == {"control: FileNotFoundError": 1}
+
+
+def write(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(values))
+    return path
+
+
+def test_where_the_step_cannot_be_written_no_rank_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to do; and all begin together once it can."""
+    first = Rank(write(tmp_path / "a.json", OFF), 0)
+    write(tmp_path / "a.json", ON)
+    (tmp_path / f".a.json.{os.getpid()}.tmp").mkdir()  # in the way of what is written
+    first.step(1)
+    first.step(2)
+    assert first.taken == {}
+    assert json.loads((tmp_path / "a.json").read_text()) == ON
+    assert first.faults.counts == {"control: OSError": 2}
+    (tmp_path / f".a.json.{os.getpid()}.tmp").rmdir()
+    for step in range(3, 8):
+        first.step(step)
+    assert list(first.taken) == [3 + AHEAD]
+    assert json.loads((tmp_path / "a.json").read_text()) == ON | {"apply_at_step": 3 + AHEAD}
+
+
+def test_a_broken_file_that_is_put_back_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the same mistake made again is told again."""
+    path = write(tmp_path / "monitor.json", ON)
+    control = alone(path)
+    assert control.poll(1, idle=True) is not None
+    for broken in ("{", json.dumps(ON), "{", json.dumps(ON)):
+        path.write_text(broken)
+        assert control.poll(2, idle=False) is None
+    assert sum("cannot be used" in record.message for record in caplog.records) == 2
+
+
+def test_whether_a_signal_switches_may_change(tmp_path: Path) -> None:
+    """As any other key."""
+    import signal
+
+    before = signal.getsignal(signal.SIGUSR1)
+    path = write(tmp_path / "monitor.json", OFF)
+    control = alone(path)
+    write(path, OFF | {"toggle_on_signal": True})
+    control.poll(1, idle=True)
+    assert signal.getsignal(signal.SIGUSR1) != before
+    os.kill(os.getpid(), signal.SIGUSR1)
+    settings = control.poll(2, idle=True)
+    assert settings is not None
+    assert settings.dynamic_on
+    write(path, OFF)
+    control.poll(3, idle=False)
+    assert signal.getsignal(signal.SIGUSR1) == before
+    control.close()
+    assert signal.getsignal(signal.SIGUSR1) == before

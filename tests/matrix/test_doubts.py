@@ -1,0 +1,137 @@
+"""Uses that are no error and give nothing: each is told, once, in words that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.core.trainer_mon import Monitor
+from tests.matrix.harness import Harness, train_step
+from tests.matrix.models import X, tiny_net
+from tests.matrix.watching import GRADIENTS, LR, MOMENTUM, names_of, rows_of
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where runs write."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    monkeypatch.delenv("DYNAMIC_MONITOR", raising=False)
+    return tmp_path / "out"
+
+
+def trained(framework: Harness, config: Any, steps: int = 2) -> Monitor:
+    """A run from its beginning to its end."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    loop = framework.loop(model, optimizer)
+    monitor = framework.TrainerMon(config)
+    monitor.set_monitor(model, 1, optimizer)
+    for _ in range(steps):
+        train_step(loop, framework.tensor(X))
+    monitor.stop()
+    return monitor
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "collects nothing"),
+        ({"targets": {"fc": {}}, "ops": ["max"]}, "collects nothing"),
+        ({"wg_distribution": True, "module_ranks": [3, 5]}, "module_ranks"),
+        ({"wg_distribution": True, "dynamic_on": True}, "DYNAMIC_MONITOR=True"),
+    ],
+)
+def test_settings_in_vain_are_told(
+    framework: Harness, caplog: pytest.LogCaptureFixture, config: dict[str, Any], told: str
+) -> None:
+    """A warning when the monitor attaches; training goes on."""
+    trained(framework, config)
+    assert [told in record.message for record in caplog.records if record.levelname == "WARNING"] == [True]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GRADIENTS,
+        {"stack_info": True},
+        {"cc_distribution": {"enable": True}},
+        {"wg_distribution": True, "module_ranks": [0, 3]},
+    ],
+    ids=str,
+)
+def test_settings_that_collect_are_not(
+    framework: Harness, caplog: pytest.LogCaptureFixture, config: dict[str, Any]
+) -> None:
+    """Nor is a rank among others that do not exist."""
+    trained(framework, config)
+    assert not [record.message for record in caplog.records if "nothing" in record.message]
+
+
+def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """What it updates has no rows: said in the first step, and counted once."""
+    model, other = tiny_net(framework), tiny_net(framework)
+    mine, others = (framework.optimizer("momentum", each, lr=LR, momentum=MOMENTUM) for each in (model, other))
+    loop = framework.loop(framework.module(lambda x: framework.add(model(x), other(x)), a=model, b=other), mine, others)
+    monitor = framework.TrainerMon(GRADIENTS)
+    monitor.set_monitor(model, 1, others)
+    for _ in range(3):
+        train_step(loop, framework.tensor(X))
+    monitor.stop()
+    assert monitor.faults == {"optimizer: ValueError": 1}
+    assert "updates none of the model's parameters" in caplog.text
+
+
+def test_one_of_two_optimizers_may_be_of_another_model(framework: Harness) -> None:
+    """As with a discriminator that is not watched."""
+    model, other = tiny_net(framework), tiny_net(framework)
+    optimizers = [framework.optimizer("momentum", each, lr=LR, momentum=MOMENTUM) for each in (model, other)]
+    parent = framework.module(lambda x: framework.add(model(x), other(x)), a=model, b=other)
+    loop = framework.loop(parent, *optimizers)
+    monitor = framework.TrainerMon(GRADIENTS)
+    monitor.set_monitor(model, 1, optimizers)
+    for _ in range(2):
+        train_step(loop, framework.tensor(X))
+    monitor.stop()
+    assert monitor.faults == {}
+    assert names_of(rows_of(monitor), "grad_reduced") == {"fc.weight", "fc.bias", "fc2.weight"}
+
+
+def test_a_run_without_a_step_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """The optimizer may be another than the one that trains; a run that has taken steps says nothing."""
+    trained(framework, GRADIENTS, steps=1)
+    assert "no training step was seen" not in caplog.text
+    trained(framework, GRADIENTS, steps=0)
+    assert caplog.text.count("no training step was seen") == 1
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "model"), (2, "optimizer")])
+def test_an_empty_list_is_no_model_and_no_optimizer(framework: Harness, place: int, name: str) -> None:
+    """Refused, naming the argument."""
+    model = tiny_net(framework)
+    given: list[Any] = [model, 1, framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)]
+    given[place] = []
+    with pytest.raises(ValueError, match=f"set_monitor: {name}: expected"):
+        framework.TrainerMon(GRADIENTS).set_monitor(*given)
+
+
+@pytest.mark.parametrize("more", [{}, {"optimiser": None}], ids=["missing", "unknown"])
+def test_wrong_arguments_are_told_by_the_name_of_what_was_called(framework: Harness, more: dict[str, Any]) -> None:
+    """With the call as it should be."""
+    given = [tiny_net(framework), 1] if more else []
+    with pytest.raises(
+        TypeError, match=r"^set_monitor: (got an unexpected keyword|missing a required).*; call set_monitor\(model, "
+    ):
+        framework.TrainerMon(GRADIENTS).set_monitor(*given, **more)
+
+
+def test_an_output_directory_that_is_none_is_told_with_what_to_set(framework: Harness, root: Path) -> None:
+    """Before training begins."""
+    root.write_text("a file")
+    model = tiny_net(framework)
+    with pytest.raises(OSError, match="set MONITOR_OUTPUT_DIR to a directory") as refused:
+        framework.TrainerMon(GRADIENTS).set_monitor(
+            model, 1, framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+        )
+    assert str(root) in str(refused.value)
