@@ -200,11 +200,11 @@ class Hooks(Protocol):
         before: Callable[..., None],
         after: Callable[..., None],
         *,
-        compiled_too: bool = False,
+        inside: Callable[[], bool] | None = None,
         gradients: bool = False,
     ) -> Remove:
         """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs.
-        ``compiled_too`` asks to be heard where it runs inside a compiled graph, too, and then ``gradients`` that
+        ``inside`` asks to be heard inside compiled graphs, too, whenever it says so, and then ``gradients`` that
         ``after`` may listen to those of the outputs."""
 
     def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:

@@ -211,8 +211,9 @@ class Run:
             if kind := hooks.forward_kind(root):
                 after(kind, outputs)
 
-        compiled_too = compiled_too and self.settings.compiled == "record"
-        return hooks.on_forward(module, guard(began), guard(ended), compiled_too=compiled_too, gradients=gradients)
+        clock = self.clock
+        inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
+        return hooks.on_forward(module, guard(began), guard(ended), inside=inside, gradients=gradients)
 
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""

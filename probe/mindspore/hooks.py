@@ -166,7 +166,7 @@ def on_forward(
     before: Callable[..., None],
     after: Callable[..., None],
     *,
-    compiled_too: bool = False,  # noqa: ARG001
+    inside: Callable[[], bool] | None = None,  # noqa: ARG001
     gradients: bool = False,  # noqa: ARG001
 ) -> Remove:
     """Listens to forwards that are not compiled."""

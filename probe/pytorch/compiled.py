@@ -25,12 +25,12 @@ from probe.core.leaves import DEPTH
 from probe.pytorch.forms import read, written
 from probe.pytorch.wrappers.placing import Own
 
-Listeners = tuple[Callable[..., None], Callable[..., None]]
-"""Before and after a forward."""
+Listeners = tuple[Callable[..., None], Callable[..., None], Callable[[], bool]]
+"""Before and after a forward, and whether they want to be called."""
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
-OPERATORS = hasattr(torch.library, "custom_op") and hasattr(torch.fx, "has_side_effect")
+OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.fx, "has_side_effect")
 """Whether this version of torch has what is needed (2.4 has)."""
 GRADIENTS = OPERATORS and importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
@@ -139,12 +139,17 @@ def graph_call() -> int | None:
 
 
 def on_forward(
-    module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None], gradients: bool
+    module: torch.nn.Module,
+    before: Callable[..., None],
+    after: Callable[..., None],
+    wanted: Callable[[], bool],
+    gradients: bool,
 ) -> Remove:
-    """Listens to forwards, compiled or not; where ``gradients``, ``after`` may listen to those of outputs."""
+    """Listens to forwards, compiled or not, while ``wanted``; where ``gradients``, ``after`` may listen to those of
+    outputs."""
     number = next(_places)
     place = torch.tensor(number, dtype=torch.int64, device="cpu")
-    _listeners[number] = (before, after)
+    _listeners[number] = (before, after, wanted)
     gradients = gradients and GRADIENTS
     began, ended = torch.compiler.disable(before), torch.compiler.disable(after)
 
@@ -217,7 +222,7 @@ def _heard(
 ) -> None:
     """Calls the listeners as an eager hook would."""
     number = int(place)
-    if (listeners := _listeners.get(number)) is None:
+    if (listeners := _listeners.get(number)) is None or not listeners[2]():
         return
     own = [tensor.detach() for tensor in tensors]  # the graph may use the same object for something else
     values = read(form, own)
@@ -249,15 +254,24 @@ def _differentiable() -> Any:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
-def _operator(name: str, function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as an operator that a graph keeps though nothing uses it, outside of what a device replays."""
+def _operator(name: str, parameters: str, function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` as an operator that a graph keeps though nothing uses it, outside of what a device replays. Not
+    ``custom_op``, whose checks take several times as long as the call."""
     tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
-    operator = torch.library.custom_op(f"probe::{name}", function, mutates_args=(), tags=tags)
-    operator.register_fake(lambda *_: None)
-    torch.fx.has_side_effect(operator._opoverload)
+    _library.define(f"{name}({parameters}) -> ()", tags=tags)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"probe::{name}", lambda *_: None, lib=_library)
+    operator: Callable[..., None] = getattr(torch.ops.probe, name).default
+    torch.fx.has_side_effect(operator)
     return operator
 
 
 if OPERATORS:
-    _forward, _gradient = _operator("forward", _heard), _operator("gradient", _arrived)
+    _library = torch.library.Library("probe", "FRAGMENT")
+    _forward = _operator(
+        "forward",
+        "Tensor[] tensors, Tensor place, str form, str needing, bool ended, int site, bool differentiates",
+        _heard,
+    )
+    _gradient = _operator("gradient", "Tensor gradient, Tensor place, int site, int number", _arrived)
     _site = torch.compiler.assume_constant_result(_next_site)

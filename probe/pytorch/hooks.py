@@ -150,16 +150,16 @@ def on_forward(
     before: Callable[..., None],
     after: Callable[..., None],
     *,
-    compiled_too: bool = False,
+    inside: Callable[[], bool] | None = None,
     gradients: bool = False,
 ) -> Remove:
     """Listens to forwards.
 
-    While ``torch.compile`` traces, the hooks are nothing, unless ``compiled_too``: traced as they are, they would break
-    the graph in pieces, or raise where it must be one.
+    While ``torch.compile`` traces, the hooks are nothing, unless there is ``inside``: traced as they are, they would
+    break the graph in pieces, or raise where it must be one.
     """
-    if compiled_too:
-        return compiled.on_forward(module, before, after, gradients)
+    if inside is not None:
+        return compiled.on_forward(module, before, after, inside, gradients)
 
     def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling():

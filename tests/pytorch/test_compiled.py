@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import gc
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,21 @@ def test_one_graph_has_the_rows_of_the_eager_run(checkpoint: str | None) -> None
     assert signals == {"actv", "actv_grad"}
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_inductor_keeps_and_runs_the_operators() -> None:
+    """The default backend drops none of them; what it computes in another order is close."""
+    loss = lambda model, step: model(X + step).sum()  # noqa: E731
+    eager, _, trained, _ = train(TinyNet, loss, same)
+    rows, faults, weights, number = train(TinyNet, loss, lambda model: torch.compile(model, fullgraph=True))
+    assert number == 1
+    missing = eager.keys() - rows.keys()
+    assert faults == {MISSED: len(missing)}
+    assert all(".input" in row.name and row.signal == "actv_grad" for row in missing)
+    for row in rows:
+        assert rows[row]["norm"] == pytest.approx(eager[row]["norm"], rel=1e-4, abs=1e-6), row
+    assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(trained, weights, strict=True))
+
+
 def test_steps_that_are_not_sampled_compile_nothing_anew() -> None:
     """Sampled steps and others run the same graph."""
     rows = check(gpt(), of_tokens, step_interval=2)
@@ -198,14 +214,22 @@ def test_a_model_that_breaks_the_graph_is_in_as_many_pieces_as_without() -> None
 
 
 class Moved(torch.nn.Module):
-    """Is called with a number that is another in each step."""
+    """Calls a module with a number that is another in each step."""
+
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Any, at: int) -> Any:
+            return self.fc(x + at)
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = TinyNet()
+        self.inner = self.Inner()
 
     def forward(self, x: Any, at: int) -> Any:
-        return self.inner(x + at)
+        return self.inner(x, at)
 
 
 def test_numbers_that_change_from_step_to_step_compile_nothing_anew() -> None:
