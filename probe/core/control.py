@@ -139,9 +139,9 @@ class Control:
         """Whether what is pending takes effect so soon that no newer change can take its place on all ranks."""
         if self._pending is None or self._alone:
             return False
-        if self._said is not None:
-            return self._announced
         at = self._pending.apply_at_step
+        if self._said is not None:
+            return self._announced and at is not None and at <= step + self._ahead(step)
         return at is not None and at != self._stale and step <= at <= step + self._ahead(step)
 
     def _follow(self, step: int, idle: bool) -> None:
@@ -239,15 +239,18 @@ class Heard:
     def poll(self, step: int, idle: bool) -> Settings | None:  # noqa: ARG002 - there is no file to be touched
         try:
             while (told := self._said.read()) is not None:
-                self._pending.append((int(told["step"]), load(told["configuration"])))
+                at, settings = int(told["step"]), load(told["configuration"])
+                while self._pending and self._pending[-1][0] >= at:
+                    self._pending.pop()  # what was to hold from a later step on, and is replaced before it
+                self._pending.append((at, settings))
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._faults.note("control", error)
-        settings = None
+        due = None
         while self._pending and self._pending[0][0] <= step:
-            at, settings = self._pending.popleft()
+            at, due = self._pending.popleft()
             if at < step:
                 self._faults.note("control", TimeoutError(f"heard at step {step}, too late for step {at}"))
-        return settings
+        return due
 
     @property
     def content(self) -> bytes:

@@ -6,16 +6,21 @@ import json
 import threading
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from probe.core.broadcast import Broadcast, StoreNotices
+from probe.core.control import follow
 from probe.core.faults import Faults
 from probe.core.settings import load
 from probe.core.settings_problems import ConfigError
 
 ROOT = Path(__file__).parents[2]
+
+AHEAD = 3
+"""Steps after which all ranks have heard."""
 
 
 class Kept:
@@ -152,3 +157,56 @@ def test_many_ranks_look_more_seldom() -> None:
     few, many = (Broadcast(Kept, None, ranks, Faults()) for ranks in (8, 10_000))
     assert few.seen_seconds == 0.5
     assert many.seen_seconds == 25.0
+
+
+class Host:
+    """A rank with a file of its own, of which only the first one's counts."""
+
+    def __init__(self, folder: Path, rank: int, store: Kept) -> None:
+        self.path, self.faults = folder / f"host{rank}.json", Faults()
+        self.path.write_text('{"dynamic_on": false}')
+        self.notices = StoreNotices("control", lambda: None)
+        settings, content = load(self.path), self.path.read_bytes()
+        ahead: Any = lambda _: AHEAD  # noqa: E731
+        groups: Any = SimpleNamespace(rank=lambda: rank, world_size=lambda: 2)
+        self.switch: Any = follow(self.path, settings, content, 0, groups, self.faults, ahead, self.notices)
+        self.taken: dict[int, tuple[str, ...]] = {}
+
+    def step(self, number: int) -> None:
+        """``number`` is about to begin."""
+        if (settings := self.switch.poll(number, idle=not self.taken)) is not None:
+            self.taken[number] = settings.ops
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("edits", "taken"),
+    [
+        ({2: {"ops": ["max"]}}, {6: ["max"]}),
+        ({2: {"ops": ["max"]}, 3: {"ops": ["min"]}}, {6: ["max"], 10: ["min"]}),
+        ({2: {"ops": ["max"], "apply_at_step": 12}}, {12: ["max"]}),
+        ({2: {"ops": ["max"], "apply_at_step": 900}, 6: {"ops": ["min"], "apply_at_step": 9}}, {10: ["min"]}),
+        ({2: {"ops": ["max"], "apply_at_step": 900}, 6: {"ops": ["min"], "apply_at_step": 15}}, {15: ["min"]}),
+        ({2: {"ops": ["max"], "apply_at_step": 15}, 6: {"ops": ["min"]}}, {15: ["min"]}),
+    ],
+)
+def test_edits_of_the_first_ranks_file_hold_on_all_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edits: Any, taken: Any, behind: int
+) -> None:
+    """In the order in which they were made; one whose step is far is replaced. ``behind`` is by how many steps the
+    other rank is, and hears, later."""
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    store = Kept()
+    one, other = Host(tmp_path, 0, store), Host(tmp_path, 1, store)
+    for step in range(1, 20):
+        if step - 1 in edits:
+            values = json.loads(one.path.read_text()) | {"dynamic_on": True} | edits[step - 1]
+            one.path.write_text(json.dumps(values))
+        one.step(step)
+        exchanged(store, one.notices)
+        if step > behind:
+            other.step(step - behind)
+        exchanged(store, other.notices)
+    assert one.taken == {step: tuple(ops) for step, ops in taken.items()}
+    assert other.taken == {step: ops for step, ops in one.taken.items() if step < 20 - behind}
+    assert one.faults.counts == other.faults.counts == {}
