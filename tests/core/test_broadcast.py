@@ -210,3 +210,20 @@ def test_edits_of_the_first_ranks_file_hold_on_all_hosts(
     assert one.taken == {step: tuple(ops) for step, ops in taken.items()}
     assert other.taken == {step: ops for step, ops in one.taken.items() if step < 20 - behind}
     assert one.faults.counts == other.faults.counts == {}
+
+
+def test_a_second_edit_waits_until_the_first_has_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the thread that carries notices gets its turn seldom, nothing is said on top of what nobody has heard."""
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    store = Kept()
+    one, other = Host(tmp_path, 0, store), Host(tmp_path, 1, store)
+    for step in range(1, 40):
+        if step in (2, 8):
+            ops = ["max"] if step == 2 else ["min"]
+            one.path.write_text(json.dumps(json.loads(one.path.read_text()) | {"dynamic_on": True, "ops": ops}))
+        one.step(step)
+        if step % 12 == 0:
+            exchanged(store, one.notices)
+        other.step(step)
+        exchanged(store, other.notices)
+    assert [*one.taken.values()] == [*other.taken.values()] == [("max",), ("min",)]
