@@ -8,6 +8,7 @@ compiled, elements of tensors are not, so that blocks that share a graph go on s
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import threading
@@ -22,7 +23,7 @@ from torch.autograd.function import FunctionCtx
 from probe.core.frames import callers
 from probe.core.framework import Listen, Remove
 from probe.core.leaves import DEPTH
-from probe.pytorch.forms import read, written
+from probe.pytorch.forms import left_out, read, written
 from probe.pytorch.wrappers.placing import Own
 
 Listeners = tuple[Callable[..., None], Callable[..., None], Callable[[], bool]]
@@ -165,6 +166,7 @@ def on_forward(
         elif torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             _trace(outputs, place, ended=True, gradients=gradients)
 
+    _evaluate_while_tracing()
     for hook in (enter, leave):
         _never_alone(hook)
     placed = ExitStack()
@@ -172,6 +174,13 @@ def on_forward(
     placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
     placed.callback(module.register_forward_hook(Own(leave)).remove)
     return placed.close
+
+
+@functools.cache
+def _evaluate_while_tracing() -> None:
+    """Marks what is called by the compiler, not by the graph; imports the compiler, which takes a second."""
+    for function in (_next_site, left_out):
+        torch.compiler.assume_constant_result(function)
 
 
 def _never_alone(hook: Any) -> None:
@@ -188,7 +197,7 @@ def _never_alone(hook: Any) -> None:
 def _trace(values: Any, place: torch.Tensor, *, ended: bool, gradients: bool) -> None:
     """Puts the operators into the graph."""
     tensors: list[torch.Tensor] = []
-    form, site = written(values, tensors, DEPTH), _site()
+    form, site = written(values, tensors, DEPTH), _next_site()
     needing = "".join(["+" if tensor.requires_grad else "-" for tensor in tensors])
     differentiates = torch.is_grad_enabled()
     _forward([tensor.detach() for tensor in tensors], place, form, needing, ended, site, differentiates)
@@ -274,4 +283,3 @@ if OPERATORS:
         _heard,
     )
     _gradient = _operator("gradient", "Tensor gradient, Tensor place, int site, int number", _arrived)
-    _site = torch.compiler.assume_constant_result(_next_site)

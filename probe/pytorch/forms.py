@@ -43,13 +43,10 @@ def _say_once() -> None:
     )
 
 
-def _left_out() -> str:
+def left_out() -> str:
     """Called while a graph is compiled, and nothing in it."""
     _say_once()
     return "None"
-
-
-left_out = torch.compiler.assume_constant_result(_left_out)
 
 
 def _container(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
