@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from probe.core.framework import Adam, Optimizer, Shard, Tensor
+from probe.core.histogram import HISTOGRAM
+from probe.core.moments import columns_for
+from probe.core.recorder import Recorder
+from probe.core.records import Batch
 from probe.core.run import Run
 from probe.core.selection import Watched
 
@@ -31,6 +36,7 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
     the parameters, and none outlives its reduction.
     """
     hooks, tensors, told = run.framework.hooks, run.framework.tensors, set[int]()
+    recorder = _recorder(run)
 
     def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, about: Adam) -> None:
         first, coverage = _held(first)
@@ -40,7 +46,7 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
             return
         whole = coverage or known
         for signal, vector in zip(SIGNALS, tensors.adam(first, second, about), strict=True):
-            run.recorder.record(signal, parameter.key, Shard(vector, whole) if whole else vector)
+            recorder.record(signal, parameter.key, Shard(vector, whole) if whole else vector)
 
     def after(optimizer: Optimizer, owned: list[Watched]) -> None:
         lookup = hooks.adam(optimizer)
@@ -60,6 +66,32 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
 
     run.after_update.append(after)
     yield
+
+
+def _recorder(run: Run) -> Recorder:
+    """The run's own; or another, where these signals are to be shown as histograms and others are not."""
+    settings, own = run.settings, run.recorder
+    if "tensorboard" not in settings.formats or HISTOGRAM in settings.statistics:
+        return own
+    columns = columns_for((*own.columns, HISTOGRAM))
+    distributions = Recorder(run.framework.tensors, columns, settings.eps, lambda: len(own))
+    run.apart.append(_Distributions(distributions))
+    run.step_ended.append(distributions.clear)
+    return distributions
+
+
+class _Distributions:
+    """Rows whose histograms are written though no op asks for them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __len__(self) -> int:
+        return len(self._recorder)
+
+    def drain(self) -> Callable[[int], list[Batch]]:
+        pending = self._recorder.drain()
+        return lambda step: [replace(batch, distribution=True) for batch in pending.batches(step)]
 
 
 def _held(given: Tensor | Shard) -> tuple[Tensor, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from probe.core.faults import Faults
 from probe.core.histogram import HISTOGRAM, width
-from probe.core.moments import MOMENTS, OPS, derive, merge_columns, numels
+from probe.core.moments import MOMENTS, OPS, columns_for, derive, merge_columns, numels
 from probe.core.processes import Exchange, Parallel
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.replicas import Replicas
@@ -198,12 +198,13 @@ class GlobalStats:
             columns, complete = whole[part.batch]
             if coverage is not None and counts[i] == numels([coverage.shape])[0]:
                 complete[part.row] = 1.0
-                for name in columns:
+                for name in columns.keys() & merged.keys():
                     columns[name][part.row] = merged[name][i]
 
     def _group(self, ranks: tuple[int, ...], batches: Sequence[Batch], rows: int) -> Group:
         if ranks not in self._met:
-            columns = [name for name in MERGED if name in next(b for b in batches if b.coverage).columns]
+            needed, covered = columns_for((*self._ops, "mean")), [b for b in batches if b.coverage]
+            columns = [name for name in needed if all(name in batch.columns for batch in covered)]
             said = json.dumps([self._said, columns])
             where = f"{self._run}, ranks {ranks}"
             exchange, most = meet(self._parallel, ranks, where, said, rows, self._seconds)

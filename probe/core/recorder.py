@@ -110,10 +110,16 @@ def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
 
 
 class Recorder:
-    """Collects one step's readings. Used on the training thread alone; waits for no device."""
+    """Collects one step's readings. Used on the training thread alone; waits for no device.
 
-    def __init__(self, tensors: Tensors, columns: Sequence[str], eps: float) -> None:
-        self._tensors, self.columns, self._eps = tensors, tuple(columns), eps
+    Args:
+        before: how many readings others have collected before each; what is collected beside them is numbered so.
+    """
+
+    def __init__(
+        self, tensors: Tensors, columns: Sequence[str], eps: float, before: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
         self._known: Known = {}
         self.clear()
 
@@ -131,6 +137,10 @@ class Recorder:
 
     def __len__(self) -> int:
         return self._calls
+
+    @property
+    def _order(self) -> int:
+        return self._before() + self._calls
 
     def record(
         self,
@@ -153,7 +163,7 @@ class Recorder:
         """
         tensor, described = self._describe(tensor)
         reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
-        self._put(signal, micro_stepped).put(key, (described, self._calls, reference, self._scale(scale)))
+        self._put(signal, micro_stepped).put(key, (described, self._order, reference, self._scale(scale)))
         self._calls += 1
         if remember and scale is None and 0 <= reference < NOTHING:
             self._remember(tensor, self._blocks[-1])
@@ -177,7 +187,7 @@ class Recorder:
                 if scale is None:
                     self._remember(tensors[i], block[row : row + 1])
         for key, about, place in zip(keys, described, places, strict=True):
-            readings.put(key, (about, self._calls, NOTHING if place is None else place, factor))
+            readings.put(key, (about, self._order, NOTHING if place is None else place, factor))
             self._calls += 1
 
     def _describe(self, given: Tensor | Shard) -> tuple[Tensor, Described]:

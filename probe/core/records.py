@@ -75,6 +75,8 @@ class Batch:
     """Whether ``micro_step`` tells rows apart here (activations; unreduced gradients of each micro batch)."""
     coverage: tuple[Coverage | None, ...] = ()
     """What each row covers of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
+    distribution: bool = False
+    """Whether the histograms are written even where no op asks for them."""
 
     def op(self, name: str) -> Array:
         """The column of an op such as ``norm``; ``len(self)`` float64 values.

@@ -134,7 +134,8 @@ class Settings(Section):
     """Ranks that collect and write. Empty: all."""
     ur_distribution: Flag = False
     """Whether the optimizer's update vectors (`update`) and update ratios (`ratio`) are collected, of Adam and whatever
-    else keeps a first and a second moment. With every format; with `tensorboard`, histogram is one of the ops."""
+    else keeps a first and a second moment. With every format; with `tensorboard`, these two with their histograms, as
+    if that were one of the ops."""
     xy_distribution: Flag = False
     """Whether module inputs and outputs (`actv`) and their gradients (`actv_grad`) are collected."""
     all_xy: Flag = False
@@ -254,11 +255,9 @@ class Settings(Section):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The ops that are computed, in the order of the columns, without repetition; norm if there are none. What
-        ur_distribution shows in TensorBoard are histograms."""
+        """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
         ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
-        shown = (HISTOGRAM,) if self.ur_distribution and "tensorboard" in self.format else ()
-        return tuple(dict.fromkeys((*(tuple(ops) or ("norm",)), *shown)))
+        return tuple(dict.fromkeys(ops)) or ("norm",)
 
 
 def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:

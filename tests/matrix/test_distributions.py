@@ -13,6 +13,7 @@ from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, QUANTILES, ZERO, pa
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import product, tiny_net
 from tests.matrix.watching import OPS, assert_rows, inputs, lines_of, rows_of, watching
+from tests.required import require
 from tests.tables import EVERY_SIGNAL, Row, Rows
 
 GRADIENTS = [np.array(g) for g in ([1.0, -2.0, 4.0, 0.0], [-8.0, -1.0, 2.0, 1.0], [3.0, 5.0, 0.0, -0.125])]
@@ -193,6 +194,30 @@ def test_updates_in_tensorboard(framework: Harness) -> None:
             x, value = vectors[place], event.histogram_value
             positive = sum(n for end, n in zip(value.bucket_limit, value.bucket, strict=True) if end > 0)
             assert (value.num, positive) == (4, np.sum(x > 0))
+
+
+@pytest.mark.needs("adam")
+def test_updates_alone_have_histograms(framework: Harness) -> None:
+    """What else is collected costs no more; the numbers are those that they have without."""
+    reading = require("tensorboard.backend.event_processing.event_accumulator")
+    rows = {}
+    for formats in (["csv"], ["csv", "tensorboard"]):
+        model = product(framework, np.zeros(4))
+        optimizer = framework.optimizer("adam", model, lr=0.125, **HYPERPARAMETERS["adam"])
+        loop = framework.loop(model, optimizer)
+        config = {"ur_distribution": True, "wg_distribution": True, "param_distribution": True, "format": formats}
+        with watching(framework, config, model, optimizer) as monitor:
+            for gradient in GRADIENTS:
+                train_step(loop, framework.tensor(gradient))
+        rows[len(formats)] = rows_of(monitor)
+    assert rows[1] == rows[2]
+    events = reading.EventAccumulator(str(monitor.output_directory), size_guidance={"histograms": 0}).Reload()
+    assert set(events.Tags()["histograms"]) == {"0:w/rank0/adam_update", "0:w/rank0/adam_ratio"}
+    for signal, shown in (("update", True), ("ratio", True), ("grad_reduced", False), ("param_updated", False)):
+        (line,) = lines_of(monitor)[f"{signal}_0-0"]
+        assert ("histogram" in line) is shown
+        if shown:
+            assert parsed(line["histogram"]).sum() == 4
 
 
 EVERY_DISTRIBUTION = EVERY_SIGNAL | {"mg_direction": True, "ur_distribution": True, "ops": ["histogram", "quantiles"]}

@@ -17,5 +17,5 @@ def ops_of(batch: Batch, ops: Sequence[str]) -> tuple[str, ...]:
 
 
 def histograms_of(batch: Batch, ops: Container[str]) -> Array | None:
-    """``len(batch) x BINS`` counts, if ``ops`` ask for them and ``batch`` has them."""
-    return batch.columns.get(HISTOGRAM) if HISTOGRAM in ops else None
+    """``len(batch) x BINS`` counts, if ``ops`` or ``batch`` itself ask for them and it has them."""
+    return batch.columns.get(HISTOGRAM) if batch.distribution or HISTOGRAM in ops else None
