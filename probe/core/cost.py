@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from probe.core.framework import DeviceClock
 
 MEASURED_EVERY = 8
 """Of so many sampled steps one is measured on the device; until the next one they are taken to cost as much."""
@@ -35,18 +37,18 @@ class Cost:
     """Adds up what a sampled step costs on the threads of training, and hands it over.
 
     Args:
-        mark: marks a moment in the order of the device's work; gives None where all is done on the host.
+        clock: of the device; None if nothing is measured there.
     """
 
-    def __init__(self, mark: Callable[[], Mark] = lambda: None) -> None:
-        self._mark = mark
+    def __init__(self, clock: DeviceClock | None = None) -> None:
+        self._clock = clock
         self.hooks = 0.0
         self._spans: list[tuple[Mark, Mark]] = []
         self._taken = 0
 
     def begin(self) -> Begun:
         """Something of the monitor's begins."""
-        mark = None if self._taken % MEASURED_EVERY else self._now()
+        mark = None if self._clock is None or self._taken % MEASURED_EVERY else self._now()
         return Begun(time.perf_counter(), mark)
 
     def end(self, begun: Begun) -> None:
@@ -63,10 +65,12 @@ class Cost:
         return spent
 
     def _now(self) -> Mark:
+        if (clock := self._clock) is None:
+            return None
         try:
-            return self._mark()
+            return clock.mark()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._mark = lambda: None
+            self._clock = None
             _log.warning("what the monitor costs on the device is no longer measured: %s", error)
             return None
 
@@ -79,17 +83,17 @@ class OnDevice:
     """What sampled steps have cost on the device. Used on the delivery thread.
 
     Args:
-        between: seconds from one mark to another; may wait until the device has come there.
+        clock: of the device; None if nothing is measured there.
     """
 
-    def __init__(self, between: Callable[[Mark, Mark], float]) -> None:
-        self._between, self._latest = between, 0.0
+    def __init__(self, clock: DeviceClock | None) -> None:
+        self._clock, self._latest = clock, 0.0
         self.seconds = 0.0
         """Of all sampled steps."""
 
     def add(self, spent: Spent) -> float:
         """Seconds of this step; of one that was not measured, those of the one before."""
-        if spent.spans:
-            self._latest = sum(self._between(begin, end) for begin, end in spent.spans)
+        if spent.spans and self._clock is not None:
+            self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
         self.seconds += self._latest
         return self._latest

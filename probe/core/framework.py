@@ -87,6 +87,10 @@ class Tensors(Protocol):
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
 
+
+class DeviceClock(Protocol):
+    """What core asks of a device's time."""
+
     def mark(self) -> object:
         """A mark in the order of what the device does for this thread; None where all is done on the host."""
 
@@ -245,3 +249,5 @@ class FrameworkAdapter(NamedTuple):
     """Called with the settings when a monitor attaches, whatever it collects by then; what it returns when it stops."""
     capturing: Callable[[], bool] = lambda: False
     """Whether what is launched now does not run, but is taken down to be run again later, without Python."""
+    clock: DeviceClock | None = None
+    """None if what devices do is not measured."""

@@ -59,7 +59,7 @@ class Output:
         """Names of the sinks that there have been."""
         self._noted = 0
         self._seconds = self._own = 0.0
-        self.on_device = OnDevice(run.framework.tensors.between)
+        self.on_device = OnDevice(run.framework.clock)
         self.pace: Pace | None = None
         self._held_back: tuple[int, Past | None] = 0, None
         self._control: dict[str, object] = {} if follows is None else followed(follows, first)

@@ -54,7 +54,7 @@ class Watching:
             faults=self._faults,
             main_grad=self._main_grad,
             clock=Clock(step),
-            cost=Cost(self.framework.tensors.mark),
+            cost=Cost(self.framework.clock),
             repeats=self._repeats(given.dp_group),
             tensor_repeats=self._repeats(given.tp_group),
             directory=self._output.directory if self._output is not None else None,

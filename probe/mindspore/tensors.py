@@ -158,12 +158,3 @@ def _number(x: Any) -> float:
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """Brings all blocks that are on a device; host blocks are passed on."""
     return device_moments.to_host(blocks)
-
-
-def mark() -> None:
-    """None: what devices do is not measured here."""
-
-
-def between(begin: Any, end: Any) -> float:  # noqa: ARG001
-    """Nothing."""
-    return 0.0

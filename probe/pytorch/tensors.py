@@ -102,21 +102,6 @@ def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     return device_moments.to_host(blocks)
 
 
-def mark() -> Any:
-    """A mark in the current stream; None before CUDA is used, and while a graph is captured, which takes no time."""
-    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-        return None
-    event: Any = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def between(begin: Any, end: Any) -> float:
-    """Seconds from mark to mark."""
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
-
-
 def unseen() -> AbstractContextManager[object]:
     """Inside, the user's dispatch modes (selective checkpointing, FLOP counters) do not see our operators."""
     return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING

@@ -37,11 +37,11 @@ class Device:
 
     def monitored(self, **settings: Any) -> Any:
         """The monitor of a toy's training with tensors on this device, when it has ended."""
-        own = {"moments": self.moments, "mark": self.mark, "between": lambda begin, end: end - begin}
-        tensors = SimpleNamespace(**vars(TENSORS) | own)
+        tensors = SimpleNamespace(**vars(TENSORS) | {"moments": self.moments})
+        clock = SimpleNamespace(mark=self.mark, between=lambda begin, end: end - begin)
 
         class Monitor(TrainerMon):
-            framework = TrainerMon.framework._replace(tensors=tensors)
+            framework = TrainerMon.framework._replace(tensors=tensors, clock=clock)
 
         model = numpy_harness.linear(np.ones((2, 3)), np.ones(2))
         optimizer = numpy_harness.optimizer("momentum", model, lr=0.1)

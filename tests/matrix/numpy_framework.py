@@ -99,8 +99,6 @@ TENSORS = SimpleNamespace(
     agreement=lambda one, other: Tensor(agreement(one.data, other.data)),
     adam=lambda first, second, about: tuple(map(Tensor, update_and_ratio(first.data, second.data, about))),
     to_host=lambda blocks: lambda: np.concatenate(blocks),
-    mark=lambda: None,
-    between=lambda begin, end: 0.0,
 )
 HOOKS = SimpleNamespace(
     check_model=lambda model, settings: None,
