@@ -118,6 +118,7 @@ def test_one_graph_has_the_rows_of_the_eager_run(checkpoint: str | None) -> None
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+@pytest.mark.skipif(" " in torch.__file__, reason="inductor cannot link libraries in a folder whose path has a space")
 def test_inductor_keeps_and_runs_the_operators() -> None:
     """The default backend drops none of them; what it computes in another order is close."""
     loss = lambda model, step: model(X + step).sum()  # noqa: E731

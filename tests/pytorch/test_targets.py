@@ -292,7 +292,7 @@ def test_a_single_tensor_by_either_name(output_dir: Path, selector: str) -> None
     ("places", "came"),
     [
         ({"output": "tuple[3]:0"}, "tensor"),
-        ({"output": "list[1]:0"}, "tensor"),
+        ({"output": "list[2]:0"}, "tensor"),
         ({"input": "tuple[2]:1"}, r"tuple\[1\]"),
         ({"input": "dict[1]"}, r"tuple\[1\]"),
     ],
