@@ -36,10 +36,6 @@ This page is printed by `probe config explain --markdown`.
 """
 
 
-AUTOMATIC = "linear_hook"
-"""The feature of which an empty list means every module that it can be of."""
-
-
 class Entry(NamedTuple):
     """The reference of one key."""
 

@@ -59,13 +59,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")
         )
 
-    def collect(into: Recorder, optimizer: Optimizer, owned: list[Watched], scale: Tensor | None) -> None:
-        fresh = [(p, hooks.gradient(optimizer, p.thing, run.main_grad)) for p in owned if id(p.thing) in touched]
-        held = [
-            (p.key, gradient) for p, gradient in fresh if not (gradient is None or run.elsewhere(p.thing, gradient))
-        ]
-        into.record_all("grad_reduced", [key for key, _ in held], [g for _, g in held], scale=scale)
-
+    collect = partial(_reduced, run, touched)
     run.each_parameter(attach)
     run.before_update.append(partial(collect, run.recorder))
 
@@ -78,6 +72,21 @@ def weight_gradients(run: Run) -> Iterator[None]:
     run.gradients_now.append(collect)
     run.step_ended.append(begin_another)
     yield
+
+
+def _reduced(
+    run: Run,
+    touched: set[int],
+    into: Recorder,
+    optimizer: Optimizer,
+    owned: list[Watched],
+    scale: Tensor | None,
+) -> None:
+    """Records the gradients that ``optimizer`` gets, of parameters whose identities are ``touched``."""
+    gradient, main_grad = run.framework.hooks.gradient, run.main_grad
+    fresh = [(p, gradient(optimizer, p.thing, main_grad)) for p in owned if id(p.thing) in touched]
+    held = [(p.key, each) for p, each in fresh if not (each is None or run.elsewhere(p.thing, each))]
+    into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)
 
 
 @contextmanager
