@@ -244,7 +244,7 @@ NEEDS: dict[str, tuple[tuple[Callable[[Any], bool], str], ...]] = {
 on."""
 
 
-def doubts(settings: Any) -> Iterator[str]:
+def unjudged(settings: Any) -> Iterator[str]:
     """The rules that a configuration names but gives nothing to judge, each with what it lacks."""
     if "rules" not in settings.alert.model_fields_set:
         return  # those that judge by default take what there is

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from probe.core.histogram import HISTOGRAM
-from probe.core.settings_alerts import doubts
+from probe.core.settings_alerts import unjudged
 
 ALWAYS_WRITTEN = ("shape", "dtype")
 """Ops that are written in any case."""
@@ -29,4 +29,4 @@ def in_vain(settings: Any) -> Iterator[str]:
         yield "recording_l2_features has no effect: l2_targets names no module"
     if named and not settings.recording_l2_features:
         yield "l2_targets has no effect without recording_l2_features"
-    yield from doubts(settings)
+    yield from unjudged(settings)
