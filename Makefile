@@ -1,8 +1,9 @@
-# make demo    train a small model, break one layer, name it   (FRAMEWORK= SEED= FAULT= STEPS= OUTPUT=)
-# make test    every test, then the core tests once more under numpy 2
+# make demo    train a small model, break one layer, name it   (FRAMEWORK= SEED= FAULT= STEPS= OUTPUT= TORCH=)
+# make test    every test, then the core tests once more under numpy 2   (ARGS= TORCH=)
 # make check   lint, format and types
 # make bench   what the monitor costs, beside the existing tool   (BENCHMARKS= ARGS=)
 # make venv    the environment for test and check
+# make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
 # make clean   remove what these made
 #
 # Another interpreter: make PYTHON=python3.11 ...
@@ -12,7 +13,8 @@ VENV := .venv
 NUMPY2 := .venv-numpy2
 BENCH := .venv-bench
 
-# Spelled exactly: an open range would fetch whichever build is newest, often gigabytes of another one.
+# Spelled exactly: an open range would fetch whichever build is newest, often gigabytes of another one. A smaller build:
+# make TORCH=path/to/a/wheel ..., or TORCH="torch==2.13.0 --index-url=ADDRESS"
 TORCH := torch==2.13.0
 MINDSPORE := mindspore==2.10.0
 # Its interpreter runs the CUDA kernels on a CPU, for the tests. The very version that torch's CUDA build asks for: where
@@ -21,11 +23,15 @@ TRITON := triton==3.7.1
 EXISTING_TOOL := mindstudio-probe==26.2.0
 # Each in a folder of its own, since there are two of each: the processes of a test put the one they want on their path.
 VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-core==0.12.3
+# From the oldest that setup.py promises to the newest there is. All are built for Python 3.11, not all for others.
+TORCH_VERSIONS := torch==2.4.1 torch==2.7.1 torch
+MINDSPORE_VERSIONS := mindspore==2.7.0 mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
 
 NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
-apart = DS_BUILD_OPS=0 $(1)/bin/python -m pip install --upgrade --no-deps --no-build-isolation \
+# Some are built here, by programs that their sources look for on the path.
+apart = PATH="$$(cd $(1)/bin && pwd):$$PATH" DS_BUILD_OPS=0 $(1)/bin/python -m pip install --upgrade --no-deps --no-build-isolation \
 	--target $(1)/versions/$(subst ==,-,$(2)) $(2)
 define newline
 
@@ -33,12 +39,13 @@ define newline
 endef
 
 PACKAGING := setup.py pyproject.toml
-# demo_seeds.py takes twenty minutes, with --framework mindspore over an hour, false_alarms.py more; report.py writes 4 GB.
-BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/false_alarms.py benchmarks/report.py,$(sort $(wildcard benchmarks/*.py)))
+# demo_seeds.py takes twenty minutes, with --framework mindspore over an hour, false_alarms.py more, memory.py half an
+# hour; report.py writes 4 GB.
+BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/false_alarms.py benchmarks/memory.py benchmarks/report.py,$(sort $(wildcard benchmarks/*.py)))
 export OMP_NUM_THREADS ?= 2
 
 .NOTPARALLEL:
-.PHONY: venv demo test check bench clean browser
+.PHONY: venv demo test test-versions check bench clean browser always
 
 venv: $(VENV)/.ready
 
@@ -47,8 +54,14 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
 test: $(VENV)/.ready $(NUMPY2)/.ready browser
-	$(VENV)/bin/python -m pytest $(ARGS)
-	$(NUMPY2)/bin/python -m pytest tests/core tests/test_layering.py
+	@status=0; set -x; \
+	$(VENV)/bin/python -m pytest $(ARGS) || status=$$?; \
+	$(NUMPY2)/bin/python -m pytest tests/core tests/test_layering.py || status=$$?; \
+	{ set +x; } 2>/dev/null; exit $$status
+
+test-versions:
+	@status=0; for version in $(TORCH_VERSIONS) $(MINDSPORE_VERSIONS); do \
+		.ci/version "$(PYTHON)" "$$version" || status=1; done; exit $$status
 
 check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
@@ -59,7 +72,7 @@ bench: $(BENCH)/.ready
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH)/bin/python "$$script" $(ARGS); done
 
 clean:
-	rm -rf $(VENV) $(NUMPY2) $(BENCH) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(NUMPY2) $(BENCH) .venv-version-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A test opens the report in it. Only a fresh machine's root gets it installed; others are told, and skip that test.
@@ -72,7 +85,12 @@ browser:
 
 # A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
 
-$(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
+# It changes where TORCH does, so that torch is installed again.
+$(VENV)/.torch: export WANTED := $(TORCH)
+$(VENV)/.torch: always | $(VENV)/.created
+	@printf '%s\n' "$$WANTED" | cmp -s - $@ || printf '%s\n' "$$WANTED" > $@
+
+$(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
@@ -80,7 +98,7 @@ $(VENV)/.ready: $(PACKAGING) | $(VENV)/.created
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 
-$(VENV)/.demo-pytorch: $(PACKAGING) | $(VENV)/.created
+$(VENV)/.demo-pytorch: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	$(VENV)/bin/python -m pip install $(TORCH) $(NUMPY) -e ".[tensorboard,analysis]"
 	touch $@
 

@@ -16,7 +16,7 @@ REQUIRED = [
 ]
 
 FRAMEWORKS = {
-    "pytorch": ["torch>=2.1"],
+    "pytorch": ["torch>=2.4"],
     "mindspore": ["mindspore>=2.4.10"],
 }
 
@@ -51,7 +51,9 @@ DEVELOPMENT = {
         "selenium>=4.20",  # opens the report in a browser
     ],
     "parallel": [  # ways of training that the tests run; deepspeed and megatron-core: see the Makefile
-        "transformers==5.23.0",
+        "pybind11",  # builds megatron-core 0.12.3 on Python 3.12, for which there is no wheel of it
+        "transformers==5.23.0; python_version >= '3.11'",
+        "transformers==5.20.2; python_version < '3.11'",  # the last for Python 3.10
         "accelerate==1.15.0",
         "lightning==2.6.6",
         *DEEPSPEED,

@@ -3,7 +3,7 @@
 A plain MindSpore loop in dynamic graph mode, with gradient accumulation and clipping, to copy from. What is there for
 the monitor is marked "probe".
 
-    pip install mindspore probe-monitor
+    pip install mindspore && pip install -e path/to/probe
     python examples/train_gpt_mindspore.py --steps 100
 
 Files go to the directory that MONITOR_OUTPUT_DIR names, by default ./monitor_output.

@@ -3,7 +3,7 @@
 A plain PyTorch loop with gradient accumulation and clipping, to copy from. What is there for the monitor is marked
 "probe".
 
-    pip install torch "probe-monitor[tensorboard]"
+    pip install torch && pip install -e "path/to/probe[tensorboard]"
     python examples/train_gpt_pytorch.py --steps 100
 
 Files go to the directory that MONITOR_OUTPUT_DIR names, by default ./monitor_output.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +26,10 @@ VERBS: dict[str, str] = {
     "targets": "probe.cli.targets:targets",
 }
 """Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
+
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code after Ctrl-C."""
 
 
 def _load(verb: str) -> Any:
@@ -69,5 +75,30 @@ def _probe(
 
 
 def main() -> None:
-    """Runs the command line; the console script starts here."""
-    app(prog_name="probe")
+    """Runs the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    interrupted = _Interrupts()
+    try:
+        app(prog_name="probe")
+    except (KeyboardInterrupt, RuntimeError):  # DuckDB makes a RuntimeError of what a signal handler raises
+        if not interrupted.seen:
+            raise
+    except SystemExit:
+        if not interrupted.seen:
+            raise
+    from probe.core.messages import complain
+
+    complain("interrupted")
+    raise SystemExit(INTERRUPTED)
+
+
+class _Interrupts:
+    """Remembers SIGINT, which raises KeyboardInterrupt as ever; does nothing where it is ignored."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.default_int_handler(number, frame)

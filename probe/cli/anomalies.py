@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from probe.core.anomaly_processor import write
+from probe.core.anomaly_processor import first, write
 from probe.core.causes.analysis import Analysis, Diagnosis, analyse
+from probe.core.causes.card import summary
 from probe.core.causes.classes import Cause
+from probe.core.causes.extent import nothing_judged
 from probe.core.causes.located import Located
 from probe.core.causes.objects import as_json, entry, key_of_entry
+from probe.core.causes.runs import Kept
 from probe.core.causes.words import value
+from probe.core.messages import complain
 from probe.core.naming import cell_name
+from probe.core.printable import printable
+from probe.core.reading.directories import find
+from probe.core.reading.problems import Problems
 
 WIDTH = 160
 """Characters of a line where there is no terminal."""
@@ -39,7 +47,8 @@ def anomalies(
 
     The files are judged again by the rules of the run (the default ones if it had none), and replicas are compared.
 
-    Exit code 0 if nothing was found, 1 if something was found or data were skipped, 2 for wrong use.
+    Exit code 0 if nothing was found in what was judged, 1 if something was found or data were skipped, 2 for wrong use
+    or if nothing could be judged: then what the run itself found is shown.
     """
     errors = Console(stderr=True)
     try:
@@ -48,17 +57,21 @@ def anomalies(
             analysis = analyse(directory, wanted, status.update)
         written = _write(out, analysis, topk) if out else None
     except (ValueError, ImportError) as error:
-        typer.echo(f"probe anomalies: {error}", err=True)
+        complain(str(error))
+        _show_dumped(directory, topk)
         raise typer.Exit(2) from None
     if as_machine:
         typer.echo(json.dumps(as_json(analysis), indent=1))
     else:
         _show(analysis, topk)
     for line in [*analysis.notes, *analysis.problems.lines()]:
-        errors.print(line, markup=False, highlight=False, soft_wrap=True)
+        complain(line, "warning")
     if written:
-        errors.print(f"written: {written}", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if analysis.diagnosis or analysis.problems.skipped else 0)
+        complain(f"written: {written}", "info")
+    if not analysis.extent.rows:
+        complain(nothing_judged(analysis.run))
+        raise typer.Exit(2)
+    raise typer.Exit(1 if analysis.diagnosis or analysis.unexplained or analysis.problems.skipped else 0)
 
 
 def chosen(text: str) -> list[int]:
@@ -80,8 +93,8 @@ def chosen(text: str) -> list[int]:
 
 
 def _write(out: Path, analysis: Analysis, topk: int) -> Path:
-    first = _first(analysis, topk)
-    return write(out, [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in first])
+    chosen = _first(analysis, topk)
+    return write(out, [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in chosen])
 
 
 def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
@@ -91,25 +104,34 @@ def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
 
 
 def _show(analysis: Analysis, topk: int) -> None:
-    console = _console()
-    judged = analysis.judged
-    sampled = max((rank.sampled for rank in judged), default=0)
-    console.print(
-        f"{analysis.run.name}: {len(judged)} rank{'s' * (len(judged) > 1)}, {sampled} sampled steps, "
-        f"{analysis.number} finding{'s' * (analysis.number != 1)}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    console, number = _console(), analysis.number
+    of = f"{analysis.extent.text}; " if analysis.extent.rows and analysis.diagnosis else ""
+    head = f"{analysis.run.name}: {of}{number:,} finding{'s' * (number != 1)}"
+    for line in [head, *summary(analysis)]:
+        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
     if analysis.diagnosis is None:
-        console.print("Nothing was found.")
         return
     console.print()
-    console.print(analysis.diagnosis.text, highlight=False, markup=False)
+    console.print(printable(analysis.diagnosis.text), highlight=False, markup=False)
     console.print()
     console.print(_table(analysis, topk))
     for other in analysis.others:
-        console.print(_briefly(other), highlight=False, markup=False)
+        console.print(printable(_briefly(other)), highlight=False, markup=False)
+
+
+def _show_dumped(directory: Path, topk: int) -> None:
+    """The findings of the latest run where there are no files of any: a run with the format api alone writes none."""
+    with suppress(ValueError):
+        find(directory, Problems())
+        return  # there are files, and something else is wrong
+    try:
+        kept = Kept(directory, Problems())
+        found = first(kept, topk)
+    except ValueError:  # there are none
+        return
+    typer.echo(printable(f"nothing could be judged; the rules of {kept.of} found {kept.number:,} while it went on:"))
+    for _, each in found:
+        typer.echo(printable(each.message))
 
 
 def _console() -> Console:
@@ -128,7 +150,7 @@ def _table(analysis: Analysis, topk: int) -> Table:
         step = f"{finding.step}" + (f" micro {finding.key.micro_step}" if finding.micro_stepped else "")
         stage = f" stage {located.pp_stage}" if located.pp_stage else ""
         cells = cause.value, step, f"{finding.rank}{stage}", finding.signal, cell_name(finding.key), value(finding)
-        table.add_row(*map(escape, cells), finding.rule)
+        table.add_row(*(escape(printable(cell)) for cell in (*cells, finding.rule)))
     return table
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from probe.core.messages import complain
+
 if TYPE_CHECKING:
     from probe.core.compare.comparing import Comparison
     from probe.core.compare.sides import Options
@@ -45,7 +47,7 @@ def compare(
         if out:
             _write(out, found)
     except (ValueError, ImportError) as error:
-        typer.echo(f"probe compare: {error}", err=True)
+        complain(str(error))
         raise typer.Exit(2) from None
     from probe.core.compare import telling
 
@@ -58,12 +60,14 @@ def compare(
 
 def _write(out: Path, found: Comparison) -> None:
     from probe.core.compare.page import page
+    from probe.core.sinks.files import replacing
 
     if not out.resolve().parent.is_dir():
         raise ValueError(f"{out}: expected a folder that is there")
     text = page(found)
     try:
-        out.write_text(text, encoding="utf-8")
+        with replacing(out) as file:
+            file.write(text)
     except OSError as error:
         raise ValueError(f"{out}: expected a file that can be written, such as compare.html; {error}") from None
 

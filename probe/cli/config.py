@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,21 +14,27 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from probe.core.messages import complain, plural
+from probe.core.printable import printable_lines
 from probe.core.settings import ConfigError, Settings, load
 from probe.core.settings_problems import nearest
 from probe.core.settings_types import Variants, describe, peel
+from probe.core.settings_vain import without_effect
 
 MOST_NAMED = 20
 """Targets whose names a summary has."""
 
+logger = logging.getLogger("probe.settings")
 app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
 
 INTRODUCTION = """\
 # Configuration
 
-A configuration is a JSON file (comments and a comma after a last element are allowed) or a YAML file (`.yaml`, `.yml`).
-Every key may be left out unless its default says `required`. `probe config check FILE` names everything that is wrong
-with a file; `probe config explain KEY` prints one entry of this page.
+A configuration is a JSON file of at most 1 MiB (comments that begin with `//` or stand in `/* */`, and a comma after a
+last element, are allowed; missing braces around all keys give a warning) or a YAML file (`.yaml`, `.yml`) of at most
+256 KiB. Every key may be left out unless its default says `required`. `probe config check FILE` names everything that
+is wrong with a file, each with its line, and keys that have no effect; `probe config explain KEY` prints one entry of
+this page. KEY may also be the last part of a key.
 
 A key inside another is written with a dot. The keys of `targets` are names of modules, and `alert.rules` is a list: the
 name and the position are left out here.
@@ -117,7 +124,9 @@ def _plain(entry: Entry, short: bool) -> str:
 
 @app.command()
 def explain(
-    key: Annotated[str, typer.Argument(help="A key such as eps or alert.rules.args.threshold; none: all.")] = "",
+    key: Annotated[
+        str, typer.Argument(help="A key such as eps or alert.rules.args.threshold, or its last part; none: all.")
+    ] = "",
     markdown: Annotated[bool, typer.Option(help="Print the table of docs/configuration.md.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
 ) -> None:
@@ -128,11 +137,10 @@ def explain(
     wanted = re.sub(r"\[[^\]]*\]", "", key)  # as the errors print it: alert.rules[0].args
     known = list(entries())
     found = [entry for entry in known if not wanted or f"{entry.key}.".startswith(f"{wanted}.")]
+    found = found or [entry for entry in known if entry.key.endswith(f".{wanted}")]
     if not found:
         close = nearest(wanted, [entry.key for entry in known])
-        typer.echo(
-            f"no key {key}" + (f"; did you mean {close}?" if close else "; `probe config explain` lists all"), err=True
-        )
+        complain(f"no key {key}" + (f"; did you mean {close}?" if close else "; `probe config explain` lists all"))
         raise typer.Exit(2)
     typer.echo("\n\n".join(_plain(entry, short) for entry in found))
 
@@ -146,10 +154,12 @@ def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) ->
     try:
         settings = load(file)
     except ConfigError as error:
-        typer.echo(str(error), err=True)
+        complain(str(error))
         raise typer.Exit(1) from None
+    for sentence in without_effect(settings):
+        logger.warning("%s: %s", file, sentence)
     lines = [f"{file}: correct", *(f"  {what:<14}{text}" for what, text in summary(settings))]
-    typer.echo("\n".join(lines))
+    typer.echo(printable_lines("\n".join(lines)))
 
 
 def summary(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -170,7 +180,9 @@ def summary(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _named(settings: Settings) -> str:
     names, more = [*settings.targets][:MOST_NAMED], len(settings.targets) - MOST_NAMED
-    return (", ".join(names) or "every module and parameter") + (f" and {more} more" if more > 0 else "")
+    named = (", ".join(names) or "every module and parameter") + (f" and {more} more" if more > 0 else "")
+    every = names and settings.all_xy and settings.xy_distribution and not settings.print_struct
+    return f"{named}; inputs and outputs of every module (all_xy)" if every else named
 
 
 def _collected(settings: Settings) -> Iterator[str]:
@@ -205,6 +217,11 @@ def _features(settings: Settings) -> Iterator[str]:
 
 def _written(settings: Settings) -> str:
     digits = "6 significant digits" if settings.ndigits is None else f"{settings.ndigits} decimal places"
-    csv = f"csv ({settings.step_count_per_record} steps a file, {digits})"
-    incidents = f"; only around findings, {settings.history} steps before and after" if settings.history else ""
+    steps = settings.step_count_per_record
+    csv = f"csv ({steps} {plural(steps, 'step')} a file, {digits})"
+    incidents = (
+        f"; only around findings, {settings.history} {plural(settings.history, 'step')} before and after"
+        if settings.history
+        else ""
+    )
     return ", ".join(csv if name == "csv" else name for name in settings.formats) + incidents

@@ -7,10 +7,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
 from probe.core import live
+from probe.core.messages import complain
+from probe.core.printable import printable
 from probe.core.settings_problems import ConfigError
 
 
@@ -77,10 +80,11 @@ def put(
 def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
     try:
         file, before = live.configuration(directory), live.states(directory)
-        changed = live.put(file, values)
+        with live.turn(file):
+            changed = live.put(file, values)
     except (ValueError, OSError) as error:
         raise _refused(error) from None
-    typer.echo(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
+    typer.echo(printable(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}"))
     begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
     if not changed and not begins:
         typer.echo("it was so already")
@@ -91,18 +95,19 @@ def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
         done = live.wait(directory, before, wait, lambda _: None)
     _show(live.states(directory))
     if not done:
-        typer.echo(f"not every rank has taken it up within {wait:g} s; it still may at a later step", err=True)
+        complain(f"not every rank has taken it up within {wait:g} s; it still may at a later step", "warning")
         raise typer.Exit(1)
 
 
 def _show(states: list[live.RankState]) -> None:
     table = Table("rank", "state", "since step", "directory")
     for state in states:
-        table.add_row(str(state.rank), state.state, str(state.step), state.directory.name)
+        cells = str(state.rank), state.state, str(state.step), state.directory.name
+        table.add_row(*(escape(printable(cell)) for cell in cells))
     Console().print(table)
 
 
 def _refused(error: Exception) -> typer.Exit:
     told = "\n".join(error.problems) if isinstance(error, ConfigError) else str(error)
-    typer.echo(told, err=True)
+    complain(told)
     return typer.Exit(2)

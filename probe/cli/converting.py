@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.core.convert.choosing import Told
+from probe.core.printable import printable
 from probe.core.reading.problems import Problems
 
 MonitorPath = Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")]
@@ -43,7 +44,7 @@ def progress(unit: str) -> Iterator[Told]:
 
 def ended(summary: str, problems: Problems) -> None:
     """Says what was done and what is wrong, and ends the command accordingly."""
-    typer.echo(summary)
+    typer.echo(printable(summary))
     for line in problems.lines():
         typer.echo(line)
     raise typer.Exit(1 if problems.skipped else 0)

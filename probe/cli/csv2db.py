@@ -20,6 +20,7 @@ from probe.cli.converting import (
     progress,
 )
 from probe.core.convert.csv2db import CSV2DBConfig, convert
+from probe.core.messages import complain
 
 
 def csv2db(
@@ -44,11 +45,10 @@ def csv2db(
         with progress("files") as told:
             done = convert(config, told)
     except ValueError as error:
-        typer.echo(str(error), err=True)
+        complain(str(error))
         raise typer.Exit(2) from None
     except (sqlite3.Error, OSError) as error:
         where = Path(output_dirpath or monitor_path)
-        typer.echo(f"{where}: the database cannot be written: {error}; convert again to go on", err=True)
+        complain(f"{where}: the database cannot be written: {error}; convert again to go on")
         raise typer.Exit(1) from None
-    known = f", {done.known} were there already" if done.known else ""
-    ended(f"{done.rows} rows of {done.files} files in {done.path}{known}", done.problems)
+    ended(done.summary, done.problems)

@@ -16,6 +16,7 @@ from probe.cli.converting import (
     progress,
 )
 from probe.core.convert.csv2tb import convert
+from probe.core.messages import complain
 
 
 def csv2tb(
@@ -36,6 +37,6 @@ def csv2tb(
                 monitor_path, time_start, time_end, process_num, listed(data_type_list), output_dirpath, told
             )
     except ValueError as error:
-        typer.echo(str(error), err=True)
+        complain(str(error))
         raise typer.Exit(2) from None
-    ended(f"{done.rows} rows of {done.files} files in {done.path}", done.problems)
+    ended(done.summary, done.problems)

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from probe.core.extras import install, missing
+from probe.core.messages import complain
 from probe.core.output import output_root
 
 FEWEST_STEPS = 24
@@ -72,12 +74,11 @@ def _check(framework: Framework) -> None:
     """Ends the command if it lacks what it trains with."""
     title, package = PACKAGES[framework]
     if find_spec(package) is None:
-        extra = f"probe-monitor[{framework.value}]"
-        _refuse(f'{title} is not installed: pip install {package} (or: pip install "{extra}")')
+        _refuse(f"{title} is not installed: pip install {package}, or in the clone of probe {install(framework.value)}")
 
 
 def _refuse(why: str) -> None:
-    typer.echo(f"probe demo: {why}", err=True)
+    complain(why)
     raise typer.Exit(2)
 
 
@@ -85,5 +86,5 @@ def _formats() -> list[str]:
     """What can be written; says so if that is not everything."""
     if find_spec("tensorboardX") is not None:
         return ["csv", "tensorboard"]
-    typer.echo('only CSV is written: tensorboardX is missing (pip install "probe-monitor[tensorboard]")', err=True)
+    complain(f"only CSV is written: {missing('TensorBoard', 'tensorboardX', 'tensorboard')}", "warning")
     return ["csv"]

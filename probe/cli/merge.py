@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from probe.core.merging import merge_directory
+from probe.core.messages import complain, plural
+from probe.core.printable import printable
 
 
 def merge(
@@ -26,13 +28,15 @@ def merge(
         with console.status("merging") as status:
             report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
     except (ValueError, OSError) as error:
-        typer.echo(str(error), err=True)
+        complain(str(error))
         raise typer.Exit(2) from None
-    console.print(f"{report.rows} rows in {len(report.files)} files in {target}")
+    rows, files = plural(report.rows, "row"), plural(len(report.files), "file")
+    console.print(printable(f"{report.rows} {rows} in {len(report.files)} {files} in {target}"), markup=False)
     for problem in report.problems:
-        console.print(problem, markup=False)
+        console.print(printable(problem), markup=False)
     if report.incomplete:
-        console.print(f"{report.incomplete} rows are incomplete (column complete is 0): parts are missing")
+        are = plural(report.incomplete, "row is", "rows are")
+        console.print(f"{report.incomplete} {are} incomplete (column complete is 0): parts are missing")
     for tensor in report.differing[:10]:
-        console.print(f"ranks hold this alike, but their numbers differ: {tensor}", markup=False)
+        console.print(printable(f"ranks hold this alike, but their numbers differ: {tensor}"), markup=False)
     raise typer.Exit(1 if report.problems or report.incomplete or report.differing else 0)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from probe.core.messages import complain, plural
+
 
 def report(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
@@ -24,6 +26,7 @@ def report(
     """
     from probe.core.causes.analysis import analyse
     from probe.core.causes.card import card
+    from probe.core.printable import printable, printable_lines
     from probe.core.report.writing import check_target, write_report
 
     console = Console()
@@ -36,10 +39,11 @@ def report(
             else:
                 written = write_report(directory, out, card(analysis), status.update, analysis.problems)
     except (ValueError, ImportError, OSError) as error:
-        typer.echo(f"probe report: {error}", err=True)
+        complain(str(error))
         raise typer.Exit(2) from None
-    typer.echo(written.diagnosis.paragraph)
-    typer.echo(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {written.ranks} ranks")
+    typer.echo(printable_lines(written.diagnosis.paragraph))
+    ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
+    typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))
     for line in written.problems.lines():
-        typer.echo(line, err=True)
+        complain(line, "warning")
     raise typer.Exit(1 if written.problems.skipped else 0)

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from probe.core.messages import complain, plural
+from probe.core.printable import printable_json
 from probe.core.selection import PLACES
 from probe.core.settings_problems import nearest
 
@@ -32,18 +34,18 @@ def targets(
         structure = _read(file)
         chosen = _matching(structure, match)
     except (OSError, ValueError) as error:
-        typer.echo(f"probe targets: {error}", err=True)
+        complain(str(error))
         raise typer.Exit(2) from None
     wrong = [name for name, entry in chosen.items() if not _readable(entry)]
     block = {name: target(entry) for name, entry in chosen.items() if name not in wrong and _runs(entry)}
     if block:
         typer.echo(_yaml(block) if as_yaml else _json(block))
     else:  # an empty block would watch everything
-        typer.echo(f"probe targets: {file}: no tensor was seen in any of {len(chosen)} modules; no targets", err=True)
+        complain(f"{file}: no tensor was seen in any of {len(chosen)} {plural(len(chosen), 'module')}; no targets")
     if idle := len(chosen) - len(wrong) - len(block):
-        typer.echo(f"{file}: left out {idle} modules in which no tensor was seen", err=True)
+        complain(f"{file}: left out {idle} {plural(idle, 'module')} in which no tensor was seen", "warning")
     for name in wrong:
-        typer.echo(f"{file}: {name}: expected an object with input, output, ...; left out", err=True)
+        complain(f"{file}: {name}: expected an object with input, output, ...; left out", "warning")
     raise typer.Exit(2 if not block else 1 if wrong else 0)
 
 
@@ -125,4 +127,4 @@ def _yaml(block: Mapping[str, Any]) -> str:
 
 def _entry(name: str, entry: Mapping[str, str]) -> str:
     """One line that both formats read alike."""
-    return f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(entry)}"
+    return f"{printable_json(json.dumps(name, ensure_ascii=False))}: {json.dumps(entry)}"

@@ -1,0 +1,5 @@
+"""Everything that needs no framework."""
+
+from probe.core import messages
+
+messages.install()

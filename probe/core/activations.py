@@ -35,7 +35,7 @@ def activations(run: Run) -> Iterator[None]:
                 watched = names.watch(stage, full, module)
                 if places := run.selection.places(watched):
                     listener = Listener(run, watched, places)
-                    guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
+                    guard = partial(run.guard, f"module {full!r}")
                     attached.callback(
                         run.on_forward(
                             module,
@@ -66,7 +66,7 @@ class Listener:
     def __init__(self, run: Run, module: Watched, places: dict[str, Any]) -> None:
         self._run, self._module, self._places = run, module, places
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
-        self._told_misfit = False
+        self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
         self.forget()
 
@@ -197,8 +197,8 @@ class Listener:
         return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
 
     def _misfit(self, place: str, selector: Any, came: str) -> None:
-        if not self._told_misfit:
-            self._told_misfit = True
+        if place not in self._misfits:
+            self._misfits.add(place)
             _log.warning(
                 "targets.%s.%s: expected %s, the module got %s; nothing is recorded there",
                 self._module.full,

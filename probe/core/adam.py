@@ -74,7 +74,7 @@ def _recorder(run: Run) -> Recorder:
     if "tensorboard" not in settings.formats or HISTOGRAM in settings.statistics:
         return own
     columns = columns_for((*own.columns, HISTOGRAM))
-    distributions = Recorder(run.framework.tensors, columns, settings.eps, lambda: len(own))
+    distributions = Recorder(run.framework.tensors, columns, settings.eps, run.faults.note, lambda: len(own))
     run.apart.append(_Distributions(distributions))
     run.step_ended.append(distributions.clear)
     return distributions

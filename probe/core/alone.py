@@ -30,7 +30,7 @@ def has_store() -> bool:
     return False
 
 
-def store(where: str, address: tuple[str, int] | None, serves: bool) -> Any:
+def store(where: str) -> Any:
     """There is none.
 
     Raises:

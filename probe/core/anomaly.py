@@ -79,10 +79,11 @@ def module_of(finding: Finding) -> str:
 
 def explain(finding: Finding) -> str:
     """The finding as a sentence, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
+    what = word(finding.rule, finding.op, finding.value)
     micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
     meaning = signal_of(finding.signal).meaning
     return (
-        f"{_what(finding)} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
+        f"{what} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
         f"in {_module(finding)} is {finding.value:.6g}{_against(finding)}."
     )
 
@@ -91,12 +92,18 @@ def _module(finding: Finding) -> str:
     return f"module {module_of(finding)}" if module_of(finding) else "the root module"
 
 
-def _what(finding: Finding) -> str:
-    if finding.op == "nans" or isnan(finding.value):
+def word(rule: str, op: str, value: float | None) -> str:
+    """What is wrong with a number, in a word or two: ``NaN``, ``Inf``, ``Spike``, ...
+
+    Args:
+        rule: the one that found it; empty if none did.
+        value: None if it is not known.
+    """
+    if op == "nans" or (value is not None and isnan(value)):
         return "NaN"
-    if finding.op == "infs" or isinf(finding.value):
+    if op == "infs" or (value is not None and isinf(value)):
         return "Inf"
-    return WORDS.get(finding.rule, finding.rule)
+    return WORDS.get(rule) or rule.removeprefix("Anomaly") or "Finding"
 
 
 def _against(finding: Finding) -> str:

@@ -1,8 +1,8 @@
 """Findings of all ranks in order: ``python -m probe.core.anomaly_processor -d DIR``.
 
 Reads what runs have dumped in ``anomaly_detected/rank*/anomaly.json``, puts it in the order in which a training step
-takes its course, and writes the first ones to ``anomaly_analyse.json``. :mod:`probe.core.causes` does more: it judges
-the files of all ranks and tells the first cause from what follows.
+takes its course, and writes the first ones of the latest run, or of the one asked for, to ``anomaly_analyse.json``.
+:mod:`probe.core.causes` does more: it judges the files of all ranks and tells the first cause from what follows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import argparse
 import ast
 import heapq
 import json
+import signal
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from probe.core.anomaly import AFTER, BEFORE, DURING
-from probe.core.causes.entries import FOLDER, Entry, read
+from probe.core.causes.entries import FOLDER, Entry
+from probe.core.causes.runs import Kept
+from probe.core.messages import complain
 from probe.core.naming import SIGNALS
+from probe.core.printable import printable
 from probe.core.reading.problems import Problems
 from probe.core.sinks.files import replacing
 
@@ -52,12 +56,12 @@ def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
     Raises:
         ValueError: if it cannot be written.
     """
-    path = path.expanduser()
-    target = path if path.suffix and not path.is_dir() else path / RESULT
+    target = path = path.expanduser()
     entries: dict[str, object] = {}
     for key, fields in found:
         entries[_free(key, entries)] = fields
     try:
+        target = path if path.suffix and not path.is_dir() else path / RESULT
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
             json.dump(entries, file, indent=1)
@@ -91,7 +95,7 @@ def step_list(text: str) -> list[int]:
 
 def _topk(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a number of findings, 1 or more; got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number of findings, 1 or more; got {text!r}; leave it out for 8")
     return int(text)
 
 
@@ -117,6 +121,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a file (a name with an extension) or a folder; else {RESULT} beside the findings",
     )
     add("-k", "--topk", type=_topk, default=8, help="number of findings that are kept (default 8)")
+    add(
+        "--run",
+        default="",
+        help="how a directory of one run begins, such as Dec03_21-34-40; all for every run (default the latest run)",
+    )
     add("-s", "--step_list", "--step", type=_steps, default=[], help='steps to look at, such as "[1,2]" (default all)')
     return parser
 
@@ -128,16 +137,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data: Path = args.data_path.expanduser()
     inside = data / FOLDER if (data / FOLDER).is_dir() else data
     try:
-        found = first(read(data, problems), args.topk, set(args.step_list))
+        kept = Kept(data, problems, args.run)
+        found = first(kept, args.topk, set(args.step_list))
         target = write(args.out_path or inside, [(key, entry.fields()) for key, entry in found])
     except ValueError as error:
-        sys.stderr.write(f"anomaly_processor: {error}\n")
+        complain(str(error))
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("anomaly_processor: interrupted\n")
+        return 128 + signal.SIGINT
     for number, (_, entry) in enumerate(found):
-        sys.stdout.write(f"{number}: {' '.join(entry.message.splitlines())}\n")
-    for line in problems.lines():
-        sys.stderr.write(f"{line}\n")
-    sys.stdout.write(f"{len(found)} finding{'s' * (len(found) != 1)} in {target}\n")
+        sys.stdout.write(f"{number}: {printable(entry.message)}\n")
+    for line in [*kept.left_out(), *problems.lines()]:
+        complain(line, "warning")
+    where = f"{len(found)} of {kept.number:,} finding{'s' * (kept.number != 1)} of {kept.of} in {target}"
+    sys.stdout.write(printable(where) + "\n")
     return int(problems.skipped)
 
 

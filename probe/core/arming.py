@@ -14,7 +14,7 @@ from probe.core.anomaly import causal_order, module_of
 from probe.core.faults import Faults
 from probe.core.notices import Notices
 from probe.core.records import Finding
-from probe.core.selection import PLACES, Selection, Watched, inside, names_of
+from probe.core.selection import PLACES, Lead, Selection, Watched, inside, names_of, no_lead
 from probe.core.settings import Settings
 
 MOST = 8
@@ -64,8 +64,8 @@ class Deeper(Selection):
         known = self._base.places(module) if self._modules else {}
         return dict.fromkeys(PLACES) | known if self._suspect(module) else known
 
-    def check(self, names: Iterable[str]) -> list[str]:
-        return self._base.check(names)
+    def check(self, names: Iterable[str], lead: Lead = no_lead) -> list[str]:
+        return self._base.check(names, lead)
 
     def _suspect(self, watched: Watched) -> bool:
         names = names_of(watched.full)

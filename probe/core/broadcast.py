@@ -2,14 +2,17 @@
 
 No rank waits for another: what one says lies in the store, and a thread of every rank looks there. What was said holds
 from a step on that lies far enough ahead for all to have seen it, as with files (:mod:`probe.core.control`).
+
+Every notice is signed with a secret that the ranks share (:mod:`probe.core.secret`); one that is not is ignored. See
+``docs/decisions/0012-dynamic.md`` for what that protects against.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
-import socket
 import threading
 import time
 from collections import deque
@@ -18,20 +21,24 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from probe.core import address_store
 from probe.core.faults import Faults
 from probe.core.framework import FrameworkAdapter
 from probe.core.processes import Store
-from probe.core.settings import Settings
+from probe.core.secret import Seal, SecretError, secret_in
+from probe.core.settings import Settings, dynamic
+from probe.core.settings_problems import ConfigError
 from probe.core.settings_types import address_of
+from probe.core.stopping import ends_training
 
-Address = tuple[str, int]
-"""Host and port."""
 POLL_SECONDS, LOOKS_A_SECOND = 0.1, 2000
 """Between a rank's looks into the store, at the shortest; and how many looks of all ranks the store gets at most."""
 SEEN_LOOKS = 5
 """Looks after which, at the earliest, all are taken to have seen something."""
 MEET_SECONDS = 300.0
 """How long a rank waits for the first one to begin."""
+MOST_AT_ONCE = 100
+"""Places of a kind that a look goes on to: a stranger can fill many."""
 CLOSE_SECONDS = 2.0
 """How long the end of a run waits for the thread, which may be waiting for a host that is gone."""
 
@@ -41,16 +48,21 @@ _log = logging.getLogger("probe")
 class StoreNotices:
     """Notices of one kind. Training reads and gives here; only the thread of :class:`Broadcast` uses the store.
 
+    They lie under ``<name>/0``, ``<name>/1``, ...: what is at a place first stays there. A place that holds something
+    which no rank has signed is passed over, by all ranks alike.
+
     Args:
         name: of the kind.
         wake: called when there is something to carry into the store.
+        seal: signs what is given, and checks what is read.
     """
 
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
-        self._name, self._wake = name, wake
+    def __init__(self, name: str, wake: Callable[[], None], seal: Seal, faults: Faults) -> None:
+        self._name, self._wake, self._seal, self._faults = name, wake, seal, faults
         self._seen: deque[Mapping[str, Any]] = deque()
         self._given: deque[tuple[int, bytes]] = deque()
-        self._read = self._fetched = 0
+        self._read = self._valid = self._place = 0
+        """Notices that training has read; notices that were valid so far; the next place in the store."""
 
     def read(self) -> Mapping[str, Any] | None:
         """The next one, if the thread has seen it."""
@@ -64,23 +76,19 @@ class StoreNotices:
         self._given.append((self._read, json.dumps(about).encode()))
         self._wake()
 
-    def publish(self, store: Store) -> int:
+    def publish(self, store: Store) -> None:
         """Carries what was given into ``store``.
-
-        Returns:
-            How many notices are there now that were not.
 
         Raises:
             Exception: if the store cannot be used.
         """
-        new = 0
-        while self._given:
-            number, payload = self._given.popleft()
-            if store.add(f"{self._name}/{number}/claimed", 1) == 1:
-                store.set(f"{self._name}/{number}", payload)
-                store.add(f"{self._name}/there", 1)
-                new += 1
-        return new
+        last = self._place + MOST_AT_ONCE
+        while self._given and self._place < last:
+            number, payload = self._given[0]
+            if number < self._valid:  # another rank has been first, or this one has
+                self._given.popleft()
+            else:
+                self._take(store.claim(self._key, self._seal.closed(self._key, payload)))
 
     def fetch(self, store: Store) -> None:
         """Takes what is new in ``store``.
@@ -88,23 +96,37 @@ class StoreNotices:
         Raises:
             Exception: if the store cannot be used.
         """
-        there = store.add(f"{self._name}/there", 0)
-        for number in range(self._fetched, there):
-            self._seen.append(json.loads(store.get(f"{self._name}/{number}")))
-        self._fetched = there
+        last = self._place + MOST_AT_ONCE
+        while self._place < last and (kept := store.get(self._key)) is not None:
+            self._take(kept)
+
+    @property
+    def _key(self) -> str:
+        return f"{self._name}/{self._place}"
+
+    def _take(self, kept: bytes) -> None:
+        """What lies at the next place."""
+        key, self._place = self._key, self._place + 1
+        try:
+            about = json.loads(self._seal.opened(key, kept))
+        except PermissionError as error:
+            self._faults.note("broadcast", error)
+            return
+        self._valid += 1
+        self._seen.append(about)
 
 
 class Broadcast:
     """The thread that looks into the store, once there is a kind of notices.
 
     Args:
-        connect: gives the store; called on the thread, where it may wait.
-        address: where another process will keep the store; None if it is there already.
+        connect: gives the store, or raises OSError while nobody keeps it; called on the thread, where it may wait.
+        seal: of the notices.
         ranks: how many look into it.
     """
 
-    def __init__(self, connect: Callable[[], Store], address: Address | None, ranks: int, faults: Faults) -> None:
-        self._connect, self._address, self._faults = connect, address, faults
+    def __init__(self, connect: Callable[[], Store], seal: Seal, ranks: int, faults: Faults) -> None:
+        self._connect, self._seal, self._faults = connect, seal, faults
         self._kinds: dict[str, StoreNotices] = {}
         self._pause = max(POLL_SECONDS, ranks / LOOKS_A_SECOND)
         self.seen_seconds = SEEN_LOOKS * self._pause
@@ -116,7 +138,7 @@ class Broadcast:
     def notices(self, name: str) -> StoreNotices:
         """Those of the kind called ``name``."""
         if name not in self._kinds:
-            self._kinds[name] = StoreNotices(name, self._wake)
+            self._kinds[name] = StoreNotices(name, self._wake, self._seal, self._faults)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="probe-broadcast", daemon=True)
             self._thread.start()
@@ -137,56 +159,91 @@ class Broadcast:
             self._woken.get(timeout=self._pause)
 
     def _run(self) -> None:
+        store = None
         try:
-            self._wait_for_store()
-            store = self._connect()
-            seen = None
-            while True:
+            store = self._met()
+            while store is not None:
                 last = self._closing  # before the look: what was given before closing still goes out
-                kinds = list(self._kinds.values())
-                new = sum(kind.publish(store) for kind in kinds)
-                there = store.add("there", new), len(kinds)
-                if there != seen:
-                    seen = there
-                    for kind in kinds:
-                        kind.fetch(store)
+                for kind in list(self._kinds.values()):
+                    kind.fetch(store)
+                    kind.publish(store)
                 if last:
                     return
                 self._wait()
         except Exception as error:  # noqa: BLE001 - a host may be gone; training goes on
             if not self._closing:
                 self._faults.note("broadcast", error)
-                _log.warning("this rank hears of no more changes from the others; training goes on")
+                _log.warning("this rank gets no more changes from the others; training goes on")
+        finally:
+            if store is not None:
+                store.close()
 
-    def _wait_for_store(self) -> None:
-        """By looking, since nobody could end the wait of a client."""
+    def _met(self) -> Store | None:
+        """The store, once somebody keeps it; None if the run ends before. By looking, since nobody could end the wait
+        of a client.
+
+        Raises:
+            TimeoutError: if nobody does.
+            PermissionError: if this rank is not admitted.
+        """
         end = time.monotonic() + MEET_SECONDS
-        while self._address is not None and not self._closing:
-            with suppress(OSError), socket.create_connection(self._address, POLL_SECONDS):
-                return
-            if time.monotonic() > end:
-                raise TimeoutError(f"nobody keeps a store at {self._address} after {MEET_SECONDS:g} s")
+        while True:
+            try:
+                return self._connect()
+            except PermissionError:
+                raise
+            except OSError as error:
+                if self._closing:
+                    return None
+                if time.monotonic() > end:
+                    raise TimeoutError(f"nobody keeps a store after {MEET_SECONDS:g} s: {error}") from error
             self._wait()
 
 
 def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, faults: Faults) -> Broadcast | None:
-    """What ``dynamic_broadcast`` asks for; None with one rank, which has nobody to tell.
+    """What ``dynamic_broadcast`` asks for; None with one rank, which has nobody to send anything to.
 
     Args:
         run: its number, the same on all ranks.
 
     Raises:
-        ValueError: if it needs an address.
+        ConfigError: if it needs an address or a secret, if nothing can listen at the address, or if a configuration
+            that is to be sent ends training.
     """
     chosen, groups, parallel = settings.dynamic_broadcast, framework.groups, framework.parallel
     if not chosen or groups.world_size() == 1:
         return None
-    address = None if chosen is True else address_of(chosen)
-    if address is None and not parallel.has_store():
-        raise ValueError(
-            f"dynamic_broadcast: true: {framework.name} keeps no store for its processes to meet in; give the address "
-            'of the first rank and a free port there, such as "10.0.0.1:29600"'
+    if chosen is True and not parallel.has_store():
+        raise _wrong(
+            chosen,
+            f"{framework.name} keeps no store for its processes to meet in; give the address of the first rank and a "
+            'free port there, such as "10.0.0.1:29600"',
         )
-    serves = groups.rank() == 0
-    connect = partial(parallel.store, f"run {run} changes", address, serves)
-    return Broadcast(connect, None if serves else address, groups.world_size(), faults)
+    if dynamic(os.environ) and (keys := ends_training(settings)):
+        raise _wrong(chosen, f"{keys[0]} ends training, and is sent to no other rank; leave one of the two out")
+    try:
+        secret = secret_in(os.environ)
+    except SecretError as error:
+        raise _wrong(chosen, str(error)) from None
+    where = f"run {run} changes"
+    if chosen is True:
+        connect: Callable[[], Store] = partial(parallel.store, where)
+    else:
+        address = address_of(chosen)
+        if groups.rank() == 0:
+            _serve(chosen, address, secret, faults)
+        connect = partial(address_store.Client, address, secret, where)
+    return Broadcast(connect, Seal(secret, where), groups.world_size(), faults)
+
+
+def _serve(chosen: str, address: address_store.Address, secret: bytes, faults: Faults) -> None:
+    try:
+        address_store.serve(address, secret, faults)
+    except OSError as error:
+        expected = "expected an address of the first rank's host, and a port that is free there"
+        raise _wrong(chosen, f"nothing can listen at this address: {error}; {expected}") from error
+
+
+def _wrong(chosen: object, problem: str) -> ConfigError:
+    shown = "true" if chosen is True else chosen
+    return ConfigError("configuration", [f"dynamic_broadcast: {shown}: {problem}"])

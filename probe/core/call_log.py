@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from probe.core.call_sites import Stack, text
+from probe.core.messages import plural
 
 DISTINCT = 1000
 """Calls that are told apart; what comes on top is counted."""
@@ -37,7 +38,7 @@ class CallLog:
             where = "; ".join(text(line) for line in calling)
             yield f"collective {operation} group={list(ranks)} dtype={dtypes or 'none'} calls={count} stack: {where}"
         if self._more:
-            yield f"collectives: {self._more} more calls of other kinds"
+            yield f"collectives: {self._more} more {plural(self._more, 'call')} of other kinds"
 
     def write(self, rank: int, level: int) -> None:
         """Writes what was noted."""

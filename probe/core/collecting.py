@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from probe.core import broadcast, collectives, signatures
+from probe.core import broadcast, collectives, settings_files, signatures
 from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.broadcast import Broadcast
@@ -25,9 +25,11 @@ from probe.core.pace import AgreedPace, Pace
 from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
+from probe.core.selection import Lead, no_lead
 from probe.core.session import Session
 from probe.core.settings import Settings, dynamic, load
 from probe.core.settings_sections import OnAnomaly
+from probe.core.settings_vain import without_effect
 from probe.core.sources import chosen
 from probe.core.structure import ending
 from probe.core.watching import Watching
@@ -49,11 +51,14 @@ class Collecting(Watching):
     def __init__(
         self, config_file_path: str | os.PathLike[str] | Mapping[str, Any], process_group: Any, main_grad: bool
     ) -> None:
-        self._path = None if isinstance(config_file_path, Mapping) else Path(config_file_path).expanduser().absolute()
-        self._content = self._path.read_bytes() if self._path is not None and self._path.is_file() else b""
-        """Of the file that the settings are from; read before them, so that no change is missed."""
+        self._path, self._content = None, b""
+        """The configuration file, and what was in it; read before the settings, so that no change is missed."""
+        if isinstance(config_file_path, str | os.PathLike):
+            self._content = settings_files.content(os.fspath(config_file_path) or ".")
+            self._path = Path(config_file_path).expanduser().absolute()
         self.settings = load(config_file_path)
         self._process_group, self._main_grad = process_group, main_grad
+        self._ranks("process_group", process_group)
         self._faults = Faults()
         self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
         if self._collectives is not None:
@@ -78,10 +83,17 @@ class Collecting(Watching):
             return False
         return self._switch is None or self._on
 
+    def _lead(self) -> Lead:
+        content = (self._switch.content if self._switch is not None else b"") or self._content
+        if self._path is None or not content or self._broadcast is not None:  # what was sent has other lines
+            return no_lead
+        name = str(self._path)
+        return settings_files.parse(name, settings_files.text_of(name, content)).lines.lead
+
     def _begin(self, given: signatures.Attachment) -> None:
         """Attaches; nothing stays behind if that fails."""
-        for doubt in doubts(self.settings, self.framework.groups.world_size(), os.environ):
-            _log.log(logging.WARNING if self.framework.groups.rank() == 0 else logging.INFO, "%s", doubt)
+        self._doubted = set[str]()
+        self._doubt(doubts(self.settings, self.framework.groups.world_size(), os.environ))
         self._given, self._number = given, next(_runs)
         self._faults, self._output = Faults(), None
         run = self._new_run(given, given.start_iteration)
@@ -106,6 +118,13 @@ class Collecting(Watching):
             self._stop_listening()
         self._run, self._session, self._on = run, session, False
         self._stops = given.start_iteration + 1 if self.settings.print_struct and self._switch is None else None
+
+    def _doubt(self, sentences: Iterable[str]) -> None:
+        """Logs those of ``sentences`` that were not logged before: by one rank as warnings."""
+        for sentence in sentences:
+            if sentence not in self._doubted:
+                self._doubted.add(sentence)
+                _log.log(logging.WARNING if self.framework.groups.rank() == 0 else logging.INFO, "%s", sentence)
 
     def _agree(self, first: int) -> None:
         """On the way by which ranks will know from which step on something holds."""
@@ -220,6 +239,7 @@ class Collecting(Watching):
     def _turn_on(self, session: Session, settings: Settings, step: int) -> None:
         """From ``step`` on, collects what ``settings`` say; what they name wrongly is told, and nothing changes."""
         before, self.settings = self.settings, settings
+        self._doubt(without_effect(settings))
         try:
             run = self._new_run(self._given, step)
             self._check_armed(self._given)

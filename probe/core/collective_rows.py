@@ -67,20 +67,22 @@ def batches(pending: Pending, step: Step, number: int) -> list[Batch]:
     if not step.rows:
         return []
     read = next(iter(pending.batches(number)), None)
+    rows = {key.call: row for row, key in enumerate(read.keys)} if read is not None else {}
     nothing = {name: EMPTY[name] for name in pending.columns}
     columns: dict[str, list[float]] = {name: [] for name in (*pending.columns, "count", "bytes", "seconds")}
     shapes, dtypes, order = [], [], []
     for tally in step.rows.values():
-        own = [read.shapes[row] for row in tally.readings] if read is not None else []
-        readings = [_reading(read, row) for row in tally.readings] if read is not None else []
+        there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
+        own = [read.shapes[rows[each]] for each in there] if read is not None else []
+        readings = [_reading(read, rows[each]) for each in there] if read is not None else []
         row = merge([nothing, *readings], [0, *map(math.prod, own)])
         calls = sum(not call.again for call in tally.calls)
         row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
         for name, values in columns.items():
             values.append(row[name])
         shapes.append(_together(own))
-        dtypes.append("+".join(dict.fromkeys(read.dtypes[row] for row in tally.readings)) if read is not None else "")
-        order.append(_decisive(tally, readings, step.orders))
+        dtypes.append("+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else "")
+        order.append(_decisive(tally, readings, [step.orders[each] for each in there]))
     return [
         Batch(
             signal=SIGNAL,
@@ -115,7 +117,7 @@ def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def _decisive(tally: Tally, readings: Sequence[dict[str, float]], orders: Sequence[int]) -> int:
     """When the row went bad, if it did: rules tell causes from effects by that. Else when it began."""
-    for reading, at in zip(readings, tally.readings, strict=True):
+    for reading, order in zip(readings, orders, strict=True):
         if reading.get("nans") or reading.get("infs"):
-            return orders[at]
+            return order
     return tally.order

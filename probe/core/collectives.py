@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -52,14 +53,17 @@ class Listening:
         ops = [op for op in settings.statistics if op not in (HISTOGRAM, *QUANTILES)] or ["norm"]
         ops += ["nans", "infs"] if judged else []
         ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
-        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps)
+        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, self._lost)
         self._lines, self._sites = Lines(self._settings.cc_codeline), Sites()
         self._calls_log: CallLog | None = CallLog()
         self._step = Step()
-        self._run: Run | None = None
+        self._known_run: Callable[[], Run | None] = lambda: None
         self._first = self._early = 0
         self._lock = threading.RLock()
         self._remove: Remove | None = None
+
+    def _lost(self, where: str, error: Exception) -> None:
+        self._faults.note(where, error)
 
     def start(self) -> None:
         """Begins to listen."""
@@ -68,7 +72,7 @@ class Listening:
 
     def attach(self, run: Run, takes_part: bool) -> None:
         """The first step of ``run`` begins, or has begun with what was heard so far."""
-        self._run, self._first = run, run.clock.step
+        self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters know of this, who know of no model
         if self._faults is not run.faults:
             for where, count in self._faults.counts.items():
                 run.faults.lost(where, count)
@@ -86,7 +90,7 @@ class Listening:
         if self._run is not None:
             self._write_log()
         self._end()
-        self._run = None
+        self._known_run = lambda: None
         self.drain()
 
     def _end(self) -> None:
@@ -117,9 +121,9 @@ class Listening:
 
     def ended(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """The call is complete, and its outputs can be read."""
-        call.finish()
         begun = self._begin()
         try:
+            call.finish()
             with self._lock:
                 self._record(call, OUTPUT, outputs)
         except Exception as error:  # noqa: BLE001
@@ -129,10 +133,13 @@ class Listening:
 
     def abandoned(self, call: Call, outputs: int) -> None:
         """Nobody can wait for the call any more; it would have had so many outputs."""
-        with self._lock:
-            if outputs and self._collects:
-                self._faults.lost(LOST_OUTPUTS, 1)
-            self._record(call, OUTPUT, ())
+        try:
+            with self._lock:
+                if outputs and self._collects:
+                    self._faults.lost(LOST_OUTPUTS, 1)
+                self._record(call, OUTPUT, ())
+        except Exception as error:  # noqa: BLE001
+            self._faults.note("collective", error)
 
     def failed(self, where: str, error: Exception) -> None:
         """Something of the adapter's own has failed, and training goes on."""
@@ -166,6 +173,10 @@ class Listening:
         return lambda step: batches(pending, done, step)
 
     # Within.
+
+    @property
+    def _run(self) -> Run | None:
+        return self._known_run()
 
     @property
     def _collects(self) -> bool:
@@ -208,9 +219,9 @@ class Listening:
             tally = step.rows[call.name, direction] = Tally(self._order())
         tally.calls.append(call)
         for tensor in tensors:
+            tally.bytes += adapter.bytes_of(tensor)
             self._recorder.record(SIGNAL, Key(call.name, direction, call=len(step.orders)), tensor)
             tally.readings.append(len(step.orders))
-            tally.bytes += adapter.bytes_of(tensor)
             step.orders.append(self._order())
 
     def _order(self) -> int:

@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from probe.core import settings_files
 from probe.core.ahead import Ahead
 from probe.core.faults import Faults
 from probe.core.notices import Notices
@@ -21,10 +22,13 @@ from probe.core.processes import Groups
 from probe.core.settings import Settings, dynamic, load
 from probe.core.settings_edit import change
 from probe.core.settings_problems import ConfigError
+from probe.core.stopping import ends_training
 from probe.core.toggling import Toggle
 
 SETTLING_SECONDS = 2.0
 """A file this young is read again though its time is the same: some file systems count in whole seconds."""
+
+UNSENT = "what ends training is not sent to other ranks: it takes effect only if it is configured from the start on"
 
 _log = logging.getLogger("probe.control")
 
@@ -84,8 +88,8 @@ class Control:
         said: Notices | None = None,
     ) -> None:
         self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
-        self._content = content
-        self._seen = self._look() if self._read() == content else None
+        self._content, self._away = content, False
+        self._seen: _Seen | None = self._begin(content)
         self._broken: bytes | None = None
         self._stale: int | None = None
         """The step in the file that has had its effect."""
@@ -106,6 +110,19 @@ class Control:
         else:
             self._stale = settings.apply_at_step
 
+    def _begin(self, content: bytes) -> _Seen | None:
+        """What is seen of the file, if it is still as it was read.
+
+        Raises:
+            ConfigError: if it cannot be read any more.
+        """
+        try:
+            return self._look() if self._read() == content else None
+        except (OSError, ConfigError) as error:
+            advice = "with DYNAMIC_MONITOR=True it is followed while training runs: put it back"
+            problem = f"{self._path}: expected the configuration file to stay, it cannot be read any more; {advice}"
+            raise ConfigError(str(self._path), [problem]) from error
+
     def poll(self, step: int, idle: bool) -> Settings | None:
         try:
             if self._toggle is not None and self._toggle.taken():
@@ -124,7 +141,7 @@ class Control:
         try:
             if self._read() == self._content:  # else somebody has just changed it, which is still to be taken up
                 self._write({"dynamic_on": False})
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._faults.note("control", error)
 
     def close(self) -> None:
@@ -145,11 +162,20 @@ class Control:
         return at is not None and at != self._stale and step <= at <= step + self._ahead(step)
 
     def _follow(self, step: int, idle: bool) -> None:
-        seen = self._look()
-        touched, self._seen = seen != self._seen, seen
+        try:
+            seen = self._look()
+        except OSError as error:
+            self._miss(error)
+            return
+        touched, self._seen, self._away = seen != self._seen, seen, False
         if not touched and self._broken is None and time.time() - seen.time / 1e9 > SETTLING_SECONDS:
             return
-        content = self._read()
+        try:
+            content = self._read()
+        except ConfigError as error:
+            if touched:
+                _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
+            return
         woken = touched and idle and self._pending is None
         if content == self._content and not woken:
             self._broken = None
@@ -158,12 +184,27 @@ class Control:
             return
         try:
             settings = load(self._path)
+            if self._said is not None and (keys := ends_training(settings)):
+                raise ConfigError(str(self._path), [f"{keys[0]}: {UNSENT}"])
         except ConfigError as error:
             self._broken = content
             _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
             return
         self._content, self._broken = content, None
         self._pending, self._since, self._announced = settings, step, self._said is None
+
+    def _miss(self, error: OSError) -> None:
+        """Logs and counts once that the file is away: some editors take it away for a moment."""
+        if not self._away:
+            self._away = True
+            self._faults.lost(f"control: {type(error).__name__}", 1)
+            what = "expected the configuration file to stay while training runs"
+            _log.warning(
+                "%s: %s, got: %s; what holds now goes on, put the file back to change it",
+                self._path,
+                what,
+                error.strerror,
+            )
 
     def _due(self, step: int) -> Settings | None:
         settings = self._pending
@@ -226,7 +267,7 @@ class Control:
         return _Seen(found.st_mtime_ns, found.st_size, found.st_ino)
 
     def _read(self) -> bytes:
-        return self._path.read_bytes()
+        return settings_files.content(str(self._path))
 
 
 class Heard:
@@ -240,6 +281,8 @@ class Heard:
         try:
             while (told := self._said.read()) is not None:
                 at, settings = int(told["step"]), load(told["configuration"])
+                if keys := ends_training(settings):
+                    raise PermissionError(f"{keys[0]}: {UNSENT}")
                 while self._pending and self._pending[-1][0] >= at:
                     self._pending.pop()  # what was to hold from a later step on, and is replaced before it
                 self._pending.append((at, settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import threading
@@ -11,6 +12,15 @@ from collections.abc import Callable
 from probe.core.faults import Faults
 
 Work = Callable[[], None]
+WAIT_SECONDS = 30.0
+"""How long the end of the process waits for each thread that nobody else waits for."""
+_ending: set[threading.Thread] = set()
+"""Threads that are on their last work."""
+
+
+def _wait() -> None:
+    for thread in list(_ending):
+        thread.join(WAIT_SECONDS)
 
 
 class Delivery:
@@ -22,7 +32,7 @@ class Delivery:
 
     def __init__(self, size: int, when_full: str, faults: Faults) -> None:
         self._when_full, self._faults, self._process = when_full, faults, os.getpid()
-        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Work, bool] | None] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(size):
             self._room.put(None)
@@ -46,9 +56,14 @@ class Delivery:
         except queue.Empty:
             self._faults.lost("delivery: steps dropped because the queue was full", 1)
             return False
-        self._work.put(work)
+        self._work.put((work, True))
         self._submitted += 1  # only now: a signal handler that flushes in between must not wait for what is not there
         return True
+
+    def wake(self, work: Work) -> None:
+        """Runs ``work`` too, without taking room in the queue; a flush does not wait for it. On any thread."""
+        if self.here:
+            self._work.put((work, False))
 
     def flush(self, timeout: float) -> bool:
         """Waits until everything submitted so far is done; False if that took longer than ``timeout`` seconds."""
@@ -68,18 +83,31 @@ class Delivery:
             self._work.put(None)
             self._thread.join(timeout)
 
+    def end_with(self, last: Work) -> None:
+        """Ends the thread after what is queued and ``last``, for which only the end of the process waits."""
+        if self.here and self._thread.is_alive():
+            if not _ending:
+                atexit.register(_wait)
+            _ending.add(self._thread)
+            self._work.put((last, False))
+            self._work.put(None)
+
     @property
     def here(self) -> bool:
         """Whether this is the process that the thread belongs to."""
         return os.getpid() == self._process
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (next_one := self._work.get()) is not None:
+            work, submitted = next_one
             begin = time.thread_time()
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 - were the thread to end, training would wait for it for ever
                 self._faults.note("delivery", error)
+            del work, next_one  # what it knows is not kept until there is more to do
             self.seconds += time.thread_time() - begin
-            self._done += 1
-            self._room.put(None)
+            if submitted:
+                self._done += 1
+                self._room.put(None)
+        _ending.discard(threading.current_thread())

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from probe.core.framework import Optimizer, Shard, Tensor, Tensors
+from probe.core.missing_state import MissingState
 from probe.core.records import Key
 from probe.core.run import Run
 from probe.core.selection import Watched
@@ -45,6 +46,8 @@ def momentum_directions(run: Run) -> Iterator[None]:
         run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
 
     run.before_update.append(before)
+    wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
+    MissingState(run, "mg_direction", lambda state: _first_moment(state) is not None, wanted)
     yield
 
 

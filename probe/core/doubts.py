@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from probe.core.settings import dynamic
+from probe.core.settings_vain import without_effect
 from probe.core.sources import chosen
 
 
@@ -30,3 +31,6 @@ def doubts(settings: Any, ranks: int, environ: Mapping[str, str]) -> Iterator[st
             "dynamic_on has no effect, monitoring begins at start_step: to switch it while training runs, set the "
             "environment variable DYNAMIC_MONITOR=True before training begins"
         )
+    if not settings.collect_times and not dynamic(environ):
+        yield "collect_times is 0: nothing is collected; leave it out to collect every step"
+    yield from without_effect(settings)

@@ -1,4 +1,8 @@
-"""How a run may end: exit, exception, SIGTERM. Each gives every monitor of the process its chance to flush."""
+"""How a run may end: exit, exception, SIGTERM. Each gives every monitor of the process its chance to flush.
+
+Python lets the main thread alone set signal handlers. A monitor that ends on another thread leaves that of SIGTERM. It
+then does what the one before it does, and is put back when SIGTERM comes or anything here is called on the main thread.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +25,14 @@ class Endings:
     """Watches for the end of the process until :meth:`forget`. A forked child is another process and does not react.
 
     Args:
-        ended: called when the process ends; told whether training was interrupted by an exception.
-        flush: called at a SIGTERM that the process may survive, having a handler of its own.
+        ended: method that is called when the process ends, with whether training was interrupted by an exception.
+        flush: method that is called at a SIGTERM that the process may survive, having a handler of its own. The object
+            of neither is kept alive.
     """
 
     def __init__(self, ended: Callable[[bool], None], flush: Callable[[], object]) -> None:
-        self._ended, self._flush, self._process = ended, flush, os.getpid()
+        self._ended_ref, self._flush_ref = weakref.WeakMethod(ended), weakref.WeakMethod(flush)
+        self._process = os.getpid()
         atexit.register(self._exit)
         _live.append(self)
         _install()
@@ -35,21 +42,30 @@ class Endings:
         atexit.unregister(self._exit)
         if self in _live:
             _live.remove(self)
-        if not _live:
-            _restore()
+        put_back()
 
     def terminated(self, dies: bool) -> None:
         """SIGTERM has come."""
         if os.getpid() != self._process:
             return
         if dies:
-            self._ended(False)
-        else:
-            self._flush()
+            self._end(False)
+        elif (flush := self._flush_ref()) is not None:
+            flush()
 
     def _exit(self) -> None:
         if os.getpid() == self._process:
-            self._ended(getattr(sys, "last_value", None) is not None)
+            self._end(getattr(sys, "last_value", None) is not None)
+
+    def _end(self, interrupted: bool) -> None:
+        if (ended := self._ended_ref()) is not None:
+            ended(interrupted)
+
+
+def put_back() -> None:
+    """Puts the signal handler back that was found, if no monitor is left and this is the main thread."""
+    if not _live:
+        _restore()
 
 
 def _in_charge() -> bool:
@@ -59,6 +75,8 @@ def _in_charge() -> bool:
 
 def _install() -> None:
     global _installed  # noqa: PLW0603 - the handler is the process's
+    if len(_live) == 1:
+        _restore()  # one that could not be put back when the last monitor ended
     before = signal.getsignal(signal.SIGTERM)
     if _installed is None and _in_charge() and before is not None:  # None: set by C code, could not be put back
         _installed = (_handler(before), before)
@@ -79,6 +97,8 @@ def _handler(before: Handler) -> Handler:
     """Flushes, then does what would have been done without us."""
 
     def terminate(number: int, frame: Any) -> None:
+        if not _live:
+            _restore()
         for endings in list(_live):
             endings.terminated(dies=before == signal.SIG_DFL)
         if callable(before):

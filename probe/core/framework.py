@@ -27,7 +27,9 @@ Block = Any
 Remove = Callable[[], None]
 """Takes away the hook that the call which returned it has placed. Calling it twice is harmless."""
 Listen = Callable[[Tensor], None]
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
+Guard = Callable[..., Callable[..., None]]
+"""Makes a function a hook that cannot raise and, on steps that are not sampled, returns at once. A second argument is
+asked before that, whether to do nothing."""
 
 
 class Shard(NamedTuple):
@@ -130,7 +132,7 @@ class Hooks(Protocol):
     """What core asks of models and optimizers. Every ``on_...`` that lasts returns what takes its hook away.
 
     A listener may be called on any step; where there is a ``guard``, it wraps the very function that the framework will
-    call, and on steps that are not sampled that returns at once.
+    call.
     """
 
     def check_model(self, model: Module, settings: Any) -> None:
@@ -143,6 +145,9 @@ class Hooks(Protocol):
         """Every module once, by the name that the user has given it; the root is ``""``. What wraps the user's modules
         is left out; where that makes a name another one, it is a :class:`probe.core.naming.Name`."""
 
+    def runs(self, module: Module) -> bool:
+        """Whether ``module`` itself has a forward; a mere container of others has none."""
+
     def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]:
         """Every parameter once, by name as :meth:`modules`."""
 
@@ -154,6 +159,10 @@ class Hooks(Protocol):
 
     def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
         """The gradient held now for ``optimizer`` to apply: ``main_grad`` if asked for and there, else ``grad``."""
+
+    def holds(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> bool:
+        """Whether :meth:`gradient` is what was put there to be applied, by whomever: False where it is a buffer that is
+        always there, and may be left over."""
 
     def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
         """The parameters that ``optimizer`` updates."""
@@ -203,6 +212,7 @@ class Hooks(Protocol):
         module: Module,
         before: Callable[..., None],
         after: Callable[..., None],
+        guard: Guard,
         *,
         inside: Callable[[], bool] | None = None,
         gradients: bool = False,
@@ -227,7 +237,11 @@ class Hooks(Protocol):
         """Listens to the gradient of each input *through this module*, other branches left out."""
 
     def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:
-        """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
+        """Calls ``function`` where hooks may be taken away: in the next forward of ``model`` or its backward, and in
+        each after it, until what is returned is called."""
+
+    def at_work(self) -> bool:
+        """Whether hooks may be being called, on whatever thread, in such a way that none can be taken away now."""
 
 
 class FrameworkAdapter(NamedTuple):
@@ -251,3 +265,6 @@ class FrameworkAdapter(NamedTuple):
     """Whether what is launched now does not run, but is taken down to be run again later, without Python."""
     clock: DeviceClock | None = None
     """None if what devices do is not measured."""
+    on_every_step: Callable[[Listen, Listen], Remove] = lambda began, ended: lambda: None  # noqa: ARG005
+    """Calls the first before and the second after each update of every optimizer of the process that can be seen, with
+    the optimizer; returns what ends that."""

@@ -1,5 +1,5 @@
 """The numbers of whole tensors that ranks share out among them, while training runs: one small collective for each
-group of sharing ranks and sampled step, on the delivery thread, beside training.
+group of sharing ranks and sampled step, beside training and delivery (:mod:`probe.core.wholes`).
 
 What ranks exchange are moments, which merge exactly. If one rank does not come in time, or comes with another step, no
 rank waits for another again.
@@ -96,7 +96,7 @@ class Group:
 
 
 class GlobalStats:
-    """Adds to batches what the ranks know together. Used on the delivery thread alone.
+    """Adds to batches what the ranks know together. :meth:`add` and :meth:`close` are called on one thread.
 
     Args:
         run: what names it, the same on all ranks.
@@ -142,14 +142,31 @@ class GlobalStats:
             try:
                 self._merge(step, batches, ranks, parts, whole)
             except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
-                self._turn_off(ranks, error)
+                self._turn_off(error)
                 break
         added = [self._with_columns(batch, *whole[i]) if i in whole else batch for i, batch in enumerate(batches)]
         return added if self._off or self._replicas is None else self._compared(step, added, self._replicas)
 
+    def without(self, batches: Sequence[Batch]) -> list[Batch]:
+        """``batches`` as :meth:`add` gives them if no other rank comes; on any thread."""
+        if self._off:
+            return list(batches)
+        return [self._with_columns(batch, *self._own(batch)) if batch.coverage else batch for batch in batches]
+
+    def give_up(self, error: Exception) -> None:
+        """Exchanges nothing any more, because of ``error``; on any thread."""
+        if not self._off:
+            self._off = True
+            self._faults.note("global statistics", error)
+            _log.warning("global statistics end here: %s; training goes on", error)
+
+    def end(self) -> None:
+        """Exchanges nothing any more, as the run is over; on any thread."""
+        self._off = True
+
     def close(self) -> None:
         """Ends the exchanges."""
-        for group in list(self._met.values()):  # the delivery thread may be late, and meet another
+        for group in list(self._met.values()):
             group.close()
         self._met.clear()
         if self._replicas is not None:
@@ -161,7 +178,7 @@ class GlobalStats:
         try:
             return replicas.add(step, batches)
         except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
-            self._turn_off(replicas.ranks, error)
+            self._turn_off(error)
             return batches
 
     def _own(self, batch: Batch) -> tuple[dict[str, Array], Array]:
@@ -218,8 +235,6 @@ class GlobalStats:
         added = {f"global_{op}": np.where(unknown, np.nan, derive(op, columns, shapes)) for op in ops}
         return replace(batch, columns={**batch.columns, **added, "merged": complete})
 
-    def _turn_off(self, ranks: tuple[int, ...], error: Exception) -> None:
-        self._off = True
-        self._faults.note("global statistics", error)
-        _log.warning("global statistics end here: ranks %s did not all come; training goes on", ranks)
+    def _turn_off(self, error: Exception) -> None:
+        self.give_up(error)
         self.close()

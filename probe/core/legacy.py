@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from probe.core import signatures
 from probe.core.collecting import Collecting
 from probe.core.session import Session
-from probe.core.settings import load
+from probe.core.settings import EVERY_OP, assigned
+from probe.core.settings_problems import nearest
 from probe.core.sources import chosen
 
+_log = logging.getLogger("probe")
 OPTIMIZER_TYPES = (
     "Megatron_DistributedOptimizer",
     "Megatron_Float16OptimizerWithFloat16Params",
@@ -74,10 +77,13 @@ class Legacy(Collecting, ABC):
         :attr:`ops`. Deprecated: DYNAMIC_MONITOR does this for every key.
 
         Raises:
-            ConfigError: if it is neither true nor false.
+            ConfigError: if it is neither true nor false, and nothing is attached yet; then only a warning is logged.
         """
         _deprecated("reload_xy: DYNAMIC_MONITOR switches xy_distribution, and every other key, while training runs", 3)
-        self._ask("xy_distribution", load({"xy_distribution": xy_distribution}).xy_distribution)
+        if self._session is None or isinstance(xy_distribution, bool):
+            self._ask("xy_distribution", xy_distribution)
+        else:
+            _log.warning("reload_xy: expected true or false, got %.80r; nothing changes", xy_distribution)
 
     @property
     def ops(self) -> list[str]:
@@ -85,17 +91,33 @@ class Legacy(Collecting, ABC):
         forward on, else from the next step on; and until a changed configuration file says otherwise. The rows begin a
         new file.
 
+        While a monitor is attached, nothing is raised: what is no op is left out with a warning, norm is computed if
+        nothing is left, and what is no list changes nothing.
+
         Raises:
-            ConfigError: naming what is no op.
+            ConfigError: naming what is no op, if nothing is attached yet.
         """
         return list(self._asked.get("ops", self.settings.ops))
 
     @ops.setter
     def ops(self, ops: list[str]) -> None:
-        self._ask("ops", load({"ops": ops}).ops)
+        if self._session is None:
+            self._ask("ops", ops)
+        elif isinstance(ops, (list, tuple)):
+            try:
+                self._ask("ops", list(_known_ops(ops)))
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+                self._faults.note("monitor.ops", error)
+        else:
+            _log.warning('monitor.ops: expected a list such as ["norm", "max"], got %.80r; nothing changes', ops)
 
     def _ask(self, key: str, value: Any) -> None:
-        """``key`` is to have ``value``: from the next forward or the next step on, while something is collected."""
+        """``key`` is to have ``value``: from the next forward or the next step on, while something is collected.
+
+        Raises:
+            ConfigError: if it cannot have that.
+        """
+        value = getattr(assigned(self.settings.model_copy(update=self._asked), key, value), key)
         if self.monitoring and (session := self._session) is not None:
             self._asked[key] = value
             session.at_once(lambda step: self._obey_program(session, step))
@@ -127,6 +149,17 @@ class Legacy(Collecting, ABC):
         self._run, self._deeper = run, None
         session.change(run, schedule, self._output, chosen(self.settings))
         self._listen(run)
+
+
+def _known_ops(ops: Iterable[object]) -> Iterator[str]:
+    """Those of ``ops`` that there are; the others are logged."""
+    for op in ops:
+        if isinstance(op, str) and op in EVERY_OP:
+            yield op
+        else:
+            close = nearest(op, EVERY_OP)
+            hint = f"; did you mean {close}?" if close else ""
+            _log.warning("monitor.ops: expected some of %s, got %.80r, left out%s", ", ".join(EVERY_OP), op, hint)
 
 
 def _deprecated(text: str, level: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from probe.core.reading.directories import find, runs
 from probe.core.reading.problems import Problems
 from probe.core.settings import load
 from probe.core.settings_edit import change, changed
-from probe.core.settings_files import read
+from probe.core.settings_files import content, read
 from probe.core.settings_problems import ConfigError
 
 POLL_SECONDS = 0.2
@@ -72,13 +74,13 @@ def put(file: Path, values: Mapping[str, Any]) -> bool:
     Raises:
         ConfigError: saying what could not be used; nothing is written.
     """
-    found, repeated = read(file)
-    if repeated:
-        raise ConfigError(str(file), repeated)
-    load(changed(found, values))
-    before = file.read_bytes()
+    found = read(file)
+    if found.repeated:
+        raise ConfigError(str(file), found.repeated)
+    load(changed(found.values, values))
+    before = content(str(file))
     change(file, values)
-    return file.read_bytes() != before
+    return content(str(file)) != before
 
 
 def wait(root: Path, before: list[RankState], seconds: float, told: Callable[[list[RankState]], None]) -> bool:
@@ -124,3 +126,20 @@ def assigned(assignments: list[str]) -> dict[str, Any]:
         except ValueError:
             values[key] = text
     return values
+
+
+@contextmanager
+def turn(file: Path) -> Iterator[None]:
+    """One at a time: who changes ``file`` meanwhile waits, so that no change is written over another. The lock is on
+    its folder, which every user who reads the file can open.
+
+    Raises:
+        OSError: if the folder cannot be opened.
+    """
+    folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

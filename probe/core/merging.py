@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from probe.core.naming import FEATURES
 from probe.core.reading.cells import coverage_of, shape_of
 from probe.core.reading.directories import RankDirectory, last_run
 from probe.core.reading.problems import Problems
+from probe.core.reading.regular import check_lines, opened
 from probe.core.records import ranks_text
 from probe.core.sinks.files import replacing
 
@@ -174,7 +176,9 @@ def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[
     """The rows of a file; lines that cannot be read are told and left out."""
     at = 1
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with opened(path) as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+            check_lines(binary)
+            binary.seek(0)
             lines = csv.reader(file, strict=True)
             header = next(lines, [])
             if missing := [column for column in NEEDED if column not in header]:

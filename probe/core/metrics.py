@@ -39,7 +39,7 @@ def gradients_of(run: Run | None, session: Session | None) -> tuple[Metrics, Met
 
 def values_before_update(run: Run, session: Session) -> Metrics:
     """What those optimizers would be given now that have not updated yet."""
-    now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps)
+    now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps, run.faults.note)
     session.gradients_now(now)
     batches = now.drain().batches(run.clock.step)
     ops = run.settings.statistics

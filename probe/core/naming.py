@@ -76,9 +76,14 @@ def squash_name(name: str) -> str:
     return name
 
 
+def encodable(text: str) -> str:
+    """``text`` with every lone surrogate, which no encoding holds, as in ``\\udc80``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def row_name(key: Key) -> str:
-    """What a row is about: ``fc.input_0`` for activations, ``fc.weight`` for parameters."""
-    return f"{key.name}.{key.part}" if key.part else key.name
+    """What a row is about: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
+    return encodable(f"{key.name}.{key.part}" if key.part else key.name)
 
 
 def cell_name(key: Key) -> str:
@@ -94,4 +99,4 @@ def tag(signal: str, key: Key, rank: int, micro_stepped: bool) -> str:
     """
     micro = f":{key.micro_step}" if micro_stepped else ""
     call = f".call{key.call}" if key.call else ""
-    return f"{key.stage}:{row_name(key)}{micro}{call}/rank{rank}/{signal_of(signal).task}"
+    return f"{key.stage}:{row_name(key)}{micro}{call}/rank{rank}/{encodable(signal_of(signal).task)}"

@@ -27,19 +27,30 @@ def output_root(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
 
 
-def create(root: Path, rank: int, now: float) -> Path:
-    """Makes this run's directory under ``root``, such as ``Dec03_21-34-40-rank0-1f0c9a3e``.
+def stamp(now: float) -> str:
+    """``now`` (seconds since the epoch) as all folder names have it, such as ``Dec03_21-34-40``: one clock and one
+    language, whatever the machine's zone and locale."""
+    start = datetime.fromtimestamp(now, ZONE)
+    return f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
+
+
+def directory_name(rank: int, now: float) -> str:
+    """The name of a run's and rank's directory, such as ``Dec03_21-34-40-rank0-1f0c9a3e``; another at each call.
 
     Args:
         now: seconds since the epoch.
+    """
+    # uuid4 asks the operating system: the random generators of the training run are not touched.
+    return f"{stamp(now)}-rank{rank}-{uuid.uuid4().hex[:8]}"
+
+
+def create(root: Path, name: str) -> Path:
+    """Makes the directory ``name`` under ``root``.
 
     Raises:
         OSError: if it cannot be made.
     """
-    start = datetime.fromtimestamp(now, ZONE)
-    time = f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
-    # uuid4 asks the operating system: the random generators of the training run are not touched.
-    directory = root / f"{time}-rank{rank}-{uuid.uuid4().hex[:8]}"
+    directory = root / name
     with told(root):
         directory.mkdir(parents=True)
     return directory

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from probe.core.framework import Optimizer
 from probe.core.run import Run
@@ -37,12 +38,17 @@ class Parameters:
         """Whether a wrapper may put other parameters in their places before training begins."""
 
     @contextmanager
-    def each_forward(self) -> Iterator[None]:
-        """Looks when a model begins the first forward of a step."""
+    def each_forward(self, began: Callable[[], None]) -> Iterator[None]:
+        """Looks when a model begins the first forward of a step; calls ``began`` at each."""
+
+        def before(*_: object) -> None:
+            began()
+            self.look()
+
         with ExitStack() as placed:
             for _, model in self._run.chunks:
-                guard = lambda f: self._run.guard("parameters", f)  # noqa: E731
-                placed.callback(self._run.on_forward(model, model, lambda *_: self.look(), lambda *_: None, guard))
+                guard = partial(self._run.guard, "parameters")
+                placed.callback(self._run.on_forward(model, model, before, lambda *_: None, guard))
             yield
 
     def look(self) -> None:
@@ -106,10 +112,15 @@ class Parameters:
         self._run.parameters[:] = [each for each in self._run.parameters if id(each.thing) in self._known]
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
+    def hand_over(self, optimizer: Optimizer) -> None:
+        """``optimizer`` is watched no more; who updates what is found out at the next look."""
+        self._owned.pop(id(optimizer), None)
+        self._census, self.looked = [], False
+
     def _share_out(self) -> None:
         """Which optimizer's step each parameter belongs to; what none updates goes with the first."""
         mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
-        first = id(self._run.optimizers[0])
+        first, self._run.trained = id(self._run.optimizers[0]), frozenset(mine)
         self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
         for parameter in self._run.parameters:
             self._owned[mine.get(id(parameter.thing), first)].append(parameter)

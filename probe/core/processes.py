@@ -31,17 +31,17 @@ class Exchange(Protocol):
 
 
 class Store(Protocol):
-    """Where the ranks of a job keep numbers and bytes by name, for all of them to see. Nothing here waits for what
-    another rank has still to do."""
+    """Where the ranks of a job keep bytes by name, for all of them to see. Nothing here waits for what another rank has
+    still to do."""
 
-    def add(self, key: str, amount: int) -> int:
-        """Adds to the number called ``key``, which is 0 at first, in one move; the sum."""
+    def claim(self, key: str, value: bytes) -> bytes:
+        """Keeps ``value`` under ``key`` unless something is there, in one move; what is there then."""
 
-    def set(self, key: str, value: bytes) -> object:
-        """Keeps ``value``."""
+    def get(self, key: str) -> bytes | None:
+        """What is kept, or None."""
 
-    def get(self, key: str) -> bytes:
-        """What is kept, once it was set."""
+    def close(self) -> None:
+        """This rank uses it no longer."""
 
 
 class Groups(Protocol):
@@ -84,13 +84,10 @@ class Parallel(Protocol):
         """
 
     def has_store(self) -> bool:
-        """Whether the job keeps a store of its own, which :meth:`store` finds without an address."""
+        """Whether the job keeps a store of its own, which :meth:`store` finds."""
 
-    def store(self, where: str, address: tuple[str, int] | None, serves: bool) -> Store:
-        """The part called ``where`` of the store that the job keeps, or of the one at a host and a port.
-
-        Args:
-            serves: whether this process is the one that keeps the store at ``address``.
+    def store(self, where: str) -> Store:
+        """The part called ``where`` of the store that the job keeps.
 
         Raises:
             Exception: if there is none.

@@ -21,6 +21,12 @@ scaler's); -1 for none."""
 Known = dict[object, tuple[Callable[[], object], Block]]
 NOTHING = 1 << 60
 """The reference of a tensor without elements."""
+MISSING = NOTHING + 1
+"""The reference of a tensor that could not be reduced: its row is left out."""
+UNKNOWN: Described = ((), None, None)
+"""Of a tensor that could not be described."""
+Failed = Callable[[str, Exception], None]
+"""Gets the signal and the name of a row that is left out, and the error."""
 
 
 @dataclass
@@ -64,6 +70,7 @@ class Pending:
         described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
         shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
         at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
+        left_out = readings.forgotten.union(np.flatnonzero(at == MISSING).tolist())
         at = np.minimum(at, len(rows) - 1)
         columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
         if HISTOGRAM in self.columns:
@@ -83,7 +90,7 @@ class Pending:
             micro_stepped=readings.micro_stepped,
             coverage=coverage if any(coverage) else (),
         )
-        return _without(batch, readings.forgotten) if readings.forgotten else batch
+        return _without(batch, left_out) if left_out else batch
 
 
 def _without(batch: Batch, rows: set[int]) -> Batch:
@@ -113,13 +120,20 @@ class Recorder:
     """Collects one step's readings. Used on the training thread alone; waits for no device.
 
     Args:
+        failed: gets each row that is left out because its tensor cannot be reduced; the other rows are there.
         before: how many readings others have collected before each; what is collected beside them is numbered so.
     """
 
     def __init__(
-        self, tensors: Tensors, columns: Sequence[str], eps: float, before: Callable[[], int] = lambda: 0
+        self,
+        tensors: Tensors,
+        columns: Sequence[str],
+        eps: float,
+        failed: Failed,
+        before: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
+        self._failed = failed
         self._known: Known = {}
         self.clear()
 
@@ -161,9 +175,15 @@ class Recorder:
             shared: whether the same object may be recorded again this step, then to be reduced only once.
             remember: whether :meth:`record_all` may find it again, unchanged.
         """
-        tensor, described = self._describe(tensor)
-        reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
-        self._put(signal, micro_stepped).put(key, (described, self._order, reference, self._scale(scale)))
+        row: Row
+        try:
+            tensor, described = self._describe(tensor)
+            reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
+            row = described, self._order, reference, self._scale(scale)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+            self._leave_out(signal, key, error)
+            reference, row = MISSING, (UNKNOWN, self._order, MISSING, -1)
+        self._put(signal, micro_stepped).put(key, row)
         self._calls += 1
         if remember and scale is None and 0 <= reference < NOTHING:
             self._remember(tensor, self._blocks[-1])
@@ -174,21 +194,32 @@ class Recorder:
         """Reduces a list of tensors in few launches, leaving out those that are known and have not changed."""
         if not tensors:
             return
-        readings, factor = self._put(signal, False), self._scale(scale)
-        pairs = [self._describe(tensor) for tensor in tensors]
-        tensors, described = [tensor for tensor, _ in pairs], [about for _, about in pairs]
-        places = [NOTHING if 0 in about[0] else self._find(tensor, scale) for tensor, about in pairs]
+        readings, factor, keys = self._put(signal, False), self._scale(scale), [*keys]
+        known = [self._known_place(signal, key, given, scale) for key, given in zip(keys, tensors, strict=True)]
+        places = [place for _, _, place in known]
         fresh = [i for i, place in enumerate(places) if place is None]
         if fresh:
-            block = self._moments([tensors[i] for i in fresh], scale)
-            first = self._add(block, len(fresh))
-            for row, i in enumerate(fresh):
-                places[i] = first + row
-                if scale is None:
-                    self._remember(tensors[i], block[row : row + 1])
-        for key, about, place in zip(keys, described, places, strict=True):
+            lost = lambda i, error: self._leave_out(signal, keys[fresh[i]], error)  # noqa: E731
+            rows = self._reduced([known[i][0] for i in fresh], scale, lost)
+            for i, row in zip(fresh, rows, strict=True):
+                places[i] = row
+            if scale is None and isinstance(rows, range):
+                block = self._blocks[-1]
+                for row, i in enumerate(fresh):
+                    self._remember(known[i][0], block[row : row + 1])
+        for key, (_, about, _), place in zip(keys, known, places, strict=True):
             readings.put(key, (about, self._order, NOTHING if place is None else place, factor))
             self._calls += 1
+
+    def _known_place(
+        self, signal: str, key: Key, given: Tensor | Shard, scale: Tensor | None
+    ) -> tuple[Tensor, Described, Reference | None]:
+        """The tensor, what it is, and where its values stand already; None if they are still to be reduced."""
+        try:
+            tensor, about = self._describe(given)
+            return tensor, about, NOTHING if 0 in about[0] else self._find(tensor, scale)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+            return given, UNKNOWN, self._leave_out(signal, key, error)
 
     def _describe(self, given: Tensor | Shard) -> tuple[Tensor, Described]:
         if type(given) is not Shard:
@@ -248,9 +279,38 @@ class Recorder:
     def _settle(self) -> None:
         """Reduces the held tensors together."""
         if self._held:
-            first = self._add(self._moments(self._held, None), len(self._held))
-            self._held_rows += range(first, first + len(self._held))
+            first = len(self._held_rows)
+            self._held_rows += self._reduced(self._held, None, lambda i, error: self._leave_out_held(first + i, error))
             self._held = []
+
+    def _reduced(
+        self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0
+    ) -> Sequence[Reference]:
+        """Where the values of each stand: reduced together (a range) or, if that cannot be done, in ever smaller parts,
+        until ``lost`` gets the number of each that cannot be reduced, and why."""
+        try:
+            start = self._add(self._moments(tensors, scale), len(tensors))
+        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+            if len(tensors) == 1:
+                lost(first, error)
+                return [MISSING]
+        else:
+            return range(start, start + len(tensors))
+        half = len(tensors) // 2
+        before = self._reduced(tensors[:half], scale, lost, first)
+        return [*before, *self._reduced(tensors[half:], scale, lost, first + half)]
+
+    def _leave_out(self, signal: str, key: Key, error: Exception) -> Reference:
+        """Counts a row whose tensor could not be reduced."""
+        self._failed(f"{signal} of {'.'.join(filter(None, (key.name, key.part)))}", error)
+        return MISSING
+
+    def _leave_out_held(self, number: int, error: Exception) -> None:
+        """Counts every row of a held tensor that could not be reduced."""
+        for signal, readings in self._readings.items():
+            for key, place in readings.keys.items():
+                if readings.rows[place][2] == -1 - number:
+                    self._leave_out(signal, key, error)
 
     def _put(self, signal: str, micro_stepped: bool) -> Readings:
         readings = self._readings.get(signal)

@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from probe.core.faults import Faults
+from probe.core.messages import plural
 from probe.core.reading.batches import steps
 from probe.core.reading.directories import RankDirectory, find, runs
 from probe.core.reading.plain import PlainRows
@@ -47,7 +48,7 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults,
                 except Exception as error:  # noqa: BLE001 - as while training
                     faults.note(f"rule {type(rule).__name__}", error)
     if read:
-        _log.info("rules know %d steps before step %d, from %s", read, first, earlier[-1].path)
+        _log.info("rules know %d %s before step %d, from %s", read, plural(read, "step"), first, earlier[-1].path)
     return read
 
 

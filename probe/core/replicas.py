@@ -26,7 +26,7 @@ volume 3, section 6.4)."""
 
 
 class Replicas:
-    """The copies that ``ranks`` hold. Used on the delivery thread alone."""
+    """The copies that ``ranks`` hold. Used on one thread."""
 
     def __init__(self, parallel: Parallel, ranks: Sequence[int], where: str, said: str, seconds: float) -> None:
         self.ranks = tuple(sorted(ranks))

@@ -15,10 +15,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from probe.core.output import stamp
 from probe.core.reading.directories import RankDirectory, find
 from probe.core.reading.problems import Problems
 from probe.core.reading.sql import pattern_of
 from probe.core.records import Snapshot
+from probe.core.sinks.anomaly_file import take_out
 from probe.core.sinks.cost import FILE as COST
 from probe.core.sinks.files import replacing
 
@@ -31,6 +33,9 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
 
     Args:
         first: number of the first step that is done now, perhaps again.
+
+    Raises:
+        ValueError: if that is 0, as it is where nobody says, and the directory has steps.
     """
     if not stamps:
         return None
@@ -39,8 +44,15 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
     except ValueError as error:
         _log.warning("append_output: rank %d begins a new directory: %s", rank, error)
         return None
+    resumed = Resumed(found[-1], first)
+    if not first and resumed.written:
+        raise ValueError(
+            f"append_output: expected start_iteration, the number of the first step that is done now, in set_monitor: "
+            f"{found[-1].path} has the steps of an earlier run{_until(resumed.directory)}, and step 0 would be among "
+            "them; without append_output the run begins a new directory"
+        )
     _log.info("append_output: rank %d goes on in %s, at step %d", rank, found[-1].path, first)
-    return Resumed(found[-1], first)
+    return resumed
 
 
 class Resumed:
@@ -52,7 +64,14 @@ class Resumed:
     def __init__(self, before: RankDirectory, first: int) -> None:
         self.directory, self.first = before.path, first
         self._before, self._manifest, self._done = before, before.manifest, False
-        self._aside = self.directory / f"superseded-{time.strftime('%Y%m%d-%H%M%S')}-from-step-{first}"
+        self._aside = self.directory / f"superseded-{stamp(time.time())}-from-step-{first}"
+
+    @property
+    def written(self) -> bool:
+        """Whether the directory has steps."""
+        files = [path for path, _ in self._files() if path.parent == self.directory]
+        files += self.directory.glob("events.out.tfevents.*")
+        return any(path.suffix != ".db" or _has_tables(path) for path in files)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -103,6 +122,7 @@ class Resumed:
                 yield path, self._cost
             elif path.suffix == ".db":
                 yield path, self._sqlite
+        yield self.directory.parent / "anomaly_detected" / f"rank{self._before.rank}" / "anomaly.json", self._findings
 
     def _keep_copy(self, path: Path) -> None:
         self._aside.mkdir(exist_ok=True)
@@ -132,6 +152,12 @@ class Resumed:
             self._keep_copy(path)
             with replacing(path) as target:
                 target.writelines(kept)
+
+    def _findings(self, path: Path) -> None:
+        if taken := take_out(path, self.directory.name, self.first):
+            self._aside.mkdir(exist_ok=True)
+            with replacing(self._aside / path.name) as file:
+                json.dump(taken, file, indent=1)
 
     def _is_before(self, step: str) -> bool:
         return step.isdecimal() and int(step) < self.first
@@ -170,6 +196,25 @@ class Resumed:
             for table in tables:
                 database.execute(f"DELETE FROM {table} {again}", about)  # noqa: S608 - our name
             database.execute("COMMIT")
+
+
+def _has_tables(path: Path) -> bool:
+    """Whether rows may be in a database; what cannot be read may have some."""
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute(query).fetchone() is not None
+    except sqlite3.Error:
+        return True
+
+
+def _until(directory: Path) -> str:
+    """Up to which step a run has come, for people; nothing where its files do not show it at a glance."""
+    try:
+        *_, last = (directory / COST).read_text(encoding="utf-8").splitlines()
+        return f", up to step {int(json.loads(last)['step'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _whole(file: TextIO) -> Iterator[list[str]]:

@@ -116,6 +116,10 @@ class Run:
     step_ended: list[Callable[[], None]] = field(default_factory=list)
     updated: set[int] = field(default_factory=set)
     """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
+    outcome: str = "applied"
+    """Of the update that listeners after it are called for: ``applied``, ``skipped`` or ``unknown``."""
+    trained: frozenset[int] = frozenset()
+    """Identities of the parameters that an optimizer updates; empty if none is known to."""
     gradients_now: list[Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]] = field(
         default_factory=list
     )
@@ -167,19 +171,30 @@ class Run:
         self.faults.lost(CAPTURED, 1)
         return True
 
-    def guard(self, where: str, function: Callable[..., None]) -> Callable[..., None]:
-        """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise."""
+    def guard(
+        self, where: str, function: Callable[..., None], skip: Callable[[], bool] | None = None
+    ) -> Callable[..., None]:
+        """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise.
+
+        Args:
+            skip: asked first, whether to do nothing.
+        """
         clock, cost, faults, captured = self.clock, self.cost, self.faults, self.captured
 
         def hook(*args: Any) -> None:
-            if not clock.sampled or captured():
-                return
-            begun = cost.begin()
             try:
-                function(*args)
+                if (skip is not None and skip()) or not clock.sampled or captured():
+                    return
+                begun = cost.begin()
+                try:
+                    function(*args)
+                finally:
+                    cost.end(begun)
             except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-                faults.note(where, error)
-            cost.end(begun)
+                try:
+                    faults.note(where, error)
+                except Exception:  # noqa: BLE001 - at the end of the stack nothing can be called
+                    faults.uncounted += 1
 
         return hook
 
@@ -213,7 +228,7 @@ class Run:
 
         clock = self.clock
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
-        return hooks.on_forward(module, guard(began), guard(ended), inside=inside, gradients=gradients)
+        return hooks.on_forward(module, began, ended, guard, inside=inside, gradients=gradients)
 
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from probe.core import output
 from probe.core.cost import OnDevice, Spent
 from probe.core.delivery import Delivery
 from probe.core.description import described, pipeline_stage
+from probe.core.faults import Faults
 from probe.core.global_stats import GlobalStats
 from probe.core.live import followed
 from probe.core.pace import Pace
 from probe.core.past import Past
-from probe.core.records import Batch
+from probe.core.records import Batch, Snapshot
 from probe.core.remembering import remember
 from probe.core.replicas import compared
 from probe.core.resuming import resume
@@ -28,10 +29,13 @@ from probe.core.rules import Rule, factory
 from probe.core.run import Run
 from probe.core.sinks import SINKS, TABLES, Sink
 from probe.core.sinks.context import SinkContext
+from probe.core.wholes import Line, Wholes
 from probe.core.writing import Writer
 
 FLUSH_SECONDS = 30.0
 """How long an ending run waits for its files."""
+LAST_SECONDS = 1.0
+"""For what is still to be done after that, at least."""
 MOST_CHANGES = 100
 """Changes of the configuration that the manifest lists, the latest ones."""
 
@@ -67,7 +71,9 @@ class Output:
         writes = set(run.settings.formats) - {"api"}
         self._resumed = resume(root, self._rank, run.settings.append_output, first) if writes else None
         old = self._resumed.directory if self._resumed else None
-        self.directory = (old or output.create(root, self._rank, time.time())) if writes else None
+        self._start = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        self._name = old.name if old else output.directory_name(self._rank, time.time())
+        self.directory = (old or output.create(root, self._name)) if writes else None
         """This run's and rank's own; None where nothing is written."""
         self._changes = self._resumed.changes if self._resumed else []
         run.directory = self.directory
@@ -80,8 +86,9 @@ class Output:
         except BaseException:
             self._remove()
             raise
-        self._together = self._global_stats(run)
+        self._line, self._exchanged = Line(run.faults), 0.0
         self.delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
+        self._wholes = self._new_wholes(run)
         self._manifest = self._describe()
         self._write_manifest()
 
@@ -97,23 +104,27 @@ class Output:
         before, self._run = self._run, run
         try:
             if self.directory is None and set(run.settings.formats) - {"api"}:
-                self.directory = output.create(self._root, self._rank, time.time())
+                self.directory = output.create(self._root, self._name)
             run.directory = self.directory
             self._choose()
         except BaseException:
             self._run = before
             raise
         past = self._past()
-        judges, writers, together = self._judges, self._writers, self._global_stats(run)
+        judges, writers, wholes = self._judges, self._writers, self._new_wholes(run)
 
         def act() -> None:
-            before, self._together = self._together, together
-            if before is not None:
-                before.close()
-            self.writer.change(judges, writers, past)
+            before, self._wholes = self._wholes, wholes
+            self._line.add(None, lambda _: self._go_on(before, judges, writers, past))
 
         self.delivery.submit(act, must=True)
         self._note_change(run)
+
+    def _go_on(self, before: Wholes | None, judges: list[Rule], writers: list[Sink], past: Past | None) -> None:
+        """With other rules and sinks, once all that was collected under the configuration before is written."""
+        if before is not None:
+            before.close()
+        self.writer.change(judges, writers, past)
 
     def rest(self, step: int) -> None:
         """Nothing is collected from ``step`` on."""
@@ -122,6 +133,12 @@ class Output:
     def deepen(self, run: Run, names: Sequence[str]) -> None:
         """More is collected, of the modules of these names; or no more, if there are none."""
         self._note({"step": run.clock.step, "collecting": True, "suspects": list(names)})
+
+    def succeed(self, run: Run) -> None:
+        """An optimizer has taken the place of another."""
+        about = described(run, self._number, self._first, self._mates)
+        self._manifest |= {name: about[name] for name in ("optimizer", "optimizer_state_names")}
+        self._note({"step": run.clock.step, "collecting": True, "optimizer": about["optimizer"]})
 
     def _note_change(self, run: Run) -> None:
         """In the manifest: the configuration as it is now, and which keys changed at which step."""
@@ -184,6 +201,9 @@ class Output:
             pp_stage=pipeline_stage(self._rank, self._mates),
             group_mates=tuple(self._mates),
             dump=settings.alert.dump,
+            run=self._name,
+            start=self._start,
+            first_step=self._first,
             resumed_at=self._resumed.first if self._resumed else None,
         )
 
@@ -197,6 +217,15 @@ class Output:
             remember(self._judges, self.directory, self._first, self._run.faults, own=self._resumed is not None)
         except (OSError, ValueError) as error:
             self._run.faults.note("memory of rules", error)
+
+    def _new_wholes(self, run: Run) -> Wholes | None:
+        stats = self._global_stats(run)
+        if stats is None:
+            return None
+        return Wholes(stats, lambda: self.delivery.wake(self._line.advance), self._exchange_took, run.faults)
+
+    def _exchange_took(self, seconds: float) -> None:
+        self._exchanged += seconds
 
     def _global_stats(self, run: Run) -> GlobalStats | None:
         settings, groups = run.settings, run.framework.groups
@@ -214,9 +243,30 @@ class Output:
             compared(run),
         )
 
-    def globally(self, step: int, batches: list[Batch]) -> list[Batch]:
-        """``batches`` with what is known of whole tensors; on the delivery thread."""
-        return batches if self._together is None else self._together.add(step, batches)
+    def take(self, snapshot: Snapshot) -> None:
+        """Writes ``snapshot`` with what is known of whole tensors, as soon as that is known; on the delivery thread."""
+        offer = None if self._wholes is None else self._wholes.offer(snapshot.step, snapshot.batches)
+
+        def write(batches: list[Batch]) -> None:
+            self.writer.write(snapshot if offer is None else replace(snapshot, batches=batches))
+
+        self._line.add(offer, write)
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether a step that was handed over may still wait for other ranks."""
+        return self._wholes is not None and not self.flush(0.0)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until every step handed over so far is written; False if that took longer than ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        if not self.delivery.flush(timeout):
+            return False
+        while self.delivery.here and self._line:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
     def timed(self, seconds: float, own: float) -> None:
         """A step took ``seconds``, of which ``own`` were the monitor's."""
@@ -228,7 +278,12 @@ class Output:
         """What the monitor has taken so far, on the training thread, beside it and on the device, as a part of the
         time that training would have taken without; 0 before the first step has ended."""
         plain = self._seconds - self._own
-        return (self._own + self.delivery.seconds + self.on_device.seconds) / plain if plain > 0 else 0.0
+        return (self._own + self.beside + self.on_device.seconds) / plain if plain > 0 else 0.0
+
+    @property
+    def beside(self) -> float:
+        """Seconds of processor time that the monitor has taken beside training."""
+        return self.delivery.seconds + self._exchanged
 
     def measured(self, spent: Spent) -> dict[str, float]:
         """What a step has cost on the device, if there is one; on the delivery thread."""
@@ -238,14 +293,24 @@ class Output:
     @property
     def cost(self) -> dict[str, float]:
         """Seconds that probe itself spent, the steps collected, and its overhead as a part of training's time."""
-        spent = {"delivery": self.delivery.seconds, "steps": float(self.writer.steps), "overhead": self.overhead}
+        spent = {"delivery": self.beside, "steps": float(self.writer.steps), "overhead": self.overhead}
         return self.writer.cost | spent
 
     def discard(self) -> None:
         """Leaves nothing of an attachment that has failed."""
-        self.delivery.close(FLUSH_SECONDS)
+        self._end_delivery()
         self.writer.close()
         self._remove()
+
+    def _end_delivery(self) -> None:
+        """Writes what is pending, with what other ranks know of it if they come before the deadline."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        self.flush(FLUSH_SECONDS)
+        self._line.end()
+        self.delivery.wake(self._line.advance)
+        self.delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
+        if self._wholes is not None:
+            self._wholes.close(LAST_SECONDS)
 
     def _past(self) -> Past | None:
         """What holds steps back; the same as before if it is to hold as many."""
@@ -262,19 +327,35 @@ class Output:
         """
         if not self.delivery.here:
             return
-        self.delivery.close(FLUSH_SECONDS)
-        if self._together is not None:
-            self._together.close()
+        self._end_delivery()
+        self._finish(self._run.faults, incident)
+
+    def let_go(self) -> None:
+        """Closes on the delivery thread, waiting for nothing: nobody knows of the run any more, which is forgotten."""
+        faults = self._run.faults
+        del self._run
+        self._line.end()
+        self.delivery.end_with(lambda: self._finish_here(faults))
+
+    def _finish_here(self, noted: Faults) -> None:
+        """On the delivery thread."""
+        self._line.advance()
+        if self._wholes is not None:
+            self._wholes.close()
+        self._finish(noted)
+
+    def _finish(self, noted: Faults, incident: bool = False) -> None:
         self.writer.close(incident)
-        faults = self._run.faults.counts
+        faults = noted.counts
         if self.pace is not None:
             self._manifest["pace"] = {"interval": self.pace.interval, "skipped": self.pace.skipped}
         if (past := self._held_back[1]) is not None:
             self._manifest["history"] = {"unwritten": past.unwritten}
         ended = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        self._write_manifest(end_time=ended, cost_seconds=self.cost, findings=self.writer.found, faults=faults)
+        more = {"end_time": ended, "cost_seconds": self.cost, "findings": self.writer.found, "faults": faults}
+        self._write_manifest(more, noted)
         if faults:
-            _log.warning("probe failed in places, training was not affected: %s", faults)
+            _log.warning("failed in places, training was not affected: %s", faults)
 
     def _remove(self) -> None:
         if self.directory is not None and self._resumed is None:
@@ -283,14 +364,15 @@ class Output:
     def _describe(self) -> dict[str, object]:
         return {
             **described(self._run, self._number, self._first, self._mates),
+            "start_time": self._start,
             **({"control": self._control} if self._control else {}),
             **(self._resumed.described if self._resumed else {}),
         }
 
-    def _write_manifest(self, **more: object) -> None:
+    def _write_manifest(self, more: Mapping[str, object] | None = None, faults: Faults | None = None) -> None:
         if self.directory is None:
             return
         try:
-            output.write_manifest(self.directory, self._manifest | more)
+            output.write_manifest(self.directory, self._manifest | dict(more or {}))
         except Exception as error:  # noqa: BLE001 - the run itself has not failed
-            self._run.faults.note("manifest", error)
+            (faults or self._run.faults).note("manifest", error)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.sources import Source
+from probe.core.succession import Succession
 from probe.core.turns import Turns
 
 Judge = Callable[[Sequence[Batch]], list[Any]]
@@ -43,6 +45,10 @@ class Session:
         self._take(run, schedule, output)
         self._between = between
         self._turns = Turns(run.optimizers)
+        self._succession = Succession(self, lambda: self._run)
+        self.updates, self.updating = 0, False
+        self._hooked = [*run.optimizers]
+        """The optimizers that are listened to: those that are watched, and those whose place another has taken."""
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
         """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
         self._own = 0.0
@@ -50,7 +56,9 @@ class Session:
         self._outcome = "applied"
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
-        self._detached = False
+        self._detached = self._working = self._leaving = self._retires = False
+        """Whether nothing is listened to any more; whether an optimizer's hook is running; whether all hooks are taken
+        away at the next forward; and whether that forward has come."""
         self.last: tuple[int, Pending, Sequence[str]] | None = None
         """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
@@ -68,7 +76,10 @@ class Session:
         Raises:
             Exception: if a hook cannot be placed; none is then.
         """
+        if self._detached:  # by a signal handler or another thread, since the step ended
+            return
         clock = self._run.clock
+        run.optimizers[:] = self._run.optimizers
         self._sources.close()
         self._take(run, schedule, output)
         run.clock.begin(clock.step, False)
@@ -77,6 +88,9 @@ class Session:
     def at_once(self, act: Callable[[int], None]) -> None:
         """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
         nothing of that step has been seen: between an update and the next forward."""
+        self._guarded("control", lambda: self._at_once(act))
+
+    def _at_once(self, act: Callable[[int], None]) -> None:
         run = self._run
         seen = self._parameters.looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
         if self._detached or (run.clock.sampled and seen):
@@ -93,7 +107,7 @@ class Session:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
             if sources:
-                self._sources.enter_context(self._parameters.each_forward())
+                self._sources.enter_context(self._parameters.each_forward(self._succession.forward_began))
         except BaseException:
             self._sources.close()
             raise
@@ -106,15 +120,45 @@ class Session:
             self._place(sources)
             for optimizer in self._run.optimizers:
                 self._stack.callback(self._hooks.on_step(optimizer, self))
+            began, ended = map(self._listening, (self._succession.began, self._succession.ended))
+            self._stack.callback(self._run.framework.on_every_step(began, ended))
         except BaseException:
-            self.detach()
+            self._rest()
+            self._stack.close()
             raise
 
-    def detach(self) -> None:
-        """Takes every hook away; afterwards model, optimizer and framework are as they were found."""
+    def detach(self, at_once: bool = False) -> bool:
+        """Ends listening and takes every hook away: afterwards model, optimizer and framework are as they were found.
+
+        While a framework goes through its hooks, here or on another thread, they stay where they are, without effect,
+        until the next forward after the next update, or until this is called again.
+
+        Args:
+            at_once: whether that cannot be, since nobody knows of model and optimizers any more.
+
+        Returns:
+            Whether they are taken away.
+        """
+        self._rest()
+        if not (at_once or self._retires) and (self._working or self._hooks.at_work()):
+            return False
+        self._stack.close()
+        return True
+
+    def _rest(self) -> None:
         self._detached = True
         self._run.clock.sampled = False
-        self._stack.close()
+
+    def _leave(self) -> None:
+        """An optimizer is about to update, so that no hook of a model is being called: those of the optimizer are when
+        the next forward begins."""
+        if not self._leaving:
+            self._leaving = True
+            _, model = self._run.chunks[0]
+            self._stack.callback(self._hooks.at_next_forward(model, self._taken_away))
+
+    def _taken_away(self) -> None:
+        self._guarded("end of the run", self._stack.close)
 
     def retire(self, remove: Callable[[], None]) -> None:
         """Calls ``remove`` at the next forward, where hooks may be taken away safely: the hooks of the step that has
@@ -135,8 +179,18 @@ class Session:
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Gradients are as they will be applied."""
-        if self._detached:  # somebody has wrapped what called us, so that it could not be taken away
+        if self._detached:  # or somebody has wrapped what called us, so that it could not be taken away
+            self._guarded("end of the run", self._leave)
             return
+        self.updating = True
+        with self._at_work():
+            self._guarded("before the update", partial(self._before, optimizer, scale))
+
+    def _before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        if not self._watches(optimizer):
+            self._guarded("optimizer", lambda: self._come_back(optimizer))
+            if not self._watches(optimizer):
+                return
         if self._turns.ends_by(optimizer):
             self._guarded("end of step", self._end)
         if (collectives := self._run.collectives) is not None:
@@ -155,14 +209,64 @@ class Session:
         """The update was applied or skipped; the step ends when every optimizer has had its turn."""
         if self._detached:
             return
-        if self._run.clock.sampled and not self._run.captured():
-            begun = self._run.cost.begin()
-            for listen in self._run.after_update:
-                self._guarded("after the update", partial(listen, optimizer, self._parameters.of(optimizer)))
-            self._run.cost.end(begun)
-        self._outcome = outcome
-        if self._turns.take(optimizer):
-            self._guarded("end of step", self._end)
+        self.updates, self.updating = self.updates + 1, False
+        if not self._watches(optimizer):
+            return
+        with self._at_work():
+            if self._run.clock.sampled:
+                self._guarded("after the update", partial(self._after, optimizer, outcome))
+            self._outcome = outcome
+            if self._turns.take(optimizer):
+                self._guarded("end of step", self._end)
+
+    def _after(self, optimizer: Optimizer, outcome: str) -> None:
+        if self._run.captured():
+            return
+        begun, self._run.outcome = self._run.cost.begin(), outcome
+        for listen in self._run.after_update:
+            self._guarded("after the update", partial(listen, optimizer, self._parameters.of(optimizer)))
+        self._run.cost.end(begun)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """While an optimizer's hook is running."""
+        before, self._working = self._working, True
+        try:
+            yield
+        finally:
+            self._working = before
+
+    def follow(self, number: int, optimizer: Optimizer) -> None:
+        """``optimizer`` takes the place of a watched one; it has just updated, which ends a step."""
+        if not any(optimizer is known for known in self._hooked):
+            self._hooks.check_optimizer(optimizer)
+            self._stack.callback(self._hooks.on_step(optimizer, self))
+            self._hooked.append(optimizer)
+        self._exchange(number, optimizer)
+        if self._output is not None:
+            self._output.succeed(self._run)
+        self.after(optimizer, "applied")
+
+    def _come_back(self, optimizer: Optimizer) -> None:
+        """One whose place another has taken is about to update."""
+        mine = {id(parameter) for parameter in self._hooks.owned(optimizer)}
+        sharing = [len(mine & {id(p) for p in self._hooks.owned(each)}) for each in self._run.optimizers]
+        if any(sharing):
+            self._exchange(sharing.index(max(sharing)), optimizer)
+
+    def _watches(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is watched for watched in self._run.optimizers)
+
+    def _exchange(self, number: int, optimizer: Optimizer) -> None:
+        before, self._run.optimizers[number] = self._run.optimizers[number], optimizer
+        self._turns.hand_over(before, optimizer)
+        self._parameters.hand_over(before)
+
+    def suspend(self) -> None:
+        """Collects nothing more of the step in progress, and drops what was seen of it."""
+        if self._run.clock.sampled:
+            self._run.clock.sampled = False
+            self._drop()
 
     def searching(self, on: bool) -> None:
         """Between these two, a closure is evaluated again within an update."""
@@ -189,24 +293,33 @@ class Session:
         run, step = self._run, self._run.clock.step
         self.last = None
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
-        captured = sampled and run.captured()
+        if sampled:
+            self._guarded("end of step", self._finish)
         try:
-            if captured:
-                self._drop()
-            elif sampled:
-                self._hand_over(self._outcome)
-        finally:
-            self._schedule.ended(step, sampled)
-            self._time(sampled, hooks, handing)
+            self._guarded("schedule", lambda: self._schedule.ended(step, sampled))
+            self._guarded("cost", lambda: self._time(sampled, hooks, handing))
             self._turns.clear()
+            self._succession.step_ended()
             self._parameters.looked = False
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
+        finally:  # training may be stopped as configured, and may go on all the same
             self._own = time.perf_counter() - self._ended
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
+
+    def _finish(self) -> None:
+        """Hands the step over, or drops what can not be read."""
+        captured = True
+        try:
+            captured = self._run.captured()
+        finally:
+            if captured:
+                self._drop()
+        if not captured:
+            self._hand_over(self._outcome)
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
         """How long the step has taken, and what of that was the monitor's: ``hooks``, all since ``handing``, and what
@@ -218,12 +331,14 @@ class Session:
         if (pace := self._schedule.pace) is not None:
             pace.step(took, own, sampled)
             if sampled and self._output is not None:
-                delivered, self._delivered = self._delivered, self._output.delivery.seconds
+                delivered, self._delivered = self._delivered, self._output.beside
                 on_device, self._on_device = self._on_device, self._output.on_device.seconds
                 pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
+        if self._detached:
+            return False
         return self._schedule.samples(step) and (self._output is None or self._output.delivery.here)
 
     def flush_partial(self) -> None:
@@ -245,7 +360,7 @@ class Session:
         spent = run.cost.take(begun)
         if (output := self._output) is not None:
             about = partial(_snapshot, run, output, pending, apart, step, now, spent, outcome)
-            output.delivery.submit(lambda: output.writer.write(about()))
+            output.delivery.submit(lambda: output.take(about()))
 
     def _drop(self) -> None:
         """Forgets what was seen of the step."""
@@ -258,7 +373,25 @@ class Session:
         remove, self._retire_with = self._retire_with, None
         _, model = self._run.chunks[0]
         if remove is not None:
-            self._stack.callback(self._hooks.at_next_forward(model, remove))
+            self._stack.callback(self._hooks.at_next_forward(model, partial(self._retire, remove)))
+
+    def _retire(self, remove: Callable[[], None]) -> None:
+        """At each forward until nothing waits for other ranks: the end of a run would wait with it."""
+        if not self._detached and (self._output is None or not self._output.waits_for_ranks):
+            self._retires = True
+            remove()
+
+    def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """The method ``listen``, unable to raise, until hooks are of no effect. The framework, which keeps it in a
+        table of its own, keeps no session alive."""
+        session, method = weakref.ref(self), weakref.WeakMethod(listen)
+
+        def hook(optimizer: Optimizer) -> None:
+            here, known = session(), method()
+            if here is not None and known is not None and not here._detached:
+                here._guarded("optimizer", lambda: known(optimizer))
+
+        return hook
 
     def _guarded(self, where: str, function: Callable[[], None]) -> None:
         try:
@@ -274,7 +407,6 @@ def _snapshot(
     batches, rank = pending.batches(step), run.framework.groups.rank()
     for rows in apart:
         batches += rows(step)
-    batches = output.globally(step, batches)
     cost = {"hooks": spent.hooks, "drain": spent.drain} | output.measured(spent)
     scalars = {"probe/overhead": output.overhead}
     return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=cost, outcome=outcome)

@@ -6,7 +6,8 @@ The docstring under a field is what `probe config explain` prints and what docs/
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal
 
@@ -24,9 +25,9 @@ from pydantic import (
 
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import GROUPS, OPS
-from probe.core.settings_alerts import RULE_ARGS, Alert, Rule
+from probe.core.settings_alerts import RULE_ARGS, Alert, Rule, contradictions
 from probe.core.settings_files import read
-from probe.core.settings_problems import ConfigError, problems
+from probe.core.settings_problems import MOST_SHOWN, ConfigError, path_text, problems
 from probe.core.settings_sections import CcDistribution, L2Targets, OnAnomaly, Target
 from probe.core.settings_types import (
     Flag,
@@ -48,6 +49,8 @@ __all__ = ["RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target",
 
 logger = logging.getLogger("probe.settings")
 
+EVERY_OP = (*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN)
+"""All that ops may name."""
 _FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
 _TIME = (
@@ -104,7 +107,10 @@ class Settings(Section):
     """With several ranks that share no file system: whether they tell each other of changes (of the configuration, of
     what on_anomaly orders, of the distance that max_overhead wants) through a store instead of files. The file of the
     first rank then holds for all. true: the store in which PyTorch's processes have met; or host and port of the
-    first rank's own, such as `10.0.0.1:29600`, which MindSpore needs. No rank waits for another."""
+    first rank's own, such as `10.0.0.1:29600`, where that rank listens, and nowhere else; MindSpore needs that. What is
+    sent is signed with the environment variable PROBE_BROADCAST_SECRET, the same on all ranks (`openssl rand -hex 32`,
+    once for each job); what is not is ignored and counted. What ends training (print_struct, cc_log_only) is never
+    sent. No rank waits for another."""
     toggle_on_signal: Flag = False
     """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
     ranks."""
@@ -172,7 +178,8 @@ class Settings(Section):
     the files."""
     global_stats_seconds: Annotated[Number, ranges.Gt(0)] = 15.0
     """With global_stats: how many seconds a rank waits for the others, beside training. If one does not come, whole
-    tensors are no longer collected in this run, and training goes on."""
+    tensors are no longer collected in this run, and training goes on. Until then 32 steps are held back at most; of
+    those before them the rows are written without numbers of the whole. stop() waits as long, training never does."""
     mg_direction: Flag = False
     """Whether the fraction of elements whose gradient and momentum agree in sign is collected (`mg_direction`): one
     number a parameter, which every op repeats."""
@@ -192,7 +199,7 @@ class Settings(Section):
     """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
     writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
     written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
-    ops: tuple[Annotated[Text, Names((*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN))], ...] = ("norm",)
+    ops: tuple[Annotated[Text, Names(EVERY_OP)], ...] = ("norm",)
     """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
     infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
     histogram counts elements by sign and power of two; q05, q25, q50, q75 and q95 are quantiles from it, to a factor of
@@ -212,8 +219,8 @@ class Settings(Section):
     ] = ()
     """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`, between which each
     rank finds the directory that it goes on writing to; a rank that finds none begins a new one. What is there from the
-    run's first step (start_iteration) on is put aside, into a folder `superseded-...` in the directory, as soon as the
-    first step is written."""
+    run's first step (start_iteration, which has to be given) on is put aside, into a folder `superseded-...` in the
+    directory, as soon as the first step is written."""
     squash_name: Flag = True
     """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
     it off where shortened names clash, as in multimodal models."""
@@ -235,7 +242,8 @@ class Settings(Section):
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
     """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
     where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
-    case; `none` neither. Where nothing says what is hidden, nothing is, and a warning says so once."""
+    case; `none` neither. Where nothing says what is hidden, later keys are if there are as many as queries, and a
+    warning says so once."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
@@ -261,25 +269,52 @@ class Settings(Section):
 
 
 def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
-    """The settings in a JSON or YAML file or in a mapping.
+    """The settings in a JSON or YAML file or in a mapping; what they ask for in vain is logged.
 
     Raises:
         ConfigError: with every problem at once.
     """
-    name, values, found = "the given mapping", source, list[str]()
+    settings = _validated(source)
+    name = "the given mapping" if isinstance(source, Mapping) else fspath(source)
+    for warning in in_vain(settings):
+        logger.warning("%s: %s", name, warning)
+    return settings
+
+
+def assigned(settings: Settings, key: str, value: object) -> Settings:
+    """``settings`` with another value of ``key``, checked as a whole; what is in vain now, and was not, is logged.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    changed = _validated({**settings.model_dump(exclude_unset=True), key: value}, f"monitor.{key}")
+    before = set(in_vain(settings))
+    for warning in in_vain(changed):
+        if warning not in before:
+            logger.warning("monitor.%s: %s", key, warning)
+    return changed
+
+
+def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
+    values, found = source, list[str]()
+    lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
     if isinstance(source, str | PathLike):
         name = fspath(source)
-        values, found = read(source)
+        values, found, lines = read(source)
+        lead = lines.lead
     if not isinstance(values, Mapping):
-        raise ConfigError(name, [f"expected the path of a file or a mapping, got {type(source).__name__}"])
+        expected = "expected the path of a file or a mapping"
+        advice = 'give one, such as "monitor_config.json"'
+        raise ConfigError("config_file_path", [f"{expected}, got {type(source).__name__}; {advice}"])
     try:
         settings = Settings.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(name, [*found, *problems(error, Settings)]) from None
+        count = len(found) + error.error_count()
+        found += islice(problems(error, Settings, lead), max(MOST_SHOWN - len(found), 0))
+        raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
+    found += [f"{lead(path)}{path_text(path)}: {sentence}" for path, sentence in contradictions(settings)]
     if found:
-        raise ConfigError(name, found)
-    for warning in in_vain(settings):
-        logger.warning("%s: %s", name, warning)
+        raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
     return settings
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from probe.core.settings_files import YAML_ENDINGS, content, parse, plain_json, text_of
+from probe.core.settings_files import YAML_ENDINGS, content, parse, text_of
+from probe.core.settings_json import braced, plain_json
 from probe.core.settings_problems import ConfigError
 from probe.core.sinks.files import replacing
 
@@ -52,10 +53,10 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
     name, found = str(path), path.resolve()
     raw = content(name)  # once: somebody may be writing
     text = text_of(name, raw)
-    before, _ = parse(name, text)
+    before = parse(name, text).values
     edited = edit(text, changes, path.name.lower().endswith(YAML_ENDINGS))
     try:
-        after, _ = parse(name, edited)
+        after = parse(name, edited).values
     except ConfigError:
         after = {}
     if after != changed(before, changes):
@@ -90,9 +91,12 @@ def _own_as(descriptor: int, found: os.stat_result) -> None:
 
 def edit(text: str, changes: Mapping[str, Any], is_yaml: bool) -> str:
     """``text`` with new values; a key that is missing is put first into its mapping, which is made if need be."""
+    before = behind = 0
+    if not is_yaml:
+        text, before, behind = braced(text)
     for key, value in changes.items():
         text = _put(text, key.split("."), value, is_yaml)
-    return text
+    return text[before : len(text) - behind]
 
 
 def _put(text: str, path: list[str], value: Any, is_yaml: bool) -> str:

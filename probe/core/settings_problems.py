@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
@@ -13,24 +14,43 @@ from pydantic import BaseModel, ValidationError
 from probe.core.settings_types import describe, peel
 
 Path = tuple[int | str, ...]
+_REPR = reprlib.Repr()
+_REPR.maxother = _REPR.maxstring = 100
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_REPR.repr)
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _KEY = "[key]"  # pydantic's last part of the location of a dict's key
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used."""
+MOST_SHOWN = 50
+"""Problems that an error lists."""
+MOST_TEXT = 80
+"""Characters of a value that a problem shows."""
+LONGEST_NAME = 200
+"""Characters of a name for which the nearest other is looked for."""
 
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
-        super().__init__(source, problems)
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used.
+
+    Args:
+        more: number of problems besides those listed.
+    """
+
+    def __init__(self, source: str, problems: Sequence[str], more: int = 0) -> None:
+        super().__init__(source, problems, more)
         self.source = source
-        """The file, or ``configuration`` if it came as a mapping."""
+        """The file, or ``the given mapping``."""
         self.problems = tuple(problems)
-        """One line each, led by the path of a key or by ``file:line:column``."""
+        """One line each, led by the path of a key; of a file, by ``file:line: `` and that path, or by
+        ``file:line:column``."""
+        self.more = more
 
     def __str__(self) -> str:
-        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
+        number = len(self.problems) + self.more
+        count = f"{number} problem{'s' if number > 1 else ''}"
+        rest = (f"and {self.more} more",) if self.more else ()
         advice = "Correct these and start again; `probe config explain KEY` says what a key takes."
-        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, advice))
+        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, *rest, advice))
 
 
 def path_text(path: Path) -> str:
@@ -48,21 +68,34 @@ def path_text(path: Path) -> str:
 
 def nearest(name: object, names: Sequence[str]) -> str | None:
     """The name of ``names`` that a user may have meant, whatever the case."""
+    if len(str(name)) > LONGEST_NAME:
+        return None
     known = {candidate.casefold(): candidate for candidate in names}
     close = get_close_matches(str(name).casefold(), list(known), n=1)
     return known[close[0]] if close else None
 
 
-def problems(error: ValidationError, model: type[BaseModel], at: Path = ()) -> Iterator[str]:
-    """Every problem of ``error``, raised by ``model``, which stands at the path ``at``."""
+def problems(
+    error: ValidationError, model: type[BaseModel], lead: Callable[[Path], str], at: Path = ()
+) -> Iterator[str]:
+    """Every problem of ``error``, raised by ``model``, which stands at the path ``at``.
+
+    Args:
+        lead: gives what a problem's line begins with, by the path of its key.
+    """
     for entry in error.errors(include_url=False):
         context: Mapping[str, Any] = entry.get("ctx", {})
         path = (*at, *entry["loc"])
         if entry["type"] == "inside":
-            yield from problems(context["error"], context["model"], path)
+            yield from problems(context["error"], context["model"], lead, path)
         else:
-            shown = path_text(path[:-1] if path[-1:] == (_KEY,) else path)
-            yield f"{shown}: {_sentence(entry['type'], entry['loc'], entry['input'], context, model)}"
+            path = path[:-1] if path[-1:] == (_KEY,) else path
+            sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model)
+            yield f"{lead(path)}{_clipped(path_text(path))}: {sentence}"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
 
 
 def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -88,12 +121,23 @@ def _hint(name: object, names: Sequence[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """``value`` as JSON writes it, cut to what fits a line."""
+    """``value`` as JSON writes it, cut to what fits a line; no more than that is made of a large one."""
+    text = ""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=repr)
+        for piece in _ENCODER.iterencode(value):
+            text += piece[: MOST_TEXT + 1]
+            if len(text) > MOST_TEXT:
+                break
     except (TypeError, ValueError, RecursionError):  # keys that JSON lacks; a YAML alias inside its own anchor
-        text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        text = _bounded(value)
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+
+
+def _bounded(value: object) -> str:
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return f"a {type(value).__name__}"
 
 
 def _resolve(model: type[BaseModel], loc: Path) -> tuple[Any, Sequence[object]]:

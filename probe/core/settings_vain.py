@@ -30,3 +30,44 @@ def in_vain(settings: Any) -> Iterator[str]:
     if named and not settings.recording_l2_features:
         yield "l2_targets has no effect without recording_l2_features"
     yield from unjudged(settings)
+
+
+def without_effect(settings: Any) -> Iterator[str]:
+    """One sentence for each key that has no effect as the others are, whatever the model and its optimizers."""
+    if settings.print_struct:
+        return  # nothing else is collected
+    yield from _without_rules(settings)
+    yield from _without_switch(settings)
+    if settings.ndigits is not None and "csv" not in settings.formats:
+        yield "ndigits has no effect without the format csv"
+    if settings.step_count_per_record != 1 and {"csv", "parquet"}.isdisjoint(settings.formats):
+        yield "step_count_per_record has no effect without the format csv or parquet"
+
+
+def _without_rules(settings: Any) -> Iterator[str]:
+    if settings.alert.rules:
+        return
+    if settings.history:
+        yield "history writes nothing unless training ends by an exception: alert.rules is empty; name rules"
+    if settings.on_anomaly is not None:
+        yield "on_anomaly has no effect without rules that find something: alert.rules is empty; name rules"
+    if settings.alert.dump:
+        yield "alert.dump has no effect without rules that find something: alert.rules is empty; name rules"
+
+
+def _without_switch(settings: Any) -> Iterator[str]:
+    """Keys that refine what is not switched on."""
+    arm = settings.on_anomaly.arm if settings.on_anomaly is not None else None
+    if settings.monitor_mbs_grad and not (settings.wg_distribution or (arm and arm.wg_distribution)):
+        yield "monitor_mbs_grad has no effect without wg_distribution"
+    if not (settings.xy_distribution or (arm and arm.xy_distribution)):
+        refined = [key for key in ("all_xy", "forward_only", "backward_only") if getattr(settings, key)]
+        placed = next((name for name, target in settings.targets.items() if target.model_fields_set), None)
+        if refined:
+            yield f"{' and '.join(refined)} {'has' if len(refined) == 1 else 'have'} no effect without xy_distribution"
+        if placed is not None:
+            yield f"the element selectors in targets (as of {placed}) have no effect without xy_distribution"
+    collectives = settings.cc_distribution
+    for key in ("cc_codeline", "cc_pre_hook"):
+        if getattr(collectives, key) and not collectives.enable:
+            yield f"cc_distribution.{key} has no effect without cc_distribution.enable"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
+from inspect import Parameter, signature
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
 
@@ -19,6 +19,32 @@ class Attachment(NamedTuple):
     dp_group: Any
     tp_group: Any
     start_iteration: int
+
+
+def documented(
+    model: Any,
+    grad_acc_steps: int,
+    optimizer: Any,
+    dp_group: Any = None,
+    tp_group: Any = None,
+    start_iteration: int = 0,
+) -> None:
+    """``set_monitor`` as it is documented."""
+
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def shown(like: Callable[..., None]) -> Callable[[Function], Function]:
+    """Makes ``help`` and ``inspect.signature`` show of a method the signature of a function, behind ``self``."""
+
+    def show(function: Function) -> Function:
+        own, found = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), signature(like, eval_str=True)
+        parameters = [own, *found.parameters.values()]
+        function.__signature__ = found.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return show
 
 
 def read(*args: Any, **kwargs: Any) -> Attachment:
@@ -57,7 +83,7 @@ def _checked(attachment: Attachment) -> Attachment:
     for name, given in (("model", attachment.model), ("optimizer", attachment.optimizer)):
         if isinstance(given, (list, tuple)) and not given:
             raise ValueError(
-                f"set_monitor: {name}: expected one or a list of them, got an empty {type(given).__name__}"
+                f"set_monitor: {name}: expected one or a list of them, got an empty {type(given).__name__}; {_ADVICE}"
             )
     return attachment._replace(
         grad_acc_steps=_count("grad_acc_steps", attachment.grad_acc_steps, 1),
@@ -100,5 +126,5 @@ def _count(name: str, value: Any, least: int) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        raise ValueError(f"set_monitor: {name}: expected an integer of at least {least}, got {value!r}")
+        raise ValueError(f"set_monitor: {name}: expected an integer of at least {least}, got {value!r}; {_ADVICE}")
     return number

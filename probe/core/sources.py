@@ -13,6 +13,7 @@ from probe.core.directions import momentum_directions
 from probe.core.features.source import features
 from probe.core.framework import Optimizer, Remove, Shard, Tensor
 from probe.core.leaves import leaves
+from probe.core.missing_state import MissingState
 from probe.core.recorder import Recorder
 from probe.core.records import Key
 from probe.core.run import Run
@@ -27,7 +28,8 @@ Source = Callable[[Run], AbstractContextManager[None]]
 def weight_gradients(run: Run) -> Iterator[None]:
     """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
 
-    A parameter without a new gradient in this step gives no row.
+    A parameter without a new gradient in this step gives no row of the first. It gives one of the second if the
+    optimizer gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
     """
     hooks, per_micro_batch = run.framework.hooks, run.settings.monitor_mbs_grad
     touched: set[int] = set()
@@ -82,11 +84,34 @@ def _reduced(
     owned: list[Watched],
     scale: Tensor | None,
 ) -> None:
-    """Records the gradients that ``optimizer`` gets, of parameters whose identities are ``touched``."""
-    gradient, main_grad = run.framework.hooks.gradient, run.main_grad
-    fresh = [(p, gradient(optimizer, p.thing, main_grad)) for p in owned if id(p.thing) in touched]
-    held = [(p.key, each) for p, each in fresh if not (each is None or run.elsewhere(p.thing, each))]
+    """Records the gradients that ``optimizer`` gets. Of buffers that are always there, whatever they hold, only those
+    of parameters whose identities are ``touched``."""
+    gradient, holds, main_grad = run.framework.hooks.gradient, run.framework.hooks.holds, run.main_grad
+
+    def read(parameter: Watched) -> Tensor | Shard | None:
+        if run.trained and id(parameter.thing) not in run.trained:
+            return None
+        if id(parameter.thing) not in touched and not holds(optimizer, parameter.thing, main_grad):
+            return None
+        found = gradient(optimizer, parameter.thing, main_grad)
+        return None if found is None or run.elsewhere(parameter.thing, found) else found
+
+    held = _each(run, "grad_reduced", owned, read)
     into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)
+
+
+def _each(
+    run: Run, signal: str, owned: list[Watched], read: Callable[[Watched], Tensor | Shard | None]
+) -> list[tuple[Key, Tensor | Shard]]:
+    """What ``read`` finds of each parameter, if anything; one parameter's trouble is not the others'."""
+    found: list[tuple[Key, Tensor | Shard]] = []
+    for parameter in owned:
+        try:
+            if (tensor := read(parameter)) is not None:
+                found.append((parameter.key, tensor))
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            run.faults.note(f"{signal} of {parameter.name}", error)
+    return found
 
 
 @contextmanager
@@ -96,7 +121,7 @@ def parameters(run: Run) -> Iterator[None]:
     value = run.framework.hooks.value
 
     def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
-        held = [(p.key, here) for p in owned if (here := value(optimizer, p.thing)) is not None]
+        held = _each(run, signal, owned, lambda parameter: value(optimizer, parameter.thing))
         run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
 
     run.before_update.append(lambda optimizer, owned, _: record("param_origin", optimizer, owned))
@@ -122,6 +147,7 @@ def optimizer_state(run: Run) -> Iterator[None]:
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
 
     run.before_update.append(before)
+    MissingState(run, "mv_distribution", bool, "an optimizer with state tensors")
     yield
 
 
@@ -155,7 +181,7 @@ def micro_batches(run: Run) -> Iterator[None]:
 
 
 def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return lambda function: run.guard(where, function)
+    return partial(run.guard, where)
 
 
 SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {

@@ -70,7 +70,7 @@ def structure(run: Run) -> Iterator[None]:
         for stage, model in run.chunks:
             for full, module in hooks.modules(model):
                 look = looks[f"{stage}:{full}"] = _Look(run, watched(stage, full, full, module), dict.fromkeys(PLACES))
-                guard = lambda f, where=f"module {full!r}": run.guard(where, f)  # noqa: E731
+                guard = partial(run.guard, f"module {full!r}")
                 listen = partial(run.on_forward, compiled_too=True, gradients=True)
                 attached.callback(listen(module, model, look.before, look.after, guard))
         run.step_ended.append(lambda: _write(path, looks, run.faults))

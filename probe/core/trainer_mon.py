@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, overload
 
 from probe.core import signatures
-from probe.core.endings import Endings
+from probe.core.endings import Endings, put_back
 from probe.core.legacy import Legacy
 from probe.core.metrics import gradients_of, values_of
 from probe.core.records import Finding
 from probe.core.run_output import FLUSH_SECONDS
+from probe.core.session import Session
 
 _log = logging.getLogger("probe")
 UNSTEPPED = (
@@ -49,7 +50,32 @@ class Monitor(Legacy):
         super().__init__(config_file_path, process_group, params_have_main_grad, opt_ty, param_have_main_grad)
         self._endings: Endings | None = None
         self._ended_at: int | None = None
+        self._leaving: Session | None = None
+        """Whose hooks are still in place, without effect."""
 
+    @overload
+    def set_monitor(
+        self,
+        model: Any,
+        grad_acc_steps: int,
+        optimizer: Any,
+        dp_group: Any = None,
+        tp_group: Any = None,
+        start_iteration: int = 0,
+    ) -> None: ...
+
+    @overload
+    def set_monitor(
+        self,
+        model: Any,
+        optimizer: Any,
+        grad_acc_steps: int = 1,
+        tp_group: Any = None,
+        dp_group: Any = None,
+        start_iteration: int = 0,
+    ) -> None: ...
+
+    @signatures.shown(signatures.documented)
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attaches to a model and its optimizer.
 
@@ -81,7 +107,12 @@ class Monitor(Legacy):
     # The end.
 
     def stop(self) -> None:
-        """Takes every hook away, writes what is pending and closes the files. Calling it again is harmless."""
+        """Takes every hook away, writes what is pending and closes the files. Calling it again is harmless.
+
+        Called while a backward or an update runs (MindSpore: a forward, too), from a hook, a signal handler or another
+        thread, it leaves hooks that do nothing: they are taken away at the first forward after the next update, or when
+        it is called again.
+        """
         self._end(partial=False)
 
     close = stop
@@ -91,28 +122,58 @@ class Monitor(Legacy):
         if session is None or self._run is None:
             self._stop_listening()
             self.flush()  # a signal may come while the first call still waits for the files
+            put_back()
+            if self._leaving is not None:
+                self._try(self._detach, self._leaving)
             return
         self._ended_at = self._run.clock.step
         if not partial and self._ended_at == self._given.start_iteration:
             _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each, whatever becomes of the others
             if self._output is not None:
-                ending.callback(self._output.close, incident=partial)
+                ending.callback(self._try, self._output.close, partial)
             if self._endings is not None:
-                ending.callback(self._endings.forget)
-            ending.callback(self._say_no_more)
+                ending.callback(self._try, self._endings.forget)
+            ending.callback(self._try, self._say_no_more)
             if self._switch is not None:
-                ending.callback(self._switch.close)
-            ending.callback(self._stop_listening)
-            ending.callback(session.detach)
+                ending.callback(self._try, self._switch.close)
+            ending.callback(self._try, self._stop_listening)
+            ending.callback(self._try, self._detach, session)
             if partial:
-                session.flush_partial()
+                self._try(session.flush_partial)
+
+    def _detach(self, session: Session) -> None:
+        self._leaving = session
+        if session.detach():
+            self._leaving = None
+
+    def _try(self, function: Callable[..., object], *args: object) -> None:
+        """What fails is counted: training goes on, or the process ends for a reason of its own."""
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001
+            self._faults.note("end of the run", error)
 
     def _end_quietly(self, partial: bool) -> None:
-        try:
-            self._end(partial)
-        except Exception as error:  # noqa: BLE001 - training goes on, or the process ends for a reason of its own
-            self._faults.note("end of the run", error)
+        self._try(self._end, partial)
+
+    def __del__(self) -> None:
+        """Ends a run whose model, optimizer and monitor are dropped without ``stop()``; they hold each other alive.
+        Waits for nothing, since it may run anywhere, on the delivery thread, too."""
+        session, output = getattr(self, "_session", None), getattr(self, "_output", None)
+        if session is None or (output is not None and not output.delivery.here):
+            return
+        self._session = None
+        with ExitStack() as ending:
+            if output is not None:
+                ending.callback(self._try, output.let_go)
+            if self._endings is not None:
+                ending.callback(self._try, self._endings.forget)
+            if self._switch is not None:
+                ending.callback(self._try, self._switch.close)
+            ending.callback(self._try, self._say_no_more)
+            ending.callback(self._try, self._stop_listening)
+            ending.callback(self._try, session.detach, True)
 
     def __enter__(self) -> Monitor:
         return self
@@ -151,7 +212,7 @@ class Monitor(Legacy):
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Waits until every finished step is written; False if that took longer than ``timeout`` seconds."""
-        return self._output.delivery.flush(timeout) if self._output is not None else True
+        return self._output.flush(timeout) if self._output is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.

@@ -37,6 +37,12 @@ class Turns:
         """Whether ``optimizer`` had its turn in this step."""
         return id(optimizer) in self._taken
 
+    def hand_over(self, optimizer: Optimizer, successor: Optimizer) -> None:
+        """``successor`` takes the place of ``optimizer``."""
+        old, new = id(optimizer), id(successor)
+        self._first = new if self._first == old else self._first
+        self._expected, self._taken = ({new if x == old else x for x in y} for y in (self._expected, self._taken))
+
     def clear(self) -> None:
         """Another step."""
         self._taken.clear()

@@ -6,6 +6,18 @@ import logging
 
 from probe.core.run import CAPTURED, Run
 
+REMEDIES = {
+    "skip": (
+        "compiled (torch.compile, mindspore.jit), or in evaluation mode? Inside what torch.compile compiles, "
+        'compiled: "record" listens'
+    ),
+    "record": (
+        "compiled by torch.compile and run before set_monitor, or in evaluation mode? Call set_monitor before the "
+        "first forward"
+    ),
+}
+"""What to do, by the setting ``compiled``."""
+
 _log = logging.getLogger("probe")
 
 
@@ -15,9 +27,5 @@ def note_unseen(run: Run, what: str) -> None:
         return  # which says it
     where = f"{what}: steps in which no watched module was seen to run"
     if where not in run.faults.counts:
-        _log.warning(
-            "%s: no watched module was seen to run: compiled (torch.compile, mindspore.jit), or in evaluation mode? "
-            'Inside what torch.compile compiles, compiled: "record" listens',
-            what,
-        )
+        _log.warning("%s: no watched module was seen to run: %s", what, REMEDIES[run.settings.compiled])
     run.faults.lost(where, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from probe.core import older_names, signatures
@@ -15,11 +16,13 @@ from probe.core.moments import columns_for
 from probe.core.recorder import Recorder
 from probe.core.run import Clock, Run
 from probe.core.run_output import Output
-from probe.core.selection import Selection, watched
+from probe.core.selection import Lead, Selection, no_lead, watched
 from probe.core.settings import Settings
 from probe.core.structure import prepare
 
 _log = logging.getLogger("probe")
+MOST_CHILDREN = 8
+"""Modules of a container that a message names."""
 
 
 class Watching:
@@ -50,15 +53,15 @@ class Watching:
             chunks=chunks,
             optimizers=optimizers,
             selection=Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only),
-            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps),
+            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps, self._faults.note),
             faults=self._faults,
             main_grad=self._main_grad,
             clock=Clock(step),
             cost=Cost(self.framework.clock),
-            repeats=self._repeats(given.dp_group),
-            tensor_repeats=self._repeats(given.tp_group),
+            repeats=self._repeats("dp_group", given.dp_group),
+            tensor_repeats=self._repeats("tp_group", given.tp_group),
             directory=self._output.directory if self._output is not None else None,
-            replicas=tuple(self.framework.groups.ranks_of(given.dp_group)) if given.dp_group is not None else (),
+            replicas=tuple(self._ranks("dp_group", given.dp_group)) if given.dp_group is not None else (),
         )
 
     def _check_armed(self, given: signatures.Attachment) -> None:
@@ -66,9 +69,20 @@ class Watching:
         if self.settings.on_anomaly is not None:
             self._new_run(given, given.start_iteration, deeper(self.settings))
 
-    def _repeats(self, group: Any) -> list[tuple[int, ...]]:
+    def _ranks(self, name: str, group: Any) -> list[int]:
+        """The ranks of the group that was given as ``name``.
+
+        Raises:
+            ValueError: if that is no group.
+        """
+        try:
+            return self.framework.groups.ranks_of(group)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; pass the group itself, or None") from None
+
+    def _repeats(self, name: str, group: Any) -> list[tuple[int, ...]]:
         """``group``, if another rank is first in it."""
-        rank, ranks = self.framework.groups.rank(), [] if group is None else self.framework.groups.ranks_of(group)
+        rank, ranks = self.framework.groups.rank(), [] if group is None else self._ranks(name, group)
         return [tuple(ranks)] if rank in ranks and rank != ranks[0] else []
 
     def _takes_part(self) -> bool:
@@ -78,6 +92,10 @@ class Watching:
     def _writes(self) -> bool:
         """Whether this rank has rows to write: the structure of a model is none."""
         return self._takes_part() and not self.settings.print_struct
+
+    def _lead(self) -> Lead:
+        """Gives what a problem of the settings begins with."""
+        return no_lead
 
     def _check_targets(self, run: Run) -> None:
         """A target that names nothing is an error; with several processes another rank may have it. Who asks what
@@ -92,8 +110,40 @@ class Watching:
             for name, module in run.framework.hooks.modules(model):
                 run.selection.places(watched(stage, name, name, module))
         modules = [(stage, name) for stage, model in run.chunks for name, _ in run.framework.hooks.modules(model)]
-        if problems := [*run.selection.check(names), *unknown(run.settings, modules)]:
-            if self.framework.groups.world_size() > 1:
-                _log.warning("not on this rank: %s", "; ".join(problems))
-            else:
-                raise ValueError("\n".join(problems))
+        lead = self._lead()
+        problems = [*run.selection.check(names, lead), *unknown(run.settings, modules, lead)]
+        containers = list(_containers(run, lead)) if run.settings.xy_distribution else []
+        if problems and self.framework.groups.world_size() > 1:
+            _log.warning("not on this rank: %s", "; ".join(problems))
+        elif problems:
+            raise ValueError("\n".join(problems + containers))
+        if containers:
+            raise ValueError("\n".join(containers))
+        if not problems and _names_no_module(run):
+            _log.warning(
+                "xy_distribution has no effect: targets name parameters alone; name the modules, or set all_xy to true"
+            )
+
+
+def _containers(run: Run, lead: Lead) -> Iterator[str]:
+    """One sentence for each target that only holds modules: nothing goes in or out of it."""
+    hooks = run.framework.hooks
+    for stage, model in run.chunks:
+        modules = dict(hooks.modules(model))
+        for name, module in modules.items():
+            if hooks.runs(module) or (target := run.selection.named(stage, name)) is None:
+                continue
+            inside = [other for other in modules if other.rpartition(".")[0] == name and other]
+            listed = ", ".join(inside[:MOST_CHILDREN]) + (", ..." if len(inside) > MOST_CHILDREN else "")
+            expected = f"expected a module that is called, got a {type(module).__name__}, which only holds modules"
+            advice = f"name those: {listed}; or switch xy_distribution off to watch the parameters in it alone"
+            yield f"{lead(('targets', target))}targets.{target}: {expected}; {advice}"
+
+
+def _names_no_module(run: Run) -> bool:
+    """Whether activations are asked for, and targets name parameters only."""
+    settings = run.settings
+    if not settings.xy_distribution or not settings.targets or (settings.forward_only and settings.backward_only):
+        return False
+    modules = ((stage, *named) for stage, model in run.chunks for named in run.framework.hooks.modules(model))
+    return not any(run.selection.places(watched(stage, name, name, module)) for stage, name, module in modules)

@@ -7,9 +7,19 @@ import mindspore
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 from probe.mindspore import array_ops, collectives, groups, hooks, parallel, tensors
+from probe.mindspore.optimizers.every import on_every_step
 
 ADAPTER = FrameworkAdapter(
-    "mindspore", str(mindspore.__version__), tensors, hooks, groups, {}, collectives, parallel, array_ops
+    "mindspore",
+    str(mindspore.__version__),
+    tensors,
+    hooks,
+    groups,
+    {},
+    collectives,
+    parallel,
+    array_ops,
+    on_every_step=on_every_step,
 )
 
 

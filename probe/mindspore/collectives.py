@@ -116,7 +116,7 @@ def _listening(function: Any, direction: Direction) -> Any:
 
     @functools.wraps(function)
     def transfer(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "depth", 0) or not any(listener.listening for listener in _listeners):
+        if getattr(_inside, "depth", 0) or not _heard():
             return function(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
@@ -135,6 +135,14 @@ def _listening(function: Any, direction: Direction) -> Any:
         return results
 
     return transfer
+
+
+def _heard() -> bool:
+    try:
+        return any(listener.listening for listener in _listeners)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        _failed(error)
+        return False
 
 
 def _begin(name: str, direction: Direction, bound: inspect.BoundArguments, told: Told, outputs: list[Any]) -> None:
@@ -192,8 +200,12 @@ def _guarded(function: Callable[[], None]) -> None:
     except Deferred as deferred:
         raise deferred.error from None
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        for listener in list(_listeners):
-            listener.failed("collective", error)
+        _failed(error)
+
+
+def _failed(error: Exception) -> None:
+    for listener in list(_listeners):
+        listener.failed("collective", error)
 
 
 # Completion.

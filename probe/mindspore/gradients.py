@@ -6,9 +6,11 @@ where the sum is used: by a ``DistributedGradReducer``, or else by the optimizer
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from mindspore import nn
 
@@ -28,12 +30,21 @@ class _Sum:
         self.backwards = 0
 
 
-_sums: dict[int, list[_Sum]] = {}
-"""By the identity of their parameter, which the optimizer and the model keep alive."""
+_sums: dict[int, WeakSet[_Sum]] = {}
+"""By the identity of their parameter, which the optimizer and the model keep alive. What takes their hooks away keeps
+them."""
 _given: dict[int, Any] = {}
 """What the optimizer that is about to step was given, by the identity of the parameter."""
-_owners: list[tuple[Callable[[], Sequence[Any]], StepListener]] = []
-"""What the optimizers that are listened to update, and who listens."""
+
+
+class _Owner:
+    """What an optimizer that is listened to updates, and who listens."""
+
+    def __init__(self, owned: Callable[[], Sequence[Any]], listener: StepListener) -> None:
+        self.owned, self.listener = owned, listener
+
+
+_owners: WeakSet[_Owner] = WeakSet()
 _restore: list[Remove] = []
 """What takes the listener off the class of reducers, while there is one."""
 
@@ -47,30 +58,56 @@ def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: A
     return getattr(parameter, "grad", None) if held is None else held
 
 
+def holds(optimizer: Any, parameter: Any, main_grad: bool) -> bool:
+    """Whether ``optimizer`` was given a gradient, or finds one in ``grad``."""
+    return gradient(optimizer, parameter, main_grad) is not None
+
+
 def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG001
     """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum so far: that of several
     backwards is None until a reducer or the optimizer gets it."""
     if own:
-        remove_own: Remove = parameter.register_hook(surfacing(guard(listen))).remove
-        return remove_own
+        return _hook(parameter, guard(listen))
     entry = _Sum(guard(listen))
 
     def hear(value: Any) -> None:
         entry.backwards += 1
         listen(value if entry.backwards == 1 else None)
 
-    handle = parameter.register_hook(surfacing(guard(hear)))
-    _sums.setdefault(id(parameter), []).append(entry)
+    unhook, identity = _hook(parameter, guard(hear)), id(parameter)
+    _sums.setdefault(identity, WeakSet()).add(entry)
+
+    def remove() -> None:
+        unhook()
+        entries = _sums.get(identity, WeakSet())
+        entries.discard(entry)
+        if not entries:
+            _sums.pop(identity, None)
+
+    return remove
+
+
+def _hook(parameter: Any, hook: Callable[..., None]) -> Remove:
+    """Places ``hook`` on a gradient. MindSpore holds what it is given where no garbage collection looks (2.10), and the
+    parameter itself for longer than the model, so it is given a function that keeps nothing alive."""
+    known = weakref.ref(hook)
+
+    def call(*args: Any) -> None:
+        if (found := known()) is not None:
+            found(*args)
+
+    handle = parameter.register_hook(surfacing(call))
 
     def remove() -> None:
         handle.remove()
-        entries = _sums.get(id(parameter), [])
-        if entry in entries:
-            entries.remove(entry)
-            if not entries:
-                del _sums[id(parameter)]
+        nonlocal hook
+        hook = _nothing
 
     return remove
+
+
+def _nothing(*_: Any) -> None:
+    """What is left of a hook that was taken away."""
 
 
 @contextmanager
@@ -108,15 +145,15 @@ def reducers_of(owned: Callable[[], Sequence[Any]], listener: StepListener) -> I
     Reducers are made by the user and known to neither model nor optimizer: so their class is listened to, as long as
     anybody asks.
     """
-    if not _owners:
+    if not _restore:
         _restore[:] = [_listen_to_reducers()]
-    owner = owned, listener
-    _owners.append(owner)
+    owner = _Owner(owned, listener)
+    _owners.add(owner)
     try:
         yield
     finally:
-        _owners.remove(owner)
-        if not _owners:
+        _owners.discard(owner)
+        while _restore and not _owners:
             _restore.pop()()
 
 
@@ -131,12 +168,13 @@ def _listen_to_reducers() -> Remove:
 
 
 def _reducing(grads: Any) -> None:
-    for owned, listener in list(_owners):
+    for owner in list(_owners):
+        listener = owner.listener
         if not listener.sampled:
             continue
         try:
             values = list(grads) if isinstance(grads, (tuple, list)) else [grads]
-            parameters = owned()
+            parameters = owner.owned()
             if [tuple(p.shape) for p in parameters] == [tuple(getattr(value, "shape", ())) for value in values]:
                 _tell_sums(list(zip(parameters, values, strict=True)))
                 return

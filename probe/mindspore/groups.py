@@ -7,6 +7,8 @@ from typing import Any
 
 from mindspore import communication
 
+from probe.mindspore.collective_functions import WORLD
+
 
 def _ready() -> bool:
     return bool(communication.GlobalComm.INITED)
@@ -23,8 +25,17 @@ def world_size() -> int:
 
 
 def ranks_of(group: Any) -> list[int]:
-    """Global ranks of ``group``, which MindSpore knows by name; this rank alone if there is none."""
-    if group is None or not _ready():
+    """Global ranks of ``group``, which MindSpore knows by name; this rank alone if there is none.
+
+    Raises:
+        ValueError: if no communication group is called so.
+    """
+    if group is None or (group in WORLD and not _ready()):
         return [rank()]
-    members = range(communication.get_group_size(group))
-    return [int(communication.get_world_rank_from_group_rank(group, member)) for member in members]
+    try:
+        if isinstance(group, str) and _ready():
+            members = range(communication.get_group_size(group))
+            return [int(communication.get_world_rank_from_group_rank(group, member)) for member in members]
+    except (ValueError, RuntimeError):  # of no group
+        pass
+    raise ValueError(f"expected the name of a group that mindspore.communication.create_group has made, got {group!r}")

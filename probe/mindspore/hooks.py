@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from probe.core.framework import Listen, Remove
+from probe.core.frames import running
+from probe.core.framework import Guard, Listen, Remove
 from probe.core.leaves import leaves
 from probe.mindspore import engine, listeners, tensors
 from probe.mindspore.engine import backward_id, differentiates, feeds
-from probe.mindspore.gradients import gradient, on_gradient
+from probe.mindspore.gradients import gradient, holds, on_gradient
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
 from probe.mindspore.optimizers import adam, known, on_step, owned, state, state_names
 from probe.mindspore.scaling import held_scale, loss_scale
@@ -21,6 +23,7 @@ from probe.mindspore.scaling import held_scale, loss_scale
 __all__ = [
     "adam",
     "at_next_forward",
+    "at_work",
     "backward_id",
     "check_model",
     "check_optimizer",
@@ -29,6 +32,7 @@ __all__ = [
     "forward_kind",
     "gradient",
     "held_scale",
+    "holds",
     "loss_scale",
     "modules",
     "on_forward",
@@ -39,6 +43,7 @@ __all__ = [
     "owned",
     "parameters",
     "recomputed_by",
+    "runs",
     "state",
     "state_names",
     "trainable",
@@ -46,6 +51,9 @@ __all__ = [
     "watch_inputs",
 ]
 
+EMPTY = (nn.Cell.construct, nn.CellList.construct, nn.CellDict.construct)
+"""What only raises."""
+_log = logging.getLogger("probe")
 RECOMPUTING = ("_RecomputeCell", "_WrapCell")
 """Cells that ``Cell.recompute`` makes, which older versions list among the user's."""
 
@@ -73,7 +81,9 @@ def check_model(model: Any, settings: Any) -> None:
             "not hold between micro batches; true gives each micro batch's own gradient, false the sum of the step"
         )
     if not isinstance(model, nn.Cell) and not adapted(model):
-        raise ValueError(f"set_monitor: model: expected a mindspore.nn.Cell or a list of them, got {type(model)}")
+        raise ValueError(
+            f"set_monitor: model: expected a mindspore.nn.Cell or a list of them, got {type(model)}; pass the model"
+        )
     if settings.xy_distribution and (compiled := _compiled(model)):
         raise ValueError(
             f"set_monitor: cell {compiled[0]!r} is compiled by mindspore.jit, so that hooks on the cells inside would "
@@ -91,7 +101,7 @@ def check_optimizer(optimizer: Any) -> None:
     if not known(optimizer):
         raise ValueError(
             "set_monitor: optimizer: expected a mindspore.nn.Optimizer, a mindspore.experimental.optim.Optimizer "
-            f"or an object with step() and param_groups, got {type(optimizer)}"
+            f"or an object with step() and param_groups, got {type(optimizer)}; pass the optimizer that trains"
         )
 
 
@@ -120,6 +130,11 @@ def modules(model: Any) -> Iterator[tuple[str, Any]]:
     yield from ((name, cell) for name, cell in found if type(cell).__name__ not in RECOMPUTING)
 
 
+def runs(module: Any) -> bool:
+    """Whether a cell constructs anything; a ``CellList`` does not."""
+    return getattr(type(module), "construct", None) not in EMPTY or "construct" in vars(module)
+
+
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter once, by the path of attributes that leads to it."""
     yield from model.named_parameters() if adapted(model) else model.parameters_and_names()
@@ -146,8 +161,9 @@ def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
     index = tensor._output_index
 
     def hear(gradients: tuple[Any, ...]) -> None:
-        if gradients[index] is not None:
-            listen(gradients[index])
+        for number, value in enumerate(gradients):
+            if number == index and value is not None:
+                listen(value)
 
     # not Tensor.register_hook: what mindspore.jit compiles takes hooks of the tensors that it is given into its graph
     node.register_prehook(listeners.surfacing(hear))
@@ -165,34 +181,43 @@ def on_forward(
     module: Any,
     before: Callable[..., None],
     after: Callable[..., None],
+    guard: Guard,
     *,
     inside: Callable[[], bool] | None = None,  # noqa: ARG001
     gradients: bool = False,  # noqa: ARG001
 ) -> Remove:
     """Listens to forwards that are not compiled."""
-    placed = ExitStack()
-    placed.callback(listeners.before(module, before))
-    placed.callback(listeners.after(module, after))
-    return placed.close
+    with ExitStack() as placed:
+        placed.callback(listeners.before(module, guard(before)))
+        placed.callback(listeners.after(module, guard(after)))
+        return placed.pop_all().close
 
 
 def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
-    """Calls ``function`` in the backward of the next forward of ``model``: there no hook of a cell is running, and a
-    hook can be taken away only then."""
-    called = False
-
-    def once(_: Any) -> None:
-        nonlocal called
-        if not called:
-            called = True
-            function()
+    """Calls ``function`` in the backward of each forward of ``model``: there no hook of a cell is running, and a hook
+    can be taken away only then."""
 
     def ended(outputs: Any) -> None:
-        for value in leaves(outputs):
-            if tensors.is_tensor(value) and differentiates():
-                on_tensor_gradient(value, once)
+        calls = [function]
+
+        def once(_: Any) -> None:
+            if calls:
+                calls.pop()()
+
+        try:
+            for value in leaves(outputs):
+                if tensors.is_tensor(value) and differentiates():
+                    on_tensor_gradient(value, once)
+        except Exception:  # noqa: BLE001 - nothing of ours may raise into training
+            _log.debug("outputs that cannot be looked into: hooks stay until the process ends", exc_info=True)
 
     return listeners.after(model, ended)
+
+
+def at_work() -> bool:
+    """Whether a backward runs, or a cell goes through its hooks: it does so as they are (2.10), and raises if one is
+    taken away."""
+    return backward_id() != -1 or any(frame.f_code.co_name in listeners.ITERATING for frame in running())
 
 
 def recomputed_by() -> int | None:

@@ -63,7 +63,7 @@ def on_input_gradients(inputs: Inputs, outputs: Sequence[Any], listeners: Sequen
     for edge, uses in places.items():
         total = EdgeSum(len(uses), wanted[edge], guard, add=operator.add, at_end=at_end_of_backward)
         for node, index in uses:
-            node.register_hook(_taking(index, surfacing(guard(total.add))))
+            node.register_hook(surfacing(guard(_taking(index, total.add))))
     for tensor in outputs:
         if tensor._grad_node is not None and (own := edge_of(tensor)) in wanted and own not in places:
             for listen in wanted[own]:  # handed through as it is, without a node of its own

@@ -17,7 +17,7 @@ from probe.core.frames import callers
 from probe.core.framework import Remove
 from probe.mindspore.tensors import Deferred
 
-_ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
+ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
 """Methods of a cell that go through its hooks."""
 
 
@@ -110,7 +110,7 @@ def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remo
 
 
 def _runs_hooks_of(cell: Any) -> bool:
-    return any(f.f_code.co_name in _ITERATING and f.f_locals.get("self") is cell for f in callers())
+    return any(f.f_code.co_name in ITERATING and f.f_locals.get("self") is cell for f in callers())
 
 
 def _nothing(*_: Any) -> None:

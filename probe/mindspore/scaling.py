@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from mindspore import Tensor, dtype
 
-_listened: list[Any] = []
+_listened: WeakSet[Any] = WeakSet()
 """The optimizers that are listened to."""
 
 
 @contextmanager
 def listened(optimizer: Any) -> Iterator[None]:
     """While ``optimizer`` is listened to, its scale is that of the losses."""
-    _listened.append(optimizer)
+    _listened.add(optimizer)
     try:
         yield
     finally:
-        _listened[:] = [each for each in _listened if each is not optimizer]
+        _listened.discard(optimizer)
 
 
 def held_scale(optimizer: Any) -> Tensor | None:

@@ -26,18 +26,6 @@ HELD_ELEMENTS = array_moments.SMALL
 ROW = 511
 """Eight-byte words of one sum of :func:`checksum`. Odd: negating all elements of a row then changes its sum."""
 
-_READABLE = frozenset(
-    getattr(mindspore, name)
-    for name in (
-        *("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-    )
-)
-_DEVICE_ONLY = frozenset(
-    getattr(mindspore, name) for name in ("float8_e4m3fn", "float8_e5m2", "hifloat8") if hasattr(mindspore, name)
-)
-"""Dtypes that NumPy lacks, and that the CPU backend cannot convert."""
-
 
 class Deferred(BaseException):
     """An operator of the training failed earlier: MindSpore tells whoever next asks a tensor for anything, maybe once.
@@ -51,12 +39,9 @@ class Deferred(BaseException):
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a tensor whose elements exist and are numbers. Sparse tensors, and parameters that wait for
-    their initialiser, are none."""
-    if not isinstance(value, mindspore.Tensor) or _ask(value, "has_init"):
-        return False
-    dtype = _ask(value, "dtype")
-    return dtype in _READABLE or (dtype in _DEVICE_ONLY and not _on_host(value))
+    """Whether ``value`` is a tensor whose elements exist. Sparse tensors, and parameters that wait for their
+    initialiser, are none."""
+    return isinstance(value, mindspore.Tensor) and not _ask(value, "has_init") and _ask(value, "dtype") is not None
 
 
 def describe(tensor: Any) -> tuple[tuple[int, ...], object, None]:
@@ -69,11 +54,14 @@ def read(tensor: Any) -> npt.NDArray[Any]:
 
     Raises:
         Deferred: if what computes the tensor, or something before it, has failed.
+        TypeError: if NumPy has no such numbers, as of float8.
     """
     try:
         array: npt.NDArray[Any] = tensor.asnumpy()
     except Exception as error:
         raise Deferred(error) from error
+    if array.dtype.names is not None or array.dtype.kind in "SUO":
+        raise TypeError(f"elements of {_ask(tensor, 'dtype')} cannot be read in host memory: NumPy has no such numbers")
     return array
 
 

@@ -7,6 +7,7 @@ import torch
 from probe.core.framework import FrameworkAdapter
 from probe.core.trainer_mon import Monitor
 from probe.pytorch import array_ops, collectives, compiled, device_clock, groups, hooks, parallel, tensors
+from probe.pytorch.optimizers.every import on_every_step
 
 ADAPTER = FrameworkAdapter(
     "pytorch",
@@ -19,8 +20,9 @@ ADAPTER = FrameworkAdapter(
     parallel,
     array_ops,
     compiled.prepare,
-    torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False,
+    device_clock.capturing if torch.backends.cuda.is_built() else lambda: False,
     device_clock if torch.backends.cuda.is_built() else None,
+    on_every_step,
 )
 
 

@@ -16,18 +16,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from probe.core.frames import callers
-from probe.core.framework import Listen, Remove
+from probe.core.framework import Guard, Listen, Remove
 from probe.core.leaves import DEPTH
 from probe.pytorch.forms import left_out, read, written
 from probe.pytorch.wrappers.placing import Own
 
-Listeners = tuple[Callable[..., None], Callable[..., None], Callable[[], bool]]
-"""Before and after a forward, and whether they want to be called."""
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
@@ -80,7 +79,8 @@ class _Running(threading.local):
 
 
 _running = _Running()
-_listeners: dict[int, Listeners] = {}
+_listeners: WeakValueDictionary[int, Callable[..., None]] = WeakValueDictionary()
+"""What is called by the graph, by the number of the place; what takes its hooks away keeps it alive."""
 _waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
 _preparing: list[object] = []
 _before = True
@@ -143,6 +143,7 @@ def on_forward(
     module: torch.nn.Module,
     before: Callable[..., None],
     after: Callable[..., None],
+    guard: Guard,
     wanted: Callable[[], bool],
     gradients: bool,
 ) -> Remove:
@@ -150,11 +151,11 @@ def on_forward(
     outputs."""
     number = next(_places)
     place = torch.tensor(number, dtype=torch.int64, device="cpu")
-    _listeners[number] = (before, after, wanted)
     gradients = gradients and GRADIENTS
-    began, ended = torch.compiler.disable(before), torch.compiler.disable(after)
+    began, ended = torch.compiler.disable(guard(before)), torch.compiler.disable(guard(after))
 
-    def enter(_: torch.nn.Module, args: Any, kwargs: Any, place: torch.Tensor = place) -> None:
+    def enter(_: torch.nn.Module, args: Any, kwargs: Any = None, place: torch.Tensor = place) -> None:
+        kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
             began(args, kwargs)
         elif torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
@@ -169,11 +170,12 @@ def on_forward(
     _evaluate_while_tracing()
     for hook in (enter, leave):
         _never_alone(hook)
-    placed = ExitStack()
-    placed.callback(_listeners.pop, number, None)
-    placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
-    placed.callback(module.register_forward_hook(Own(leave)).remove)
-    return placed.close
+    with ExitStack() as placed:
+        _listeners[number] = listener = guard(functools.partial(_tell, before, after, wanted))
+        placed.callback(lambda _: _listeners.pop(number, None), listener)
+        placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
+        placed.callback(module.register_forward_hook(Own(leave)).remove)
+        return placed.pop_all().close
 
 
 @functools.cache
@@ -231,16 +233,31 @@ def _heard(
 ) -> None:
     """Calls the listeners as an eager hook would."""
     number = int(place)
-    if (listeners := _listeners.get(number)) is None or not listeners[2]():
+    if (listener := _listeners.get(number)) is not None:
+        listener(tensors, (number, site), form, needing, ended, differentiates)
+
+
+def _tell(
+    before: Callable[..., None],
+    after: Callable[..., None],
+    wanted: Callable[[], bool],
+    tensors: list[torch.Tensor],
+    key: tuple[int, int],
+    form: str,
+    needing: str,
+    ended: bool,
+    differentiates: bool,
+) -> None:
+    if not wanted():
         return
     own = [tensor.detach() for tensor in tensors]  # the graph may use the same object for something else
     values = read(form, own)
-    outside, _running.call = _running.call, Call((number, site), own, needing, differentiates)
+    outside, _running.call = _running.call, Call(key, own, needing, differentiates)
     try:
         if ended:
-            listeners[1](values)
+            after(values)
         else:
-            listeners[0](*values)
+            before(*values)
     finally:
         _running.call = outside
 

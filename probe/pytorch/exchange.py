@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 POLL_SECONDS = 0.02
 """Between looks for the other ranks. Waiting in the store itself would lock it for the training thread."""
+
+BLAME_SECONDS = 1.0
+"""In which a rank that took part in an exchange which failed says so."""
 
 
 class GlooExchange:
@@ -27,23 +30,48 @@ class GlooExchange:
 
     def __init__(self, store: Any, ranks: Sequence[int], seconds: float, heard: Sequence[bytes]) -> None:
         self.heard = heard
-        self._size = len(ranks)
-        own = list(ranks).index(dist.get_rank())
+        self._store, self._ranks, self._own = store, tuple(ranks), dist.get_rank()
         gloo: Any = dist.ProcessGroupGloo  # torch annotates few of its methods
-        self._group = gloo(store, own, self._size, timedelta(seconds=seconds))
+        own = self._ranks.index(self._own)
+        self._group = gloo(PrefixStore("group", store), own, len(ranks), timedelta(seconds=seconds))
 
     def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """What all ranks give, a row each."""
+        """What all ranks give, a row each.
+
+        Raises:
+            TimeoutError: if one of them did not come, naming it.
+        """
         if self._group is None:
             raise RuntimeError("the exchange is closed")
         own = torch.from_numpy(payload)
-        theirs = [torch.empty_like(own) for _ in range(self._size)]
-        self._group.allgather([theirs], [own]).wait()
+        theirs = [torch.empty_like(own) for _ in self._ranks]
+        try:
+            self._group.allgather([theirs], [own]).wait()
+        except Exception as error:
+            raise TimeoutError(f"of ranks {list(self._ranks)}, {self._blamed()}") from error
         return np.stack([tensor.numpy() for tensor in theirs])
 
     def close(self) -> None:
-        """Leaves the group; the others then fail at once instead of waiting."""
-        self._group = None
+        """Leaves the group; the others then fail at once instead of waiting, and know why."""
+        if self._group is not None:
+            self._group = None
+            with suppress(Exception):  # whoever kept the store may be gone
+                self._store.set(f"left {self._own}", "")
+
+    def _blamed(self) -> str:
+        """Why an exchange failed. Each rank that was there writes so into the store: who has not is who is missing."""
+        try:
+            self._store.set(f"came {self._own}", "")
+            absent, end = [rank for rank in self._ranks if rank != self._own], time.monotonic() + BLAME_SECONDS
+            while absent := [rank for rank in absent if not self._store.check([f"came {rank}"])]:
+                if left := [rank for rank in absent if self._store.check([f"left {rank}"])]:
+                    return f"{left} have left the exchange"
+                if time.monotonic() > end:
+                    return f"{absent} did not come"
+                time.sleep(POLL_SECONDS)
+        except Exception:  # noqa: BLE001 - the store is gone with the rank that kept it
+            return "one did not come: the store that would name it is gone"
+        return "none is missing: the connection between them broke"
 
 
 def has_store() -> bool:
@@ -51,25 +79,38 @@ def has_store() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def store(where: str, address: tuple[str, int] | None, serves: bool) -> Any:
-    """The part called ``where`` of the store in which processes have met, or of the one at ``address``.
+class JobStore:
+    """A part of the store in which processes have met. Whoever can connect to that store can write into it: what is
+    read here proves nothing by itself."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def claim(self, key: str, value: bytes) -> bytes:
+        """Keeps ``value`` under ``key`` unless something is there; what is there then."""
+        return bytes(self._part.compare_set(key, "", value.decode()))
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept, or None."""
+        return bytes(self._part.get(key)) if self._part.check([key]) else None
+
+    def close(self) -> None:
+        """The connection ends with the last reference."""
+
+
+def store(where: str) -> JobStore:
+    """The part called ``where`` of the store in which processes have met.
 
     Raises:
         RuntimeError: if there is none.
     """
-    return _part_of_job(where) if address is None else PrefixStore(f"probe/{where}", _at(*address, serves))
+    return JobStore(_part_of_job(where))
 
 
 def _part_of_job(where: str) -> Any:
     default: Any = dist.distributed_c10d._get_default_store()
     # A client of its own where torch can make one: what waits in a client keeps training from using it.
     return PrefixStore(f"probe/{where}", default.clone() if hasattr(default, "clone") else default)
-
-
-@cache
-def _at(host: str, port: int, serves: bool) -> Any:
-    """Kept until the process ends: another monitor may use it, on this rank or on others."""
-    return TCPStore(host, port, is_master=serves, wait_for_workers=False)
 
 
 def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> GlooExchange:
@@ -87,4 +128,4 @@ def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> GlooE
             raise TimeoutError(f"of ranks {list(ranks)}, {missing} did not come within {seconds:g} s")
         time.sleep(POLL_SECONDS)
     heard = [bytes(store.get(f"rank {rank}")) for rank in ranks]
-    return GlooExchange(PrefixStore("group", store), ranks, seconds, heard)
+    return GlooExchange(store, ranks, seconds, heard)

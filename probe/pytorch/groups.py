@@ -28,9 +28,12 @@ def ranks_of(group: Any) -> list[int]:
     Raises:
         ValueError: if ``group`` is no process group.
     """
-    if group is None or not _ready() or group == dist.GroupMember.NON_GROUP_MEMBER:
+    known = dist.is_available()
+    if group is None or (known and group == dist.GroupMember.NON_GROUP_MEMBER):
         return [rank()]
     try:
-        return list(dist.get_process_group_ranks(group))
-    except (KeyError, TypeError):
-        raise ValueError(f"dp_group, tp_group, process_group: expected a process group, got {group!r}") from None
+        if known and isinstance(group, dist.ProcessGroup):
+            return list(dist.get_process_group_ranks(group)) if _ready() else [rank()]
+    except KeyError:  # of a group that was destroyed
+        pass
+    raise ValueError(f"expected a process group, such as torch.distributed.new_group() makes, got {group!r}")

@@ -6,26 +6,29 @@ outputs come from tensor hooks armed in the forward, those of inputs from the gr
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from types import CodeType
 from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.frames import callers
+from probe.core.frames import callers, running
 from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch import compiled, wrappers
-from probe.pytorch.input_gradients import edge_of, on_input_gradients, watch_inputs
-from probe.pytorch.optimizers import adam, check, gradient, native, on_step, owned, state, state_names, value
+from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs
+from probe.pytorch.optimizers import adam, check, gradient, holds, native, on_step, owned, state, state_names, value
 from probe.pytorch.optimizers.scaling import held_scale, loss_scale
 from probe.pytorch.wrappers import names, pipelining
 from probe.pytorch.wrappers.names import modules
-from probe.pytorch.wrappers.placing import Own, removing
+from probe.pytorch.wrappers.placing import Own, on_accumulated, on_own
 
 __all__ = [
     "adam",
     "at_next_forward",
+    "at_work",
     "backward_id",
     "check_model",
     "check_optimizer",
@@ -34,6 +37,7 @@ __all__ = [
     "forward_kind",
     "gradient",
     "held_scale",
+    "holds",
     "loss_scale",
     "modules",
     "on_forward",
@@ -44,6 +48,7 @@ __all__ = [
     "owned",
     "parameters",
     "recomputed_by",
+    "runs",
     "state",
     "state_names",
     "trainable",
@@ -51,7 +56,8 @@ __all__ = [
     "watch_inputs",
 ]
 
-is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # torch 2.1 and 2.2 have none
+is_compiling = torch.compiler.is_compiling
+_BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
 level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 """Of the transformations of ``torch.func`` (``vmap``, ``grad``, ...) at work; their tensors have no numbers."""
 
@@ -62,6 +68,11 @@ def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
     stand_ins = wrappers.stand_ins(model)
     for name, parameter in names.parameters(model):
         yield name, stand_ins.get(id(parameter), parameter)
+
+
+def runs(module: torch.nn.Module) -> bool:
+    """Whether ``module`` has a forward; a ``ModuleList`` has none."""
+    return getattr(type(module), "forward", None) is not torch.nn.Module.forward or "forward" in vars(module)
 
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
@@ -76,13 +87,16 @@ def check_model(model: Any, settings: Any) -> None:
         ValueError: saying what was expected, what came and what to do.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}")
+        raise ValueError(
+            f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}; pass the model"
+        )
     if settings.compiled == "record":
         compiled.check()
     elif settings.xy_distribution and (names := _compiled(model)):
         raise ValueError(
-            f"set_monitor: module {names[0]!r} is compiled, so that hooks placed now would not run in it; "
-            "attach the monitor first, then call torch.compile"
+            f"set_monitor: module {names[0]!r} is compiled by torch.compile, and hooks do not run inside; to record "
+            'what runs there, set "compiled": "record" in the configuration, and call set_monitor before the first '
+            "forward; without activations (xy_distribution: false) the model can be watched as it is"
         )
     wrappers.check(model)
 
@@ -94,7 +108,9 @@ def check_optimizer(optimizer: Any) -> None:
         ValueError: saying what was expected and what came.
     """
     if not callable(getattr(optimizer, "step", None)):
-        raise ValueError(f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}")
+        raise ValueError(
+            f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}; pass the one that trains"
+        )
     check(optimizer)
 
 
@@ -125,15 +141,14 @@ def on_gradient(
     if (home := wrappers.home(parameter)) is not None:
         return home.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
     if own:
-        return removing(parameter.register_hook(guard(listen)), parameter, "_backward_hooks")
+        return on_own(parameter, guard(listen))
 
     def accumulated(held: torch.nn.Parameter) -> None:
         total = native.held(held, main_grad)
         if total is not None:
             listen(total)
 
-    handle = parameter.register_post_accumulate_grad_hook(guard(accumulated))
-    return removing(handle, parameter, "_post_accumulate_grad_hooks")
+    return on_accumulated(parameter, guard(accumulated))
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
@@ -142,13 +157,14 @@ def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
     if (call := compiled.running()) is not None:
         call.expect(tensor, listen)
     elif tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
-        tensor.register_hook(listen)
+        tensor.register_hook(some(listen))
 
 
 def on_forward(
     module: torch.nn.Module,
     before: Callable[..., None],
     after: Callable[..., None],
+    guard: Guard,
     *,
     inside: Callable[[], bool] | None = None,
     gradients: bool = False,
@@ -156,33 +172,43 @@ def on_forward(
     """Listens to forwards.
 
     While ``torch.compile`` traces, the hooks are nothing, unless there is ``inside``: traced as they are, they would
-    break the graph in pieces, or raise where it must be one.
+    break the graph in pieces, or raise where it must be one. One that is taken away while a forward goes through the
+    module's hooks is still called in it, then without keyword arguments (torch 2.13).
     """
     if inside is not None:
-        return compiled.on_forward(module, before, after, inside, gradients)
+        return compiled.on_forward(module, before, after, guard, inside, gradients)
 
-    def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling():
-            before(args, kwargs)
+    def enter(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        before(args, kwargs or {})
 
     def leave(_: torch.nn.Module, __: tuple[Any, ...], outputs: Any) -> None:
-        if not is_compiling():
-            after(outputs)
+        after(outputs)
 
-    placed = ExitStack()
-    placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
-    placed.callback(module.register_forward_hook(Own(leave)).remove)
-    return placed.close
+    with ExitStack() as placed:
+        pre_hook = Own(guard(enter, is_compiling))
+        placed.callback(module.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
+        placed.callback(module.register_forward_hook(Own(guard(leave, is_compiling))).remove)
+        return placed.pop_all().close
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
-    """Calls ``function`` when ``model`` begins its next forward, where hooks may be taken away."""
+    """Calls ``function`` whenever ``model`` begins a forward, where hooks may be taken away."""
 
     def enter(*_: Any) -> None:
         if not is_compiling():
             function()
 
     return model.register_forward_pre_hook(Own(enter)).remove
+
+
+def at_work() -> bool:
+    """Whether a backward or an optimizer's update runs: torch goes through the hooks of an optimizer as they are, and
+    through those of parameters in C++ (2.13). Those of modules it copies first."""
+    return backward_id() != -1 or any(_goes_through_hooks(frame.f_code) for frame in running())
+
+
+def _goes_through_hooks(code: CodeType) -> bool:
+    return code in _BACKWARD or (code.co_name == "wrapper" and "profile_name" in code.co_varnames)
 
 
 def forward_kind(root: torch.nn.Module) -> str | None:

@@ -69,7 +69,18 @@ def on_input_gradients(
     for tensor in outputs:  # what is handed through unchanged has no node of its own
         if tensor.requires_grad and (own := edge_of(tensor)) in targets and own not in consumers:
             for listen in targets[own]:
-                tensor.register_hook(guard(listen))
+                tensor.register_hook(some(guard(listen)))
+
+
+def some(listen: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor | None], None]:
+    """``listen`` as a hook of a tensor: what comes out of one node together with others gets None where no gradient
+    flows (torch 2.13)."""
+
+    def hear(gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            listen(gradient)
+
+    return hear
 
 
 def _consumers(

@@ -72,6 +72,8 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
         plain = [tensor.detach() for tensor in held]
         if all(tensor.device.type == "cpu" for tensor in plain):
             return host_moments.moments(plain, columns, eps if scale is None else eps * float(scale))
+        if any(tensor.is_meta for tensor in plain):
+            raise ValueError("a tensor on the meta device has no elements")
         return device_moments.moments(plain, columns, eps if scale is None else eps * scale)
 
 

@@ -118,6 +118,7 @@ def test_what_the_monitor_dumps_is_read(tmp_path: Path) -> None:
     """Entries of the anomaly sink come back with signal, row, rule, op and numbers."""
     found = finding(
         3, signal="actv", key=Key("fc", "output", 2, call=1), op="max", order=112, micro_stepped=True,
+        rule="AnomalySpike", value=1e-05, expected=2.5,
         message="Rule AnomalySpike reports anomaly signal in ('x', 'max') at step 3, "
         "current value 1e-05, history median 2.5.",
     )  # fmt: skip

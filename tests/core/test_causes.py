@@ -531,7 +531,7 @@ def test_what_a_report_gets(tmp_path: Path) -> None:
         (1, "a.weight", None, "cascade"),
     ]
     assert shown.total == 9
-    assert card(analyse(tmp_path, [0])).paragraph == "Nothing was found."
+    assert card(analyse(tmp_path, [0])).paragraph.startswith("Nothing was found in what was judged: ")
 
 
 @pytest.mark.parametrize("number", [1, 40])

@@ -145,7 +145,7 @@ def test_without_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "duckdb", None)
     done = run(tmp_path)
     assert done.exit_code == 2
-    assert 'pip install "probe-monitor[analysis]"' in done.stderr
+    assert 'pip install -e ".[analysis]"' in done.stderr
 
 
 def test_nowhere_to_write(tmp_path: Path) -> None:

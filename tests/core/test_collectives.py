@@ -57,7 +57,10 @@ class Run(SimpleNamespace):
 
     def __init__(self, sampled: bool = True, step: int = 0) -> None:
         super().__init__(
-            clock=Clock(step, sampled), recorder=Recorder(NumPy(), ("sum",), 0.0), faults=Faults(), cost=Cost()
+            clock=Clock(step, sampled),
+            recorder=Recorder(NumPy(), ("sum",), 0.0, Faults().note),
+            faults=Faults(),
+            cost=Cost(),
         )
 
 

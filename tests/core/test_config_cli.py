@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,29 @@ def test_check_says_what_is_collected(tmp_path: Path) -> None:
     ):
         assert said in result.stdout
     assert "optimizer" not in result.stdout
+
+
+def test_check_knows_all_xy(tmp_path: Path) -> None:
+    """With it inputs and outputs of every module are watched, not of the targets alone."""
+    path = tmp_path / "a.json"
+    path.write_text('{"xy_distribution": true, "all_xy": true, "targets": {"fc": {}}}')
+    assert "  of            fc; inputs and outputs of every module (all_xy)\n" in run("check", path).stdout
+    path.write_text('{"xy_distribution": true, "all_xy": true}')
+    assert "  of            every module and parameter\n" in run("check", path).stdout
+
+
+def test_check_names_keys_without_effect(tmp_path: Path) -> None:
+    """As the monitor does when it attaches; the file is correct all the same."""
+    path = tmp_path / "a.json"
+    path.write_text('{"wg_distribution": true, "all_xy": true, "format": "tensorboard", "ndigits": 3}')
+    done = subprocess.run(
+        [sys.executable, "-m", "probe", "config", "check", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"probe: warning: {path}: all_xy has no effect without xy_distribution",
+        f"probe: warning: {path}: ndigits has no effect without the format csv",
+    ]
 
 
 def test_check_of_nothing_collected(tmp_path: Path) -> None:
@@ -124,6 +149,9 @@ def test_explain_without_a_key_explains_all() -> None:
         ),
         ("alert.rules[2].args.warm_up", ["of AnomalySpike: integer (2..10000), default 10"]),
         ('targets["layers.0"].input', ["element selector"]),
+        ("cc_codeline", ["cc_distribution.cc_codeline: list of strings"]),
+        ("warm_up", ["warm_up of AnomalySpike: integer", "warm_up of AnomalyVanish: integer"]),
+        ("rules[0].args.both_sides", ["alert.rules.args.both_sides of AnomalyTurbulence: boolean"]),
         ("cc_distribution", ["cc_distribution.cc_codeline: list of strings"]),
     ],
 )

@@ -1,4 +1,5 @@
-"""docs/conformance.md speaks of every key that there is and of no other, and points at tests that exist."""
+"""docs/conformance.md speaks of every key that there is and of no other; it and the fault list point at tests that
+exist."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from probe.cli.config import entries
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+FAULTS = (ROOT / "docs" / "explanation" / "faults.md").read_text(encoding="utf-8")
 OF_RULES = {entry.key for entry in entries() if entry.rule}
 KEYS = [entry.key for entry in entries() if not entry.rule]
 
@@ -31,7 +33,7 @@ def test_every_key_is_there_once() -> None:
     assert {key.rpartition(".")[0] for key in OF_RULES} == {"alert.rules.args"}
 
 
-POINTERS = sorted(set(re.findall(r"`((?:[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?`", TEXT)))
+POINTERS = sorted(set(re.findall(r"`((?:[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?(?:\[\w+\])?`", TEXT + FAULTS)))
 
 
 def test_every_line_points_at_a_test() -> None:

@@ -269,7 +269,7 @@ def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
     write(tmp_path, 0, "grad_reduced", {"w": shard(WHOLE, 0, 10, (0, 1))})
     missing = run(str(tmp_path))
     assert missing.exit_code == 1
-    assert "1 rows are incomplete" in missing.output
+    assert "1 row is incomplete" in missing.output
     write(tmp_path, 1, "grad_reduced", {"w": shard(WHOLE, 10, 24, (0, 1))})
     complete = run(str(tmp_path), "-o", str(tmp_path / "elsewhere"))
     assert (complete.exit_code, "incomplete" in complete.output) == (0, False)

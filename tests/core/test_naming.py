@@ -47,9 +47,20 @@ def test_names_are_full_unless_squashed() -> None:
     assert watched(True, "m.layers.0.w", "m.layers.1.w") == ["layers.0.w", "layers.1.w"]
 
 
-def test_a_squashed_name_that_is_taken_stays_full() -> None:
-    """Two encoders with the same layer names are told apart."""
-    assert watched(True, "a.layers.0.w", "b.layers.0.w") == ["layers.0.w", "b.layers.0.w"]
+def test_names_that_would_become_the_same_stay_full() -> None:
+    """Two encoders with the same layer names are told apart, whichever comes first; other names are shortened."""
+    names = ["a.layers.0.w", "b.layers.0.w", "a.layers.1.w"]
+    assert watched(True, *names) == ["a.layers.0.w", "b.layers.0.w", "layers.1.w"]
+    assert watched(True, *reversed(names)) == ["layers.1.w", "b.layers.0.w", "a.layers.0.w"]
+
+
+def test_what_comes_later_changes_no_name() -> None:
+    """Rows have been written under the short name: it stays, and the other is called by its full name."""
+    names = Names(squash=True)
+    names.expect(0, ["a.layers.0.w"])
+    first = names.watch(0, "a.layers.0.w", object())
+    names.expect(0, ["a.layers.0.w", "b.layers.0.w"])
+    assert [first.name, names.watch(0, "b.layers.0.w", object()).name] == ["layers.0.w", "b.layers.0.w"]
 
 
 def test_no_name_is_squashed_to_the_full_name_of_another() -> None:

@@ -28,7 +28,7 @@ def test_root_is_the_environment_variable_with_home_expanded(monkeypatch: pytest
 def test_directory_is_named_after_the_time_in_shanghai(tmp_path: Path) -> None:
     """2 December, 20:04:05 UTC is 3 December, 04:04:05 there."""
     now = datetime(2024, 12, 2, 20, 4, 5, tzinfo=timezone.utc).timestamp()
-    directory = output.create(tmp_path / "输出 目录", 3, now)
+    directory = output.create(tmp_path / "输出 目录", output.directory_name(3, now))
     assert directory.is_dir()
     assert re.fullmatch(r"Dec03_04-04-05-rank3-[0-9a-f]{8}", directory.name)
 
@@ -42,7 +42,7 @@ def test_months_are_english_in_any_locale(tmp_path: Path) -> None:
         except locale.Error:
             continue
         now = datetime(2024, 5, 1, tzinfo=timezone.utc).timestamp()
-        made = output.create(tmp_path, 0, now)
+        made = output.create(tmp_path, output.directory_name(0, now))
         locale.setlocale(locale.LC_TIME, before)
         assert made.name.startswith("May01_08-00-00-")
 
@@ -52,7 +52,7 @@ def test_directories_of_one_second_differ_and_leave_random_alone(tmp_path: Path)
     random.seed(1)
     expected = random.random()
     random.seed(1)
-    first, second = output.create(tmp_path, 0, 0.0), output.create(tmp_path, 0, 0.0)
+    first, second = (output.create(tmp_path, output.directory_name(0, 0.0)) for _ in range(2))
     assert random.random() == expected
     assert first != second
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core.faults import Faults
 from probe.core.moments import columns_for
 from probe.core.recorder import Recorder
 from probe.core.records import Batch, Key
@@ -78,7 +79,7 @@ def tensors(request: pytest.FixtureRequest) -> NumPy:
 
 
 def recorder_of(tensors: NumPy, ops: Sequence[str] = OPS, eps: float = 1e-8) -> Recorder:
-    return Recorder(tensors, columns_for(ops), eps)
+    return Recorder(tensors, columns_for(ops), eps, Faults().note)
 
 
 def drained(recorder: Recorder) -> dict[str, Batch]:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.reading.directories import RankDirectory, Run
 from probe.core.reading.problems import Problems
 from probe.core.records import Key
 from probe.core.report import diagnosis as diagnosing
@@ -117,22 +118,27 @@ def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
     assert "b" not in page_text.tags
 
 
+def run_of(root: Path, *ranks: int) -> Run:
+    """Directories that a file of findings without a run may be of."""
+    return Run(tuple(RankDirectory(root / f"rank{rank}", rank, "", 0.0, {}, 0) for rank in ranks), ())
+
+
 def test_findings_of_the_live_rules_are_read_back(tmp_path: Path) -> None:
     """Rule, signal, name, op, value and place come back from anomaly.json; steps of other runs are left out."""
     message = (
         "Rule AnomalySpike reports anomaly signal in ('x', 'norm') at step 4, current value 12.5, history median 1."
     )
     written = [
-        finding(4, key=Key("fc.weight"), op="norm", rule="AnomalySpike", rank=1, message=message),
+        finding(4, key=Key("fc.weight"), op="norm", rule="AnomalySpike", rank=1, value=12.5, message=message),
         finding(3, key=Key("fc", "input", 2, 1), op="global_norm", signal="actv", rank=1, micro_stepped=True),
         finding(99, rank=1),
     ]
     AnomalyFile(SinkContext(tmp_path / "run", tmp_path, 1)).write(written)
     problems = Problems()
-    marks, number = dumped(tmp_path, [0, 1], 0, 10, problems)
+    marks, number = dumped(tmp_path, run_of(tmp_path, 0, 1), 0, 10, problems)
     assert (number, problems.lines()) == (2, [])
     assert marks[0]._replace(message="")._asdict() == pytest.approx(
-        Mark("", "actv", "fc.input.call1", "global_norm", math.nan, 3, 1, 2, order=7)._asdict(), nan_ok=True
+        Mark("AnomalyNan", "actv", "fc.input.call1", "global_norm", math.nan, 3, 1, 2, order=7)._asdict(), nan_ok=True
     )
     assert marks[1] == Mark("AnomalySpike", "grad_reduced", "fc.weight", "norm", 12.5, 4, 1, None, "", message, 0, 7)
 
@@ -141,9 +147,9 @@ def test_most_findings_are_counted_and_the_earliest_are_kept(tmp_path: Path, mon
     """Memory does not grow with the number of findings, and none is forgotten in the count."""
     monkeypatch.setattr(diagnosing, "MOST", 3)
     AnomalyFile(SinkContext(tmp_path / "run", tmp_path, 0)).write([finding(step) for step in (5, 1, 4, 2, 3)])
-    marks, number = dumped(tmp_path, [0], 0, 9, Problems())
+    marks, number = dumped(tmp_path, run_of(tmp_path, 0), 0, 9, Problems())
     assert ([mark.step for mark in marks], number) == ([1, 2, 3], 5)
-    assert preliminary(marks, number, []).total == 5
+    assert preliminary(marks, number, [], None).total == 5
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": {"step": 1}}', '{"a": 3}', '{"a"'])
@@ -218,7 +224,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, package, None)
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == 2
-    assert 'pip install "probe-monitor[analysis]"' in printed
+    assert 'pip install -e ".[analysis]"' in printed
 
 
 def test_ranks_that_wrote_nothing_give_a_page_that_says_so(tmp_path: Path) -> None:

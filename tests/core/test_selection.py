@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def test_without_targets_everything_is_watched() -> None:
     chosen = selection()
     assert watches(chosen, "any.weight")
     assert places(chosen, "any") == places(chosen, "") == list(PLACES)
+
+
+def test_many_targets_cost_as_much_as_they_are() -> None:
+    """Each module and parameter is looked up among them; only the first that name nothing get the nearest name."""
+    begun = time.process_time()
+    chosen = selection({f"layers.{number}": {} for number in range(20_000)})
+    names = [f"layers.{number}.fc" for number in range(5_000)]
+    assert all(watches(chosen, f"{name}.weight") for name in names)
+    assert places(chosen, names[0]) == []
+    problems = chosen.check(names)
+    assert len(problems) == 20
+    assert (
+        "layers.5000: expected the name of a module or parameter of the model, got 'layers.5000'; did you"
+        in problems[0]
+    )
+    assert sum("did you mean" in problem for problem in problems) == 3
+    assert problems[-1].endswith("; and 14980 more")
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def test_what_is_missing_is_added_to_json(tmp_path: Path, text: str) -> None:
     """And everything that was there means what it meant; comments are still there."""
     path = tmp_path / "c.json"
     path.write_text(text)
-    before, _ = read(path)
+    before = read(path).values
     change(path, {"a.b.c": 1, "collect_times": 3})
-    after, _ = read(path)
+    after = read(path).values
     assert after == before | {"a": {"b": {"c": 1}}, "collect_times": 3}
     assert [line.partition("//")[2] for line in text.splitlines() if "//" in line] == [
         line.partition("//")[2] for line in path.read_text().splitlines() if "//" in line
@@ -77,9 +77,9 @@ def test_what_is_missing_is_added_to_json(tmp_path: Path, text: str) -> None:
 def test_what_is_missing_is_added_to_yaml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    before, _ = read(path)
+    before = read(path).values
     change(path, {"collect_times": 3, "alert.dump": True})
-    after, _ = read(path)
+    after = read(path).values
     alert = {**(before.get("alert") or {}), "dump": True}
     assert after == before | {"collect_times": 3, "alert": alert}
     assert text.count("#") == path.read_text().count("#")

@@ -26,17 +26,20 @@ def where(root: Path, rank: int = 0) -> Path:
 
 
 def test_dump_has_the_documented_form(tmp_path: Path) -> None:
-    """Key, fields and their order, values and indentation are those that readers know; the op is part of the key."""
+    """Key, fields and their order, values and indentation are those that readers know; typed ones come behind them."""
     found = finding(
         3, signal="actv", key=Key("fc", "output", 2, stage=1), op="max", rank=5, order=112, micro_stepped=True,
         message="Rule AnomalyNan reports anomaly signal in ('x', 'max') at step 3, current value nan, history mean 1.",
     )  # fmt: skip
-    dumping(tmp_path, rank=5, pp_stage=4, group_mates=(1, 5)).write(snapshot(3, findings=[found]))
+    run = {"run": "Dec03_21-34-40-rank5-1f0c9a3e", "start": "2026-12-03T21:34:40+0800", "first_step": 2}
+    dumping(tmp_path, rank=5, pp_stage=4, group_mates=(1, 5), **run).write(snapshot(3, findings=[found]))
     text = where(tmp_path, 5).read_text()
     expected = {
         "1:fc.output:2/rank5/actv_step_3_call_112_max": {
             "rank": 5, "step": 3, "micro_step": 2, "pp_stage": 4, "vpp_stage": 1, "call_id": 112,
             "tag_name": "1:fc.output:2/rank5/actv", "message": found.message, "group_mates": [1, 5],
+            "rule": "AnomalyNan", "signal": "actv", "name": "fc.output", "op": "max", "value": "nan", "expected": "nan",
+            "micro_stepped": True, "call": 0, **run,
         }
     }  # fmt: skip
     assert text == json.dumps(expected, indent=1)

@@ -158,9 +158,9 @@ def test_what_fails_for_good_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "run").touch()
     with pytest.raises(OSError, match="File exists"):
         sink.write(snapshot(0, batch("actv", 0, {"min": [1.0, 1.0]})))
-    with pytest.raises(OSError, match="2 rows of actv are lost"):
+    with pytest.raises(OSError, match="2 rows of actv lost"):
         sink.write(snapshot(1, batch("actv", 1, {"min": [1.0]}), batch("exp_avg", 1, {"min": [1.0]})))
-    with pytest.raises(OSError, match="1 rows of actv, 1 rows of exp_avg are lost"):
+    with pytest.raises(OSError, match="1 row of actv, 1 row of exp_avg lost"):
         sink.close()
 
 
@@ -205,4 +205,4 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert 'pip install "probe-monitor[analysis]"' in done.stdout
+    assert 'pip install -e ".[analysis]"' in done.stdout

@@ -68,7 +68,9 @@ def test_the_layout_is_that_of_the_conversion(tmp_path: Path) -> None:
     """What csv2db makes of the CSV files of the same run has the same tables, views, indices and rows."""
     write_run(tmp_path / "csv", 0, range(4))
     live = write_run(tmp_path / "live", 0, range(4), sink="sqlite")
-    csv2db(CSV2DBConfig(tmp_path / "csv", output_dirpath=tmp_path / "db"))
+    with closing(sqlite3.connect(live / "monitor_metrics.db")) as database:
+        partition = dict(database.execute("SELECT * FROM global_stats"))["step_partition"]
+    csv2db(CSV2DBConfig(tmp_path / "csv", output_dirpath=tmp_path / "db", step_partition=partition))
     layouts, rows = [], []
     for path in (live, tmp_path / "db"):
         with closing(sqlite3.connect(path / "monitor_metrics.db")) as database:
@@ -85,7 +87,7 @@ def test_tables_are_indexed_when_they_are_full(tmp_path: Path) -> None:
     """One with each step after their range is over, all others at the end: no step writes to an index."""
     sink = opened(tmp_path)
     query, seen = "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND name LIKE '%_target'", []
-    for step in (0, 499, 500, 501, 502, 1000):
+    for step in (0, 49_999, 50_000, 50_001, 50_002, 100_000):
         sink.write(snapshot(step, batch("actv", step, {"min": [1.0]}), batch("exp_avg", step, {"min": [1.0]})))
         seen.append(ask(tmp_path, query)[0][0])
     sink.close()

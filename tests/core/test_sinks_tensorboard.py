@@ -138,7 +138,7 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert 'pip install "probe-monitor[tensorboard]"' in done.stdout
+    assert 'pip install -e ".[tensorboard]"' in done.stdout
 
 
 def test_importing_sinks_imports_no_writer() -> None:

@@ -59,5 +59,22 @@ def _prepare_megatron() -> None:
         )
 
 
+_made: list[Any] = []
+"""The process groups of the latest :func:`groups`."""
+
+
+def groups(**sizes: Any) -> None:
+    """Megatron's process groups, instead of those made before: each has threads that wake up a hundred times a second,
+    and those of all cases together would leave no time for anything else."""
+    state, known = importlib.import_module("megatron.core.parallel_state"), torch.distributed.distributed_c10d._world
+    state.destroy_model_parallel()
+    while _made:
+        if (group := _made.pop()) in known.pg_map:
+            torch.distributed.destroy_process_group(group)
+    before = {*known.pg_map}
+    state.initialize_model_parallel(**sizes)
+    _made.extend(group for group in known.pg_map if group not in before)
+
+
 _prepare_torch()
 _prepare_megatron()

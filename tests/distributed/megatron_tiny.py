@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+
+from tests.distributed.megatron_cpu import groups
 
 SCALE = 128.0
 """Of losses in half precision."""
@@ -45,8 +46,7 @@ class Tiny(MegatronModule):
 
 def build(half: bool = False, distributed: bool = False, chunks: int = 1, fused: bool = False) -> tuple[list[Any], Any]:
     """Wrapped models and the one optimizer of all of them, in which each has its own."""
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel()
+    groups()
     dtype = torch.float16 if half else torch.float32
     config = TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1, fp16=half, params_dtype=dtype)
     reduction = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)

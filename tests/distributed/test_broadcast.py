@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +23,68 @@ import torch.distributed as dist  # noqa: E402 - only where torch is
 SECONDS = 1.0
 """In which a rank hears of what is said, on a busy machine too: it looks ten times in it."""
 MOST_STEPS = 100_000
+SECRET = "what the ranks of these tests share"
+
+STRANGER = """
+import json, sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=60))
+for configuration in json.loads(sys.argv[3]):
+    said = json.dumps({"step": 2, "configuration": configuration})
+    for key in ("control/0", "control/1", "control/0/claimed", "control/there", "there"):
+        for group in ("0//", "default_pg//", ""):
+            store.set(f"{group}probe/run {sys.argv[4]} changes/{key}", said)
+print("done")
+"""
+"""A process that can reach the store in which the ranks have met, and puts a configuration where theirs are kept."""
+RAW_STRANGER = """
+import socket, sys, threading
+from probe.core.address_store import Client
+address = sys.argv[1], int(sys.argv[2])
+try:
+    Client(address, b"a guess of somebody", "run 0 changes")
+except PermissionError as error:
+    print("done", error)
+try:
+    socket.create_connection(("127.0.0.2", address[1]))
+except ConnectionRefusedError:
+    print("nobody listens elsewhere")
+"""
+"""A process that can reach the address of the monitor's own store, and does not know the secret."""
+
+
+def interfere(address: bool | str, run: int) -> None:
+    """What a stranger does while this rank waits, in a process that knows no secret."""
+    hostile = [{"dynamic_on": True, "wg_distribution": True}, {"dynamic_on": True, "print_struct": True}]
+    if address is True:
+        where = [os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], json.dumps(hostile), str(run)]
+        code, expected = STRANGER, ["done"]
+    else:
+        host, port = str(address).split(":")
+        where, code, expected = [host, port], RAW_STRANGER, ["done the store of the first rank has another secret than"]
+        expected.append("nobody listens elsewhere")
+    known = {key: value for key, value in os.environ.items() if key != "PROBE_BROADCAST_SECRET"}
+    told = subprocess.check_output([sys.executable, "-c", code, *where], env=known, text=True, timeout=60)
+    assert all(line.startswith(each) for line, each in zip(told.splitlines(), expected, strict=True))
 
 
 def train(
-    folder: str, address: bool | str, edits: list[dict[str, Any]], dies: bool
+    folder: str, address: bool | str, edits: list[dict[str, Any]], dies: bool, stranger: bool = False
 ) -> tuple[list[int], dict[str, int]]:
     """The steps that this rank has collected, and what failed. The next edit is made when what the last one has asked
     for is over on all ranks; each rank has a directory and a file of its own.
 
     Args:
         dies: whether the second rank's monitor stops at once.
+        stranger: whether a process that is no rank has done what it can before the first edit.
     """
     from probe.pytorch import TrainerMon
 
     leads = dist.get_rank() == 0
     own = Path(folder) / f"host{dist.get_rank()}"
     own.mkdir()
-    os.environ.update(DYNAMIC_MONITOR="True", MONITOR_OUTPUT_DIR=str(own / "out"))
+    os.environ.update(DYNAMIC_MONITOR="True", MONITOR_OUTPUT_DIR=str(own / "out"), PROBE_BROADCAST_SECRET=SECRET)
     config = {"format": "api", "dynamic_on": False, "dynamic_seconds": SECONDS, "dynamic_broadcast": address}
     if not leads:
         config["dynamic_on"] = True  # what is in another file than the first rank's does not count
@@ -52,8 +99,11 @@ def train(
         monitor.set_monitor(model, 1, optimizer)
         if dies and not leads:
             monitor.stop()
+        if stranger and leads:
+            interfere(address, monitor._number)
         for step in range(MOST_STEPS):
-            done = torch.tensor([float(len(collected) >= wanted or (dies and not leads))])
+            settled = step >= 10 or not stranger  # by then steps are as short as they will be
+            done = torch.tensor([float(settled and (len(collected) >= wanted or (dies and not leads)))])
             dist.all_reduce(done, dist.ReduceOp.MIN)
             if done and not edits:
                 break
@@ -99,6 +149,20 @@ def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
     assert faults == more == {}
 
 
+@pytest.mark.parametrize("own_store", [False, True])
+def test_a_stranger_changes_nothing(two_ranks: Ranks, tmp_path: Path, own_store: bool) -> None:
+    """A process that can reach the store, and puts configurations into it, one of which would end training: the
+    ranks follow the first rank's file as without it, and count what was put there."""
+    address = f"127.0.0.1:{free_port()}" if own_store else True
+    answers = two_ranks.run(train, str(tmp_path), address, [ON | {"collect_times": 2}], False, stranger=True)
+    (one, faults), (other, more) = answers
+    assert one == other
+    assert len(one) == 2
+    assert one[0] > 10, "not from the step on that the stranger names"
+    assert faults == {"broadcast: PermissionError": 1 if own_store else 2}
+    assert more == ({} if own_store else {"broadcast: PermissionError": 2})
+
+
 def test_a_rank_that_hears_nothing_holds_nobody_up(two_ranks: Ranks, tmp_path: Path) -> None:
     """The other's monitor has stopped; this one collects as it is told, and training goes on for both."""
     (one, faults), (other, more) = two_ranks.run(train, str(tmp_path), True, [ON | {"collect_times": 3}], True)
@@ -112,7 +176,7 @@ def dig(folder: str, most: int) -> tuple[list[int], dict[str, int]]:
     rank leap in step 5."""
     from probe.pytorch import TrainerMon
 
-    os.environ["MONITOR_OUTPUT_DIR"] = f"{folder}/host{dist.get_rank()}"
+    os.environ.update(MONITOR_OUTPUT_DIR=f"{folder}/host{dist.get_rank()}", PROBE_BROADCAST_SECRET=SECRET)
     config = {
         "param_distribution": True,
         "format": "api",

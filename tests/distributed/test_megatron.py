@@ -121,10 +121,11 @@ def parallel(setup: Setup) -> None:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    parallel_state.destroy_model_parallel()
+    from tests.distributed.megatron_cpu import groups
+
     for left in ("_EMBEDDING_GLOBAL_RANKS", "_POSITION_EMBEDDING_GLOBAL_RANKS"):  # by 0.12
         setattr(parallel_state, left, None)
-    parallel_state.initialize_model_parallel(
+    groups(
         tensor_model_parallel_size=setup.tensor,
         pipeline_model_parallel_size=setup.pipeline,
         virtual_pipeline_model_parallel_size=setup.virtual,

@@ -106,8 +106,10 @@ class Framework(NamedTuple):
 
 FRAMEWORKS: dict[str, Framework] = {
     "pytorch": Framework("torch", "tests.matrix.pytorch_harness"),
-    "mindspore": Framework("mindspore", "tests.matrix.mindspore_harness", frozenset({"running sums"})),
-    "numpy": Framework("numpy", "tests.matrix.numpy_harness", frozenset({"adam", "sgd", "bfloat16", "idioms"})),
+    "mindspore": Framework("mindspore", "tests.matrix.mindspore_harness", frozenset({"running sums", "any name"})),
+    "numpy": Framework(
+        "numpy", "tests.matrix.numpy_harness", frozenset({"adam", "sgd", "bfloat16", "idioms", "every step"})
+    ),
 }
 
 

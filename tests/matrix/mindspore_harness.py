@@ -53,7 +53,7 @@ def parameter(array: Any, dtype: str = "float32") -> mindspore.Parameter:
 
 
 class Composed(nn.Cell):
-    def __init__(self, function: Callable[..., Any] | None, members: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], members: dict[str, Any]) -> None:
         super().__init__()
         self.function = function
         for name, member in members.items():
@@ -64,7 +64,12 @@ class Composed(nn.Cell):
 
 
 def module(forward: Callable[..., Any] | None, **members: Any) -> nn.Cell:
-    return Composed(forward, members)
+    if forward is not None:
+        return Composed(forward, members)
+    holder = nn.Cell()
+    for name, member in members.items():
+        setattr(holder, name, member)
+    return holder
 
 
 def linear(weight: Any, bias: Any = None) -> nn.Cell:

@@ -84,8 +84,7 @@ class SGD:
 
 
 def _add(listeners, listener, *more):
-    listeners.append(listener)
-    also = _add(*more) if more else lambda: None
+    _, also = listeners.append(listener), _add(*more) if more else lambda: None
     return lambda: (listener in listeners and listeners.remove(listener), also())
 
 
@@ -100,35 +99,40 @@ TENSORS = SimpleNamespace(
     adam=lambda first, second, about: tuple(map(Tensor, update_and_ratio(first.data, second.data, about))),
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
+
+
+def _ranks_of(group):
+    if group is not None:
+        raise ValueError(f"expected None, got {group!r}")
+    return [0]
+
+
 HOOKS = SimpleNamespace(
-    check_model=lambda model, settings: None,
-    check_optimizer=lambda optimizer: None,
     modules=lambda model: [("", model), *model.named(Module)],
     parameters=lambda model: model.named(Tensor),
-    trainable=lambda parameter: True,
+    runs=lambda module: module.forward is not None,
     value=lambda optimizer, parameter: parameter,
     gradient=lambda optimizer, parameter, main_grad: parameter.grad,
+    holds=lambda optimizer, parameter, main_grad: parameter.grad is not None,
     owned=lambda optimizer: optimizer.parameters,
     state=lambda optimizer, parameter: optimizer.state.get(parameter, {}),
     state_names=lambda optimizer: {},
     adam=lambda optimizer: lambda parameter: None,
-    loss_scale=lambda: None,
-    held_scale=lambda optimizer: None,
     backward_id=lambda: Tensor.in_backward,
-    differentiates=lambda: True,
-    feeds=lambda models: True,
-    recomputed_by=lambda: None,
     on_step=lambda optimizer, listener: _add(optimizer.listeners, listener),
     on_gradient=lambda p, hear, own, main_grad, guard: _add(p.listeners, guard(lambda g: hear(g if own else p.grad))),
     forward_kind=lambda root: "training" if root.training else None,
-    on_forward=lambda module, before, after, **_: _add(module.before, before, module.after, after),
+    on_forward=lambda module, before, after, guard, **_: _add(module.before, guard(before), module.after, guard(after)),
     on_tensor_gradient=lambda tensor, listen: tensor.listeners.append(listen),
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
+    at_work=lambda: False,
+    **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "recomputed_by"), lambda *_: None),
+    **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
 ARRAYS = SimpleNamespace(**vars(array_ops) | {"numbers": lambda x: x.data, "member": lambda m, n: m.members.get(n)})
-GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=lambda group: [0])
+GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of)
 
 
 class TrainerMon(Monitor):

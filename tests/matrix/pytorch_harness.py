@@ -48,7 +48,7 @@ def parameter(array: Any, dtype: str = "float32") -> torch.nn.Parameter:
 
 
 class Composed(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any] | None, members: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], members: dict[str, Any]) -> None:
         super().__init__()
         self.function = function
         for name, member in members.items():
@@ -59,7 +59,12 @@ class Composed(torch.nn.Module):
 
 
 def module(forward: Callable[..., Any] | None, **members: Any) -> torch.nn.Module:
-    return Composed(forward, members)
+    if forward is not None:
+        return Composed(forward, members)
+    holder = torch.nn.Module()
+    for name, member in members.items():
+        setattr(holder, name, member)
+    return holder
 
 
 def linear(weight: Any, bias: Any = None) -> torch.nn.Module:

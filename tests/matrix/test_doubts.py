@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.succession import FIRST
 from probe.core.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
@@ -69,8 +70,8 @@ def test_settings_that_collect_are_not(
     assert not [record.message for record in caplog.records if "nothing" in record.message]
 
 
-def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """What it updates has no rows: said in the first step, and counted once."""
+def attached_to_another_models(framework: Harness) -> Monitor:
+    """A monitor that was given one model and the optimizer of another, after three steps of both."""
     model, other = tiny_net(framework), tiny_net(framework)
     mine, others = (framework.optimizer("momentum", each, lr=LR, momentum=MOMENTUM) for each in (model, other))
     loop = framework.loop(framework.module(lambda x: framework.add(model(x), other(x)), a=model, b=other), mine, others)
@@ -78,9 +79,25 @@ def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytes
     monitor.set_monitor(model, 1, others)
     for _ in range(3):
         train_step(loop, framework.tensor(X))
+    return monitor
+
+
+def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """What it updates has no rows: said in the first step, and counted once."""
+    monitor = attached_to_another_models(framework)
     monitor.stop()
-    assert monitor.faults == {"optimizer: ValueError": 1}
+    assert monitor.faults["optimizer: ValueError"] == 1
     assert "updates none of the model's parameters" in caplog.text
+
+
+@pytest.mark.needs("every step")
+def test_an_optimizer_of_another_model_gives_way_to_the_one_that_trains(framework: Harness) -> None:
+    """Once that has updated, it is followed, and the other one's updates are nobody's steps."""
+    monitor = attached_to_another_models(framework)
+    assert monitor.step == 3
+    monitor.stop()
+    assert sorted(monitor.faults) == ["optimizer: ValueError", FIRST]
+    assert {row.step for row in rows_of(monitor) if row.signal == "grad_reduced"} == {1, 2}
 
 
 def test_one_of_two_optimizers_may_be_of_another_model(framework: Harness) -> None:

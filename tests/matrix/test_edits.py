@@ -101,7 +101,7 @@ def test_a_step_is_kept_while_the_file_is_away(framework: Harness, path: Path) -
     with training(framework, config(path), 9, edits) as monitor:
         pass
     assert sorted({row.step for row in rows_of(monitor)}) == [4, 5]
-    assert monitor.faults == {"control: FileNotFoundError": 3}
+    assert monitor.faults == {"control: FileNotFoundError": 1}
 
 
 @pytest.mark.parametrize(("warm_up", "found"), [(6, {7}), (7, set())])

@@ -69,11 +69,14 @@ def test_a_mask_of_one_sample_has_one_reading(framework: Harness) -> None:
 
 
 def test_what_nobody_says_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Where neither a mask nor an argument says what is hidden, nothing is, and that is said once."""
-    case = random_case()
-    (row,) = attends(framework, case)
-    assert_attention(row, case)
-    assert ["0:inner: neither a mask nor is_causal" in said for said in caplog.messages] == [True]
+    """Where neither a mask nor an argument says what is hidden, later keys are if a sequence may attend to itself; that
+    is said once."""
+    for queries, keys in ((5, 5), (3, 5)):
+        case = random_case(queries=queries, keys=keys)
+        (row,) = attends(framework, case)
+        assert_attention(row, case._replace(hidden=later(5, 5)) if queries == keys else case)
+        assert ["0:inner: neither a mask nor is_causal" in said for said in caplog.messages] == [True]
+        caplog.clear()
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def assert_attention(row: dict[str, str], case: Attention, everything: bool = Fa
 def test_attention(framework: Harness, order: str, heads: str) -> None:
     """Entropy and largest weight are the means over the queries of the first head, or of all of them."""
     case = random_case()
-    (row,) = attends(framework, case, order, sa_heads=heads)
+    (row,) = attends(framework, case, order, sa_heads=heads, sa_mask="none")
     assert_attention(row, case, heads == "all")
     assert row["name"] == "inner.attention"
     assert list(row) == ["vpp_stage", "name", "step", "micro_step", "entropy", "softmax_max", "shape", "dtype"]

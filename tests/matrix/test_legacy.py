@@ -119,16 +119,72 @@ def test_ops_assigned_within_a_step_hold_from_the_next_one_on(framework: Harness
 
 
 @pytest.mark.parametrize("wrong", [["norm", "media"], "norm", [3], None])
-def test_wrong_ops_change_nothing(framework: Harness, wrong: Any) -> None:
-    """The error names them, and what was computed goes on."""
-    trained = Trained(framework)
-    with framework.TrainerMon(PARAMETERS) as monitor:
-        monitor.set_monitor(trained.model, 1, trained.optimizer)
-        with pytest.raises(ConfigError, match="ops"):
-            monitor.ops = wrong
-        trained.steps(2)
+def test_wrong_ops_are_an_error_before_attaching(framework: Harness, wrong: Any) -> None:
+    """It names them, and what is configured stays."""
+    monitor = framework.TrainerMon(PARAMETERS)
+    with pytest.raises(ConfigError, match="ops"):
+        monitor.ops = wrong
     assert monitor.ops == ["norm"]
-    assert {names[3] for names in columns(monitor, "param_origin").values()} == {"norm"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "computed", "told"),
+    [
+        (["max", "media"], ["max"], ["got 'media', left out; did you mean mean?"]),
+        ([3], ["norm"], ["got 3, left out", "ops names nothing to compute: norm is collected"]),
+        ([], ["norm"], ["ops names nothing to compute: norm is collected"]),
+        ("max", ["min"], ['expected a list such as ["norm", "max"], got \'max\'; nothing changes']),
+        (None, ["min"], ["got None; nothing changes"]),
+    ],
+    ids=str,
+)
+def test_wrong_ops_in_training_are_told_and_never_raised(
+    framework: Harness, caplog: pytest.LogCaptureFixture, wrong: Any, computed: list[str], told: list[str]
+) -> None:
+    """Those that exist are computed, norm if there are none, and training goes on."""
+    trained = Trained(framework)
+    with framework.TrainerMon(PARAMETERS | {"ops": ["min"]}) as monitor:
+        monitor.set_monitor(trained.model, 1, trained.optimizer)
+        trained.steps(1)
+        monitor.ops = wrong
+        trained.steps(2)
+    assert monitor.faults == {}
+    assert {step: [names[3]] for step, names in columns(monitor, "param_origin").items()} == {
+        0: ["min"],
+        1: computed,
+        2: computed,
+    }
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [words in message for words, message in zip(told, messages, strict=True)] == [True] * len(told)
+
+
+def test_assigned_ops_are_checked_with_everything_else(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """A rule that had what it needs and has it no more is named; what was in vain before is not said again."""
+    rules = [{"rule_name": "AnomalyFrozen"}, {"rule_name": "AnomalyVanish"}]
+    config = PARAMETERS | {"wg_distribution": True, "ops": ["norm", "max"], "alert": {"rules": rules}}
+    trained = Trained(framework)
+    with framework.TrainerMon(config) as monitor:
+        monitor.set_monitor(trained.model, 1, trained.optimizer)
+        trained.steps(1)
+        monitor.ops = ["norm"]
+        trained.steps(1)
+        monitor.ops = ["norm", "mean"]
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert messages == ["monitor.ops: the rule AnomalyFrozen judges nothing: it needs the op min or max"]
+
+
+def test_a_wrong_reload_xy_in_training_changes_nothing(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged; before anything is attached it is an error."""
+    trained = Trained(framework)
+    with framework.TrainerMon(PARAMETERS) as monitor, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with pytest.raises(ConfigError, match="xy_distribution: expected true or false"):
+            monitor.reload_xy("yes")  # type: ignore[arg-type]
+        monitor.set_monitor(trained.model, 1, trained.optimizer)
+        monitor.reload_xy("yes")  # type: ignore[arg-type]
+        trained.steps(2)
+    assert {row.signal for row in rows_of(monitor)} == {"param_origin", "param_updated"}
+    assert "reload_xy: expected true or false, got 'yes'; nothing changes" in caplog.messages
 
 
 def test_ops_assigned_before_attaching_hold_from_the_start(framework: Harness) -> None:

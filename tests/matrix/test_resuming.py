@@ -262,3 +262,44 @@ def test_files_that_are_no_tables_stay(framework: Harness, root: Path) -> None:
     shutil.copy(old / "notes.csv", old / "notes.txt")
     run(framework, 2, 1, append_output=STAMPS)
     assert (old / "notes.csv").read_text(encoding="utf-8") == (old / "notes.txt").read_text(encoding="utf-8")
+
+
+def test_findings_of_steps_that_are_done_again_are_put_aside(framework: Harness, root: Path) -> None:
+    """As their rows are; those of earlier steps, and of other runs in the same file, stay."""
+    too_large = {"rule_name": "AnomalyNan", "args": {"threshold": 1e-3}}
+    config = {"alert": {"rules": [too_large], "dump": True}, "targets": {"fc": {}}}
+    old = Path(str(run(framework, 0, 4, **config).output_directory))
+    other = Path(str(run(framework, 0, 4, **config).output_directory))
+    file = root / "anomaly_detected" / "rank0" / "anomaly.json"
+
+    def steps_of(path: Path, directory: Path) -> set[int]:
+        return {entry["step"] for entry in json.loads(path.read_text()).values() if entry["run"] == directory.name}
+
+    assert (steps_of(file, old), steps_of(file, other)) == ({0, 1, 2, 3}, {0, 1, 2, 3})
+    for time, directory in (("1", other), ("2", old)):  # the later one is resumed
+        manifest = json.loads((directory / "manifest.json").read_text())
+        manifest["start_time"] = f"2026-12-03T21:34:4{time}+0800"
+        (directory / "manifest.json").write_text(json.dumps(manifest))
+    time = old.name.partition("-rank")[0]
+    latest = max(old.name, other.name)
+    resumed = run(framework, 2, 1, append_output=[time, latest.partition("-rank")[0]])
+    assert resumed.output_directory == str(old)
+    assert (steps_of(file, old), steps_of(file, other)) == ({0, 1}, {0, 1, 2, 3})
+    (aside,) = old.glob("superseded-*-from-step-2")
+    assert steps_of(aside / "anomaly.json", old) == {2, 3}
+
+
+def test_without_a_first_step_nothing_is_put_aside(framework: Harness, root: Path) -> None:
+    """Step 0 is the default: a directory that has steps is refused with what to do, and stays as it was."""
+    old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 4)
+    before = {path.name: path.read_bytes() for path in old.iterdir()}
+    with pytest.raises(ValueError, match=r"start_iteration.*0123abcd.*up to step 3"):
+        run(framework, 0, 1, append_output=STAMPS)
+    assert {path.name: path.read_bytes() for path in old.iterdir()} == before
+
+
+def test_a_run_that_came_to_no_step_goes_on_from_step_0(framework: Harness, root: Path) -> None:
+    """There is nothing that could be put aside, also not in its database."""
+    old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 0, format=["csv", "sqlite"])
+    run(framework, 0, 2, append_output=STAMPS)
+    assert steps_in(old) == [0, 1]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,24 @@ SECONDS = 1.0
 """In which a rank hears of what is said, on a busy machine too: it looks ten times in it."""
 MOST_STEPS = 100_000
 ADDRESS = "TEST_BROADCAST_ADDRESS"
+STRANGER = """
+import socket, sys
+from probe.core.address_store import Client
+host, port = sys.argv[1].split(":")
+try:
+    Client((host, int(port)), b"a guess of somebody", "run 0 changes")
+except PermissionError:
+    print("refused")
+try:
+    socket.create_connection(("127.0.0.2", int(port)))
+except ConnectionRefusedError:
+    print("nobody listens elsewhere")
+"""
+"""A process that is no rank, and can reach the address."""
 
 
 def train() -> None:
-    """What each process does until both have collected what the file of the first one asks for in step 2."""
+    """What each process does until both have collected what the file of the first one asks for in step 10."""
     ms.set_device("CPU")
     ms.communication.init()
     rank = ms.communication.get_rank()
@@ -40,10 +56,13 @@ def train() -> None:
     collected: list[int] = []
     with TrainerMon(file) as monitor:
         monitor.set_monitor(net, 1, optimizer)
+        if rank == 0:
+            told = subprocess.check_output([sys.executable, "-c", STRANGER, os.environ[ADDRESS]], text=True, timeout=60)
+            assert told.split("\n") == ["refused", "nobody listens elsewhere", ""]
         for step in range(MOST_STEPS):
             if total(tensor(np.array([len(collected) >= 2], np.float32))).asnumpy()[0] == RANKS:
                 break
-            if step == 2 and rank == 0:
+            if step == 10 and rank == 0:
                 file.write_text(json.dumps(config | {"dynamic_on": True, "wg_distribution": True, "collect_times": 2}))
             one_step(net, optimizer)
             if monitor.generate_wgrad_metrics()[0]:
@@ -54,7 +73,8 @@ def train() -> None:
 def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process has a directory and a file of its own."""
+    """Each process has a directory and a file of its own; a stranger at the store changes nothing."""
+    monkeypatch.setenv("PROBE_BROADCAST_SECRET", "what the ranks of this test share")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv(ADDRESS, f"127.0.0.1:{free.getsockname()[1]}")
@@ -62,13 +82,15 @@ def test_a_change_of_the_first_ranks_file_holds_on_all_ranks_from_one_step_on(
     (one, faults), (other, more) = (json.loads((out / f"host{rank}/told.json").read_text()) for rank in range(RANKS))
     assert one == other
     assert len(one) == 2
-    assert one[0] > 3
-    assert faults == more == {}
+    assert one[0] > 10
+    assert faults == {"broadcast: PermissionError": 1}, "a stranger has come, and was refused"
+    assert more == {}
 
 
 def test_an_address_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before training: MindSpore's processes do not meet in a store."""
     monkeypatch.setenv("RANK_SIZE", "2")
+    monkeypatch.setenv("PROBE_BROADCAST_SECRET", "what the ranks of this test share")
     monitor = TrainerMon({"wg_distribution": True, "dynamic_broadcast": True, "format": "api"})
     net = Deep()
     with pytest.raises(ValueError, match=r"dynamic_broadcast: true: mindspore keeps no store.*free port"):

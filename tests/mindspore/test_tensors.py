@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core.faults import Faults
 from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, columns_for, derive
 from probe.core.recorder import Recorder
@@ -295,7 +296,7 @@ def sums(recorder: Recorder) -> list[float]:
 def test_every_change_in_place_is_seen(change: str, size: int) -> None:
     """One object read twice gives its numbers then and its numbers now: in a step, and from one step to the next."""
     parameter = ms.Parameter(np.ones(size, np.float32), name="p")
-    recorder = Recorder(tensors, ["sum"], EPS)
+    recorder = Recorder(tensors, ["sum"], EPS, Faults().note)
     recorder.record("before", Key("p"), parameter, shared=True)
     recorder.record_all("all before", [Key("p")], [parameter])
     CHANGES[change](parameter)

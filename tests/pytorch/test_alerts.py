@@ -260,19 +260,22 @@ DUMP = {"alert": {"rules": [NAN_RULE], "dump": True}}
 
 @pytest.mark.parametrize("form", ["csv", "api"])
 def test_dumped_fields(output_dir: Path, form: str) -> None:
-    """Each finding has the documented fields in their order, whatever the format of the values."""
+    """Each finding has the documented fields in their order, then typed ones, whatever the format of the values."""
     with broken_run(DUMP | {"ops": ["norm"], "format": form}) as monitor:
         pass
     entries = dumped(output_dir)
     assert len(entries) == len(monitor.findings) > 0
     order = ["rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id", "tag_name", "message", "group_mates"]
-    assert all(list(entry) == order for entry in entries.values())
+    assert all(list(entry)[: len(order)] == order for entry in entries.values())
     key, entry = next((k, e) for k, e in entries.items() if e["tag_name"] == "0:fc.weight/rank0/post_grad")
     assert key == f"0:fc.weight/rank0/post_grad_step_1_call_{entry['call_id']}_norm"
     assert [entry[name] for name in ("rank", "step", "micro_step", "pp_stage", "vpp_stage")] == [0, 1, 0, 0, 0]
     assert entry["group_mates"] == [0]
     where = "('0:fc.weight/rank0/post_grad', 'norm')"
     assert entry["message"] == f"Rule AnomalyNan reports anomaly signal in {where} at step 1, current value nan."
+    assert [entry[name] for name in ("rule", "op", "value", "expected")] == ["AnomalyNan", "norm", "nan", "nan"]
+    if monitor.output_directory is not None:
+        assert entry["run"] == Path(monitor.output_directory).name
 
 
 def test_two_ops_of_one_tensor_are_both_kept(output_dir: Path) -> None:

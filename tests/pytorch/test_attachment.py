@@ -525,7 +525,7 @@ def test_a_compiled_model_is_refused_for_activations() -> None:
     wrapped, in_place = torch.compile(TinyNet(), backend="eager"), TinyNet()
     in_place.fc.compile(backend="eager")
     for model in (wrapped, in_place):
-        with pytest.raises(ValueError, match=r"compiled.*attach the monitor first, then call torch\.compile"):
+        with pytest.raises(ValueError, match=r'compiled by torch\.compile.*"compiled": "record"'):
             watch(model, sgd(model), **ACTIVATIONS)
 
 

@@ -117,6 +117,29 @@ def test_one_graph_has_the_rows_of_the_eager_run(checkpoint: str | None) -> None
     assert signals == {"actv", "actv_grad"}
 
 
+class WithLoss(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A language model that returns its logits and, of these, the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = SmallGPT(layers=1)
+
+    def forward(self, tokens: Any) -> Any:
+        logits = self.gpt(tokens[:, :-1])
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("make_run", [whole, lambda model: model.compile(backend="aot_eager") or model])
+def test_an_output_without_a_gradient_has_no_row(make_run: Callable[[Any], Any]) -> None:
+    """Of logits that are handed out beside the loss no gradient comes from outside the graph: no row, and no fault."""
+    eager, *_ = train(WithLoss, lambda model, step: model(token_batch(step))[1], same)
+    rows, faults, *_ = train(WithLoss, lambda model, step: model(token_batch(step))[1], make_run)
+    assert set(faults) <= {MISSED}
+    missing = {row.name for row in eager.keys() - rows.keys() if "input" not in row.name.rpartition(".")[2]}
+    assert missing <= {".output_0"}
+    assert {row.name for row in rows if row.signal == "actv_grad"} >= {".output_1", "gpt.head.output"}
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor cannot link libraries in a folder whose path has a space")
 def test_inductor_keeps_and_runs_the_operators() -> None:
@@ -333,6 +356,20 @@ def test_after_stopping_nothing_of_it_is_left_in_the_graph() -> None:
     assert torch._dynamo.config.skip_nnmodule_hook_guards == before
 
 
+def test_the_remedy_for_a_compiled_model_works() -> None:
+    """The error names the setting with which the same model, compiled as it is, has activations."""
+    model = TinyNet()
+    run = whole(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match='"compiled": "record"'):
+        watch(run, optimizer)
+    monitor = watch(run, optimizer, compiled="record")
+    run(X).sum().backward()
+    optimizer.step()
+    monitor.stop()
+    assert "fc.output" in {row.name for row in read(monitor.output_directory) if row.signal == "actv"}
+
+
 def test_a_graph_that_was_compiled_without_the_monitor_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """What has run before it was watched is not recorded inside, which is said and counted."""
     model = TinyNet()
@@ -345,7 +382,8 @@ def test_a_graph_that_was_compiled_without_the_monitor_says_so(caplog: pytest.Lo
         optimizer.step()
     monitor.stop()
     assert monitor.faults == {"activations: steps in which no watched module was seen to run": 2}
-    assert "torch.compile" in caplog.text
+    assert "Call set_monitor before the first forward" in caplog.text
+    assert '"record"' not in caplog.text, "which is set"
     names = {row.name for row in read(monitor.output_directory) if row.signal == "actv"}
     assert names == {".input", ".output"}
 

@@ -85,7 +85,7 @@ def test_progress_and_places_are_printed(demo, monkeypatch):
     assert "nan" in steps[20]
     for what in ("manifest", "log", "findings"):
         assert Path(re.search(rf"^  {what} +(.*)$", output, re.MULTILINE)[1]).is_file()
-    assert "tensorboardX is missing" in output
+    assert "TensorBoard needs tensorboardX" in output
     assert "--logdir" not in output
 
 

@@ -31,7 +31,7 @@ from probe.pytorch import TrainerMon
 
 model = TinyNet()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-monitor = TrainerMon({**EVERYTHING, "step_count_per_record": 100000, "alert": {"rules": []}})
+monitor = TrainerMon({**EVERYTHING, "mv_distribution": False, "step_count_per_record": 100000, "alert": {"rules": []}})
 
 def attach():
     monitor.set_monitor(model, 1, optimizer)
@@ -181,6 +181,8 @@ def test_sigkill_leaves_readable_files(output_dir: Path) -> None:
 def test_a_forked_child_leaves_the_files_alone(output_dir: Path) -> None:
     """A child that trains on, stops the monitor and exits neither hangs nor writes nor disturbs its parent."""
     script = """
+import warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12's, of any fork
 attach()
 for _ in range(3): step()
 assert monitor.flush()

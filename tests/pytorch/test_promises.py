@@ -460,7 +460,9 @@ def test_every_source_may_fail() -> None:
     monitor.stop()
     assert monitor.faults == {
         "gradient: RuntimeError": 3,
-        "before the update: RuntimeError": 2,
+        "before the update: RuntimeError": 3,
+        "grad_reduced of fc.weight: RuntimeError": 3,
+        "odd of fc.weight: RuntimeError": 2,
         "module 'inner': RuntimeError": 3,
     }
     manifest = json.loads((Path(monitor.output_directory) / "manifest.json").read_text())

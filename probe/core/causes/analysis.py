@@ -10,6 +10,7 @@ from probe.core.causes.classes import Cause, Reach, Story, tell
 from probe.core.causes.dumped import Dumped, call_of, dumped
 from probe.core.causes.evidence import Evidence, evidence
 from probe.core.causes.exchanges import exchanged, givers
+from probe.core.causes.extent import Extent, counted, extent
 from probe.core.causes.judging import Judged, Judging, configured, ops_of
 from probe.core.causes.located import Located
 from probe.core.causes.replicas import RULE as REPLICAS
@@ -17,6 +18,7 @@ from probe.core.causes.replicas import compare
 from probe.core.causes.sharing import sharers
 from probe.core.causes.topology import Topology, topology
 from probe.core.causes.words import Kind, kind_of, on_ranks, origins, paragraph, rivals
+from probe.core.messages import plural
 from probe.core.reading.directories import Run, find, last_run, place
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Connection, Rows
@@ -54,6 +56,18 @@ class Analysis:
     """What was not judged, and why."""
     problems: Problems
     topology: Topology
+    all_steps: bool = True
+    """Whether the findings of all steps count."""
+
+    @property
+    def extent(self) -> Extent:
+        """How much was judged."""
+        return extent(self.judged)
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether the run itself counted findings of which neither its files nor its dump have any."""
+        return self.all_steps and not self.diagnosis and any(counted(self.run).values())
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
@@ -95,7 +109,7 @@ def analyse(
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
         judged, rules = _judge(rows, run, topo, wanted, told)
-        if wanted and not any(rank.counted for rank in judged):
+        if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
             raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
         of_rank = {each.rank: each for each in judged}
         extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
@@ -118,6 +132,7 @@ def analyse(
         notes,
         problems,
         topo,
+        not wanted,
     )
 
 
@@ -158,14 +173,16 @@ def _dump(
     wanted: Collection[int],
     problems: Problems,
 ) -> Dumped:
-    """Findings of earlier runs lie in the same files: where there are several runs, only those that the files of this
-    one confirm are taken."""
-    extra = dumped(dump, judged, rules, topo.stage, wanted, problems)
+    """Findings of earlier runs lie in the same files: where there are several runs, of those that do not say of which
+    they are only the ones that the files of this run confirm are taken."""
+    extra = dumped(dump, run, judged, rules, topo.stage, wanted, problems)
     only = len(find(dump, Problems())) == len(run.directories)
-    if extra.live and not only:
-        what = f"{len(extra.live)} findings that its own rules made while it ran may be another run's: left out"
+    if extra.doubtful and not only:
+        made = plural(len(extra.doubtful), "finding")
+        what = f"{len(extra.doubtful)} {made} that its own rules made while it ran may be another run's: left out"
         problems.add(root, what, skipped=False)
-        extra.live.clear()
+    elif extra.doubtful:
+        extra.live += extra.doubtful
     return extra
 
 
@@ -222,7 +239,7 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Judge
         )
     dropped = sum(rank.dropped for rank in judged)
     if dropped:
-        yield f"{dropped} more times something was found for a while; these are not kept"
+        yield f"{dropped} more {plural(dropped, 'time')} something was found for a while; not kept"
     if "actv" in rows.signals and "zeros" not in rows.numbers("actv"):
         yield "dead layers cannot be told: the op zeros was not collected"
     last = max((rank.last_step for rank in judged), default=-1)

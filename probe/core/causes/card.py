@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from probe.core.causes.analysis import Analysis
 from probe.core.causes.classes import Cause
+from probe.core.causes.extent import counted, nothing_judged, run_found
 from probe.core.causes.located import Located
 from probe.core.naming import cell_name
+from probe.core.printable import printable
 from probe.core.report.diagnosis import MOST, Diagnosis, Mark
 
 
 def card(analysis: Analysis) -> Diagnosis:
     """What a report says of the cause: the main story first, then the others in order of time."""
-    if analysis.diagnosis is None:
-        return Diagnosis("Nothing was found.", (), 0, " ".join(analysis.notes))
-    told = [analysis.diagnosis, *analysis.others]
+    told = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
     pairs = [pair for diagnosis in told for pair in diagnosis.story.findings]
-    text = "\n".join(diagnosis.text for diagnosis in told)
-    return Diagnosis(text, [_mark(*pair) for pair in pairs[:MOST]], analysis.number, " ".join(analysis.notes))
+    text = "\n".join([*summary(analysis), *(printable(diagnosis.text) for diagnosis in told)])
+    clear = bool(analysis.extent.rows) and not analysis.unexplained
+    marks, note = [_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
+    return Diagnosis(text, marks, analysis.number, note, clear)
+
+
+def summary(analysis: Analysis) -> list[str]:
+    """What is to be known before any diagnosis: what was judged if nothing was found, and what the run itself found
+    where its rows cannot say it."""
+    if not analysis.extent.rows:
+        found = list(run_found(analysis.run))
+        if any(counted(analysis.run).values()) and not analysis.diagnosis:
+            found.append('No file says which: "alert": {"dump": true} would have.')
+        return [f"{_sentence(nothing_judged(analysis.run))}.", " ".join(found)]
+    if analysis.unexplained:
+        found = list(run_found(analysis.run))
+        return [f"Nothing was found in what was judged ({analysis.extent.text}). But: {' '.join(found)}"]
+    if analysis.diagnosis is None:
+        return [f"Nothing was found in what was judged: {analysis.extent.text}."]
+    return []
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _mark(located: Located, cause: Cause) -> Mark:

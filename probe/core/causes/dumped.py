@@ -9,8 +9,10 @@ from pathlib import Path
 from probe.core.causes.entries import Entry, rank_folders, read
 from probe.core.causes.judging import Judged
 from probe.core.causes.located import Located
+from probe.core.causes.runs import belongs
 from probe.core.naming import cell_name
 from probe.core.reading.cells import key_of
+from probe.core.reading.directories import Run
 from probe.core.reading.problems import Problems
 from probe.core.records import Finding
 
@@ -29,29 +31,36 @@ class Dumped:
     mates: dict[int, list[int]] = field(default_factory=dict)
     """Pipeline groups by rank."""
     live: list[Located] = field(default_factory=list)
-    """Findings of rules that cannot judge files."""
+    """Findings of this run that its files do not have: of rules that cannot judge files, or of steps that are not in
+    them."""
+    doubtful: list[Located] = field(default_factory=list)
+    """As ``live``, from files of older versions, which do not say of which run a finding is."""
 
 
 def dumped(
     root: Path,
+    run: Run,
     judged: Mapping[int, Judged],
     rules: Collection[str],
     stage: Callable[[int], int],
     wanted: Collection[int],
     problems: Problems,
 ) -> Dumped:
-    """What was dumped of the steps that were judged.
+    """What ``run`` has dumped, and what it may have.
 
     Args:
-        rules: those that have judged the files: what only an earlier run's dump has of them is no finding of this one.
+        rules: those that have judged the files: what they did not find there is no finding.
         wanted: steps that count; all if there are none.
     """
-    result = Dumped()
+    result, is_own = Dumped(), belongs(run)
     if not rank_folders(root):
         return result
     rows = {_row(located.finding) for each in judged.values() for episode in each.episodes for located in episode.kept}
     kept: dict[int, int] = {}
     for _, entry in read(root, problems):
+        own = is_own(entry)
+        if own is False:
+            continue
         if len(entry.group_mates) > 1:
             result.mates.setdefault(entry.rank, entry.group_mates)
         rank = judged.get(entry.rank)
@@ -63,9 +72,10 @@ def dumped(
             if not entry.rule:
                 continue
         within = rank.first_step <= entry.step <= rank.last_step
-        if within and entry.rule not in rules and kept.setdefault(entry.rank, 0) < MOST:
+        is_new = entry.rule not in rules if within else own or not rank.sampled
+        if is_new and kept.setdefault(entry.rank, 0) < MOST:
             kept[entry.rank] += 1
-            result.live.append(_located(entry, stage(entry.rank)))
+            (result.live if own else result.doubtful).append(_located(entry, stage(entry.rank)))
     return result
 
 
@@ -80,7 +90,7 @@ def _row(finding: Finding) -> Row:
 
 def _located(entry: Entry, pp_stage: int) -> Located:
     value, expected = entry.numbers()
-    key = key_of(entry.signal, entry.row, entry.micro_step, 0, entry.vpp_stage)
+    key = key_of(entry.signal, entry.row, entry.micro_step, entry.call, entry.vpp_stage)
     finding = Finding(
         rule=entry.rule or "unknown",
         signal=entry.signal,

@@ -40,12 +40,13 @@ def evidence(rows: Rows, located: Located) -> Evidence:
     """What the files say of a finding, and of the steps before it."""
     finding, step = located.finding, located.began
     files = _files(rows, finding.signal, located.rank, step)
-    held = [row for file in files for row in _read(rows, file, finding.key, f"name = {_text(cell_name(finding.key))}")]
+    name = cell_name(finding.key)
+    held = [row for file in files for row in _read(rows, file, finding.key, "name = ?", name)]
     held = sorted((row for row in held if row.step <= step), key=lambda row: row.step)[-BEFORE - 1 :]
     if not held or held[-1].step != step:
         return Evidence("", finding.op, ())
     op = finding.op if finding.op in held[-1].numbers else next(iter(held[-1].numbers), "")
-    path = files[-1].path
+    path = rows.original(files[-1])
     directory = next(rows.directories[n].path for n, file in rows.files[finding.signal] if file is files[-1])
     values = tuple((row.step, row.numbers.get(op, nan)) for row in held)
     return Evidence(str(Path(directory.name) / path.name), op, values, _inputs(rows, located))
@@ -61,8 +62,9 @@ def _files(rows: Rows, signal: str, rank: int, step: int) -> list[TableFile]:
     return found[-BEFORE - 1 :]
 
 
-def _read(rows: Rows, file: TableFile, key: Key, condition: str) -> Iterator[_Row]:
-    """Rows of a file about the micro step, call and stage of ``key``."""
+def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> Iterator[_Row]:
+    """Rows of a file about the micro step, call and stage of ``key``, where ``condition`` asks for ``name``."""
+    asked = name.encode("utf-8", "backslashreplace").decode()  # as files have what is no text
     source = rows.source([file])
     columns = file.columns or rows.columns(source)
     numbers = [column for column in columns if is_number(column)]
@@ -71,14 +73,10 @@ def _read(rows: Rows, file: TableFile, key: Key, condition: str) -> Iterator[_Ro
     chosen = ", ".join(quoted(column) for column in ("step", "name", *numbers))
     where = " AND ".join([*same, condition])
     query = f"SELECT {chosen} FROM {source} WHERE {where}"  # noqa: S608 - names are quoted as texts
-    for step, name, *cells in rows.connection.execute(query).fetchall():
+    for step, found, *cells in rows.connection.execute(query, [asked]).fetchall():
         yield _Row(
-            step, name or "", {op: nan if cell is None else cell for op, cell in zip(numbers, cells, strict=True)}
+            step, found or "", {op: nan if cell is None else cell for op, cell in zip(numbers, cells, strict=True)}
         )
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _inputs(rows: Rows, located: Located) -> str:
@@ -98,8 +96,8 @@ def _inputs(rows: Rows, located: Located) -> str:
 def _are_finite(rows: Rows, located: Located, signal: str, beginning: str) -> bool | None:
     """Whether all numbers of such rows at the finding's step are finite; None if there are none."""
     key = located.finding.key if signal == "actv" else Key("", stage=located.finding.key.stage)
-    condition = f"step = {int(located.began)} AND starts_with(name, {_text(beginning)})"
+    condition = f"step = {int(located.began)} AND starts_with(name, ?)"
     files: Sequence[TableFile] = _files(rows, signal, located.rank, located.began)[-1:]
-    found: list[Any] = [row for file in files for row in _read(rows, file, key, condition)]
+    found: list[Any] = [row for file in files for row in _read(rows, file, key, condition, beginning)]
     values = [value for row in found for op, value in row.numbers.items() if op in OPS and op != "id"]
     return all(isfinite(value) for value in values) if values else None

@@ -63,6 +63,10 @@ class Judged:
     """Steps with rows."""
     counted: int = 0
     """Those of them whose findings count."""
+    rows: int = 0
+    """Rows of the steps that count."""
+    signals: set[str] = field(default_factory=set)
+    """What they are of."""
     first_step: int = -1
     last_step: int = -1
     partial: bool = False
@@ -123,9 +127,15 @@ class Judging:
         for step in steps(self._rows, self.judged.rank, last=last):
             self._count(step)
             found, counts = find(self._rules, step.batches, self._failed), not chosen or step.step in chosen
-            self.judged.counted += counts
+            self._note(step, counts)
             self._take(step, [f for f in found if not chosen or f.step in chosen])
         return self.judged
+
+    def _note(self, step: Step, counts: bool) -> None:
+        if counts:
+            self.judged.counted += 1
+            self.judged.rows += sum(map(len, step.batches))
+            self.judged.signals.update(batch.signal for batch in step.batches)
 
     def _failed(self, rule: Rule, error: Exception) -> None:
         name = type(rule).__name__

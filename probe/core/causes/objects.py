@@ -6,9 +6,11 @@ from typing import Any
 
 from probe.core.causes.analysis import Analysis, Diagnosis
 from probe.core.causes.classes import Cause
+from probe.core.causes.extent import counted
 from probe.core.causes.located import Located
 from probe.core.causes.topology import Topology
 from probe.core.naming import cell_name, tag
+from probe.core.sinks.anomaly_file import in_json
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -17,6 +19,8 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "run": analysis.run.name,
         "ranks": list(analysis.run.ranks),
         "missing_ranks": list(analysis.run.missing),
+        "judged": analysis.extent._asdict(),
+        "run_found": {str(rank): number for rank, number in counted(analysis.run).items()},
         "findings": analysis.number,
         "diagnosis": _of(analysis.diagnosis, analysis.topology) if analysis.diagnosis else None,
         "others": [_of(diagnosis, analysis.topology) for diagnosis in analysis.others],
@@ -38,7 +42,7 @@ def _of(diagnosis: Diagnosis, topology: Topology) -> dict[str, Any]:
         "evidence": {
             "file": shown.file,
             "op": shown.op,
-            "values": [[step, _plain(value)] for step, value in shown.values],
+            "values": [[step, in_json(value)] for step, value in shown.values],
         },
         "first_step": story.first,
         "last_step": story.last,
@@ -67,8 +71,8 @@ def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
         "signal": finding.signal,
         "name": cell_name(finding.key),
         "op": finding.op,
-        "value": _plain(finding.value),
-        "expected": _plain(finding.expected),
+        "value": in_json(finding.value),
+        "expected": in_json(finding.expected),
         "live": located.live,
     }
 
@@ -82,7 +86,3 @@ def key_of_entry(located: Located) -> str:
 
 def _call(located: Located) -> int:
     return located.call if located.call >= 0 else located.finding.order
-
-
-def _plain(number: float) -> float | str:
-    return number if abs(number) < float("inf") else str(number)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from probe.core.compare.comparing import Comparison
 from probe.core.compare.first import Row
+from probe.core.messages import plural
 from probe.core.naming import signal_of
+from probe.core.printable import printable
 
 LISTED = 10
 """Names in one run alone that are shown."""
@@ -64,12 +66,14 @@ def about(found: Comparison) -> Iterator[str]:
     """What has been compared, and what only one run has."""
     ranks = ", ".join(str(a) if a == b else f"{a}:{b}" for a, b in found.ranks[:8]) + ", ..." * (len(found.ranks) > 8)
     dtype = f" ({found.dtype})" if found.dtype else ""
-    yield f"steps {found.steps[0]} to {found.steps[1]}, ranks {ranks}, relative tolerance {found.tolerance:g}{dtype}"
+    of = plural(len(found.ranks), "rank")
+    yield f"steps {found.steps[0]} to {found.steps[1]}, {of} {ranks}, relative tolerance {found.tolerance:g}{dtype}"
     renamed = found.renamed - found.by_framework
     if renamed:
-        yield f"{renamed} names are called otherwise in B"
+        yield f"{renamed} {plural(renamed, 'name is', 'names are')} called otherwise in B"
     if found.by_framework:
-        yield f"{found.by_framework} parameters are called as the other framework does (gamma for weight, ...)"
+        are = plural(found.by_framework, "parameter is", "parameters are")
+        yield f"{found.by_framework} {are} called as the other framework does (gamma for weight, ...)"
     for kind, only in (("signals", found.only_signals), ("ranks", found.only_ranks), ("steps", found.only_steps)):
         for run, there in zip("AB", only, strict=True):
             if there:
@@ -95,13 +99,13 @@ def show(found: Comparison, page: Path | None) -> None:
             texts = column in ("signal", "name", "number")
             table.add_column(column, overflow="fold", no_wrap=column != "name", justify="left" if texts else "right")
         for row in found.first:
-            table.add_row(*([str(row.rank)] if ranks else []), *(escape(cell) for cell in place(row)))
+            table.add_row(*([str(row.rank)] if ranks else []), *(escape(printable(cell)) for cell in place(row)))
         console.print(table)
     for line in (*about(found), *found.problems):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(verdict(found), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(verdict(found)), markup=False, highlight=False, soft_wrap=True)
     if page:
-        console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def as_json(found: Comparison) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from probe.core.naming import SIGNALS
-from probe.core.output import ZONE
+from probe.core.output import stamp
 from probe.core.reading.directories import RankDirectory, find
 from probe.core.reading.files import KNOWN, TableFile, tables
 from probe.core.reading.problems import Problems
@@ -65,7 +65,7 @@ def choose(
     """The directories between two times, themselves included, and of the kinds that are there those of ``kinds``.
 
     Raises:
-        ValueError: if there is none, or one of ``kinds`` is neither there nor documented.
+        ValueError: if there is none, or none of ``kinds``, or one of these is neither there nor documented.
     """
     root = checked_folder("monitor_path", monitor_path)
     # What manifests say is not needed here, and would go to the workers with every file.
@@ -78,6 +78,10 @@ def choose(
     unknown = [kind for kind in kinds if kind not in there and kind not in DOCUMENTED]
     if unknown:
         raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(there))}")
+    if not set(kinds) & set(there):
+        raise ValueError(
+            f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(there))}"
+        )
     for kind in kinds:
         if kind not in there:
             problems.add(root, f"there are no files of {kind}", skipped=False)
@@ -101,10 +105,14 @@ def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] 
     """
     if given is not None:
         folder = checked_folder("output_dirpath", given)
-        if folder.exists() and not folder.is_dir():
+        try:
+            is_file = folder.exists() and not folder.is_dir()
+        except OSError as error:  # no name that a file system could have
+            raise ValueError(f"{folder}: expected a folder to write to; {error.strerror}") from None
+        if is_file:
             raise ValueError(f"{folder}: expected a folder to write to; this is a file")
         return folder
-    return checked_folder("monitor_path", monitor_path) / f"{datetime.now(ZONE):%b%d_%H-%M-%S}_{suffix}"
+    return checked_folder("monitor_path", monitor_path) / f"{stamp(time.time())}_{suffix}"
 
 
 def checked_folder(key: str, value: object) -> Path:
@@ -114,7 +122,7 @@ def checked_folder(key: str, value: object) -> Path:
         ValueError: if it is no path, or an empty one.
     """
     if not isinstance(value, str | PathLike) or not str(value):
-        raise ValueError(f"{key}: expected the path of a folder, got {value!r}")
+        raise ValueError(f"{key}: expected the path of a folder, got {value!r}; give one")
     return Path(value).expanduser()
 
 
@@ -125,7 +133,9 @@ def checked_number(key: str, value: object, low: int, high: int) -> int:
         ValueError: if it is no whole number from ``low`` to ``high``.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{key}: expected a whole number from {low} to {high}, got {value!r}")
+        raise ValueError(
+            f"{key}: expected a whole number from {low} to {high}, got {value!r}; give one, or leave it out"
+        )
     return value
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike
@@ -75,9 +77,19 @@ class Imported:
     """The database."""
     problems: Problems = field(default_factory=Problems)
     rows: int = 0
+    """Those that are in a CSV and in a Parquet file of a directory count once."""
     files: int = 0
     known: int = 0
     """Files that the database held already."""
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.files + self.known:
+            return f"nothing could be converted: {self.path} was not written"
+        known = f", {self.known} {plural(self.known, 'was', 'were')} there already" if self.known else ""
+        rows, files = plural(self.rows, "row"), plural(self.files, "file")
+        return f"{self.rows} {rows} of {self.files} {files} in {self.path}{known}"
 
 
 class _Work(NamedTuple):
@@ -89,6 +101,8 @@ class _Work(NamedTuple):
     modified_ns: int
     afresh: bool
     """Whether what the database holds of this rank and kind goes first."""
+    twice: bool
+    """Whether the directory has files of this kind as CSV and as Parquet."""
 
     @property
     def name(self) -> str:
@@ -97,10 +111,18 @@ class _Work(NamedTuple):
 
 
 def csv2db(config: CSV2DBConfig) -> Imported:
-    """As :func:`convert`; what is wrong is logged."""
+    """As :func:`convert`; what was written is logged at INFO, what is wrong at WARNING.
+
+    Raises:
+        TypeError: if ``config`` is no :class:`CSV2DBConfig`.
+    """
+    if not isinstance(config, CSV2DBConfig):
+        advice = 'write csv2db(CSV2DBConfig(monitor_path="monitor_output"))'
+        raise TypeError(f"csv2db: config: expected a CSV2DBConfig, got {type(config).__name__}; {advice}")
     done = convert(config)
     for line in done.problems.lines():
         logger.warning("%s", line)
+    logger.info("%s", done.summary)
     return done
 
 
@@ -119,20 +141,37 @@ def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
         config.monitor_path, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems
     )
     folder = output_folder(config.monitor_path, config.output_dirpath, "csv2db")
-    database = MetricsDatabase(folder / FILE_NAME, config.step_partition)
-    done = Imported(database.path, problems)
-    try:
-        _Import(database, chosen, done, told or _nobody).run(config.process_num)
-        database.index()
-    finally:
-        database.close()
+    done = Imported(folder / FILE_NAME, problems)
+    with _nothing_left(done):
+        database = MetricsDatabase(done.path, config.step_partition)
+        try:
+            _Import(database, chosen, done, told or _nobody).run(config.process_num)
+            database.index()
+        finally:
+            database.close()
     return done
+
+
+@contextmanager
+def _nothing_left(done: Imported) -> Iterator[None]:
+    """At the end a database that is new and got no file is not there, nor is a folder that was made for it."""
+    folder, is_new = done.path.parent, not done.path.exists()
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        if is_new and not done.files:
+            with suppress(OSError):
+                done.path.unlink(missing_ok=True)
+                for each in made:
+                    each.rmdir()
 
 
 class _Import:
     def __init__(self, database: MetricsDatabase, chosen: Chosen, done: Imported, told: Told) -> None:
         self._database, self._chosen, self._done, self._told = database, chosen, done, told
         self._total = sum(chosen.kinds.values())
+        self._counted = _Counted()
 
     def run(self, processes: int) -> None:
         results = in_order(_parse, self._pieces(), min(processes, self._total))
@@ -161,13 +200,17 @@ class _Import:
         If an earlier one has changed, all are imported again, so that later ones still replace its rows.
         """
         works = []
+        formats: dict[Path, set[str]] = {}
+        for directory, file in unit.files:
+            formats.setdefault(directory.path, set()).add(file.format)
         for directory, file in unit.files:
             try:
                 stat = file.path.stat()
             except OSError as error:
                 self._done.problems.add(file.path, f"{error}: left out")
                 continue
-            works.append(_Work(directory, file, stat.st_size, stat.st_mtime_ns, afresh=False))
+            twice = len(formats[directory.path]) > 1
+            works.append(_Work(directory, file, stat.st_size, stat.st_mtime_ns, afresh=False, twice=twice))
         held = self._database.imported(unit.kind, unit.rank)
         known = [held.get(work.name) == (work.size, work.modified_ns) for work in works]
         new = known.index(False) if False in known else len(works)
@@ -180,6 +223,7 @@ class _Import:
     def _import(self, work: _Work, parts: Iterable[tuple[Piece, Parsed | Exception]]) -> None:
         """One file, in one transaction."""
         rows = bad = 0
+        steps: Counter[int] = Counter()
         try:
             with self._database.transaction():
                 if work.afresh:
@@ -193,14 +237,38 @@ class _Import:
                     if parsed.rows is not None:
                         self._database.add(parsed.rows)
                         rows += len(parsed.rows.steps)
+                        if work.twice:
+                            steps.update(parsed.rows.steps.tolist())
                 self._database.remember(
                     work.name, work.file.signal, work.directory.rank, work.size, work.modified_ns, rows, bad
                 )
         except (_FileError, ValueError) as error:
             self._done.problems.add(work.file.path, f"{error}: left out")
             return
-        self._done.rows += rows
+        self._done.rows += self._counted.new(work, steps) if work.twice else rows
         self._done.files += 1
+
+
+class _Counted:
+    """Rows of a directory and kind that was written as CSV and as Parquet: of each step those of the format that has
+    more count."""
+
+    def __init__(self) -> None:
+        self._about: tuple[Path, str] | None = None
+        self._steps: dict[str, Counter[int]] = {}
+
+    def new(self, work: _Work, steps: Counter[int]) -> int:
+        """How many of the rows of a file, counted by step, no file of the other format had."""
+        about = work.directory.path, work.file.signal
+        if about != self._about:
+            self._about, self._steps = about, {"csv": Counter(), "parquet": Counter()}
+        before = self._most(steps)
+        self._steps[work.file.format].update(steps)
+        return self._most(steps) - before
+
+    def _most(self, steps: Iterable[int]) -> int:
+        csv, parquet = self._steps["csv"], self._steps["parquet"]
+        return sum(max(csv[step], parquet[step]) for step in steps)
 
 
 class _FileError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -29,6 +30,11 @@ class Converted:
     rows: int = 0
     files: int = 0
 
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        return f"{self.rows} {plural(self.rows, 'row')} of {self.files} {plural(self.files, 'file')} in {self.path}"
+
 
 def csv2tensorboard_by_step(
     monitor_path: str | PathLike[str],
@@ -38,10 +44,11 @@ def csv2tensorboard_by_step(
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | PathLike[str] | None = None,
 ) -> Converted:
-    """As :func:`convert`; what is wrong is logged."""
+    """As :func:`convert`; what was written is logged at INFO, what is wrong at WARNING."""
     done = convert(monitor_path, time_start, time_end, process_num, data_type_list, output_dirpath)
     for line in done.problems.lines():
         logger.warning("%s", line)
+    logger.info("%s", done.summary)
     return done
 
 
@@ -66,8 +73,9 @@ def convert(
         told: is told how many folders are done.
 
     Raises:
-        ValueError: if a value is not what it must be, there is nothing to convert, or the output has curves of the same
-            ranks and kinds already.
+        ValueError: if a value is not what it must be, there is nothing to convert, or the output cannot be written or
+            has curves of the same ranks and kinds already.
+        KeyboardInterrupt: leaving nothing behind.
     """
     checked_number("process_num", process_num, 1, MOST_PROCESSES)
     problems = Problems()
@@ -75,9 +83,13 @@ def convert(
     done = Converted(output_folder(monitor_path, output_dirpath, "csv2tensorboard_by_step"), problems)
     ranks = {directory.rank for directory in chosen.directories}
     total = len(ranks) * len(chosen.kinds)
-    for rank in ranks:
-        for kind in chosen.kinds:
-            _check_empty(_folder(done.path, rank, kind))
+    try:
+        done.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{done.path}: expected a folder that can be written to; {error.strerror}") from None
+    folders = [_folder(done.path, rank, kind) for rank in ranks for kind in chosen.kinds]
+    for folder in folders:
+        _check_empty(folder)
     works = (_Work(unit, _folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
     try:
         for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
@@ -86,6 +98,9 @@ def convert(
                 told(number, total, f"rank{work.unit.rank}/{work.unit.kind}")
     except WorkersDiedError as died:
         problems.add(done.path, f"{died}: not all is converted")
+    except BaseException:  # Ctrl-C: half of a run would look like all of it
+        _remove(folders)
+        raise
     return done
 
 
@@ -103,6 +118,19 @@ def _check_empty(folder: Path) -> None:
         raise ValueError(
             f"{folder}: there are curves already, and every point would be there twice: choose another output"
         )
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    """Removes the event files, none of which was there before, and the folders that are empty then."""
+    with suppress(OSError):
+        for folder in filter(Path.is_dir, folders):
+            for path in folder.iterdir():
+                if "tfevents" in path.name or (path.name.startswith(".") and path.suffix == ".tmp"):
+                    path.unlink()
+    for folder in folders:
+        for each in (folder, folder.parent, folder.parent.parent):
+            with suppress(OSError):
+                each.rmdir()
 
 
 def _gather(done: Converted, work: _Work, outcome: Outcome | Exception) -> None:

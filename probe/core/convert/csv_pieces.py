@@ -18,6 +18,7 @@ import numpy as np
 
 from probe.core.convert.rows import Rows, assembled
 from probe.core.reading.files import KEY, TEXT, TableFile, whole
+from probe.core.reading.problems import cannot_be_read
 
 TOLD = 3
 """Bad lines of a piece that are told one by one."""
@@ -107,7 +108,7 @@ def _line_by_line(file: TableFile, rank: int, text: str, start: int) -> Read:
     before = 1 + _lines_before(file.path, start) if bad else 0
     told: list[tuple[int | None, str]] = [(before + n, f"{what}: this line is left out") for n, what in bad[:TOLD]]
     if len(bad) > TOLD:
-        told.append((None, f"{len(bad) - TOLD} more lines cannot be read and are left out"))
+        told.append((None, cannot_be_read(len(bad) - TOLD)))
     return _rows(file, rank, good), len(bad), tuple(told)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,18 @@ import numpy.typing as npt
 
 from probe.core.convert import schema
 from probe.core.convert.names import Names
-from probe.core.convert.rows import Rows
+from probe.core.convert.rows import Rows, Target
 from probe.core.convert.schema import quoted
 
 FILE_NAME = "monitor_metrics.db"
 STEP_PARTITION = 500
 """Steps in one table, unless asked for otherwise."""
+CACHED_STATEMENTS = 64
+"""Prepared statements that are kept, a few kilobytes each: one a signal is used step after step."""
+MOST_TABLES = 100
+"""Tables that are remembered, the latest ones; what any other holds is looked up again."""
 CACHE_KIB = 32 << 10
-"""Memory that SQLite may keep pages in."""
+"""Memory that SQLite may keep pages in, unless asked for otherwise."""
 
 
 class _Table(NamedTuple):
@@ -38,19 +42,32 @@ class MetricsDatabase:
     Args:
         step_partition: steps in one table; None for those that the database was made with, if it is not new.
         wait_seconds: how long a locked database is waited for.
+        cache_kib: memory that SQLite may keep pages in.
 
     Raises:
         ValueError: if there is something else at ``path``, or a database made with another ``step_partition``.
         sqlite3.OperationalError: if the file cannot be written.
     """
 
-    def __init__(self, path: Path, step_partition: int | None = STEP_PARTITION, wait_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        step_partition: int | None = STEP_PARTITION,
+        wait_seconds: float = 5.0,
+        cache_kib: int = CACHE_KIB,
+    ) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         # The thread that delivers is not the one that opens.
-        self.connection = sqlite3.connect(path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
+        self.connection = sqlite3.connect(
+            path,
+            timeout=wait_seconds,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+        )
         try:
-            self._prepare(step_partition)
+            self._prepare(step_partition, cache_kib)
         except BaseException:
             self.connection.close()
             raise
@@ -78,6 +95,19 @@ class MetricsDatabase:
             self._forget()
             raise
 
+    @property
+    def step_partition(self) -> int:
+        """Steps in one table."""
+        return self._partition
+
+    def repartition(self, step_partition: int) -> None:
+        """Puts so many steps into one table; called inside a transaction. No effect where there are rows already."""
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
+        if self.connection.execute(query).fetchone() is None:
+            statement = "UPDATE global_stats SET stat_value = ? WHERE stat_name = 'step_partition'"
+            self.connection.execute(statement, (step_partition,))
+            self._partition = step_partition
+
     def add(self, rows: Rows) -> None:
         """Adds ``rows``; one about the same rank, step and target replaces what is there."""
         if not len(rows.steps):
@@ -87,6 +117,7 @@ class MetricsDatabase:
         for partition in np.unique(partitions).tolist():
             chosen = partitions == partition
             self._insert(metric, partition, rows if chosen.all() else rows.taken(chosen))
+        self._place(metric, rows)
         self._names.widen_range(int(rows.steps.min()), int(rows.steps.max()), rows.rank)
 
     def remove(self, signal: str, rank: int) -> None:
@@ -129,12 +160,12 @@ class MetricsDatabase:
         for table in self.unindexed() if tables is None else tables:
             self.connection.execute(schema.create_index(table))
 
-    def _prepare(self, step_partition: int | None) -> None:
+    def _prepare(self, step_partition: int | None, cache_kib: int) -> None:
         self._check_ours()
         # Where the file system has no shared memory, SQLite keeps its ordinary journal.
         self.connection.execute("PRAGMA journal_mode=WAL").fetchone()
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        self.connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+        self.connection.execute(f"PRAGMA cache_size=-{cache_kib}")
         with self.transaction():
             for statement in filter(str.strip, schema.TABLES.split(";")):
                 self.connection.execute(statement)
@@ -169,10 +200,14 @@ class MetricsDatabase:
         """What is remembered of the database may have been undone."""
         self._names = Names(self.connection)
         self._tables: dict[tuple[int, int], _Table] = {}
+        self._placed: dict[int, Sequence[Target]] = {}
+        """By signal the targets that were written last."""
 
     def _insert(self, metric: int, partition: int, rows: Rows) -> None:
         table = self._tables.get((metric, partition))
         if table is None or not set(rows.values) <= set(table.stats):
+            while len(self._tables) >= MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
             table = self._tables[metric, partition] = self._table(metric, partition, rows)
         stats = list(rows.values)
         names = ", ".join((*schema.FIXED, *map(quoted, stats)))
@@ -183,6 +218,21 @@ class MetricsDatabase:
         ranks = [rows.rank] * len(targets)
         self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
 
+    def _place(self, metric: int, rows: Rows) -> None:
+        """Keeps the order of a signal's targets: that in which they are first written."""
+        if self._placed.get(metric) is rows.targets:  # as in the step before
+            return
+        targets = self._names.ids("monitoring_targets", rows.targets).tolist()
+        known = dict(
+            self.connection.execute("SELECT target_id, position FROM metric_targets WHERE metric_id = ?", (metric,))
+        )
+        new = [target for target in targets if target not in known]
+        self.connection.executemany(
+            "INSERT INTO metric_targets VALUES (?, ?, ?, ?)",
+            ((metric, target, place, int(rows.micro_stepped)) for place, target in enumerate(new, len(known))),
+        )
+        self._placed[metric] = rows.targets
+
     def _table(self, metric: int, partition: int, rows: Rows) -> _Table:
         """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
         if clash := {stat.lower() for stat in rows.values} & set(schema.FIXED):
@@ -190,14 +240,16 @@ class MetricsDatabase:
         first = partition * self._partition
         last = first + self._partition - 1
         name = schema.table_name(metric, first, last)
+        before = self._held(name)
         self.connection.execute(schema.create_table(name, first, last, tuple(rows.values)))
         held = self._held(name)
         lower = {stat.lower() for stat in held}
-        for stat in rows.values:
-            if stat.lower() not in lower:
-                self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
+        missing = [stat for stat in rows.values if stat.lower() not in lower]
+        for stat in missing:
+            self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
         self._add_stats(metric, rows.values)
-        self._view(rows.signal)
+        if missing or not before:
+            self._view(rows.signal)
         return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))
 
     def _held(self, table: str) -> tuple[str, ...]:

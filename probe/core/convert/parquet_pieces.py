@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from probe.core.convert.rows import Rows, assembled
-from probe.core.reading.files import KEY, NEEDED, TEXT, TableFile
+from probe.core.reading.files import KEY, TEXT, TableFile
+from probe.core.reading.parquet_files import misfit
 from probe.core.reading.rows import connect
 from probe.core.reading.sql import pattern_of
 
@@ -20,9 +21,11 @@ def number_of_rows(path: Path) -> int:
 
     Raises:
         ImportError: if DuckDB is missing.
-        ValueError: if it is no Parquet file.
+        ValueError: if it is no Parquet file, or not one of ours.
     """
     with _duckdb() as connection:
+        if what := misfit(connection, [path]):
+            raise ValueError(what)
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
         return int(connection.execute(query, [pattern_of(path)]).fetchone()[0])
 
@@ -37,9 +40,6 @@ def read(file: TableFile, rank: int, begin: int, end: int) -> Rows | None:
     with _duckdb() as connection:
         query = "SELECT * FROM read_parquet(?) LIMIT ? OFFSET ?"
         found = connection.execute(query, [pattern_of(file.path), end - begin, begin]).fetchnumpy()
-    missing = [column for column in NEEDED if column not in found]
-    if missing:
-        raise ValueError(f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}")
     if not len(found["step"]):
         return None
     about = {column: cells.tolist() for column, cells in found.items() if column in (*KEY, *TEXT)}
@@ -60,6 +60,10 @@ def _duckdb() -> Iterator[Any]:
 
     try:
         yield connection
+    except RuntimeError as error:
+        if type(error) is RuntimeError:  # what DuckDB makes of Ctrl-C
+            raise KeyboardInterrupt from error
+        raise
     except duckdb.Error as error:
         raise ValueError(f"expected a Parquet file; {' '.join(str(error).split())}") from error
     finally:

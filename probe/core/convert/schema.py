@@ -21,6 +21,9 @@ CREATE TABLE IF NOT EXISTS monitoring_targets (
 CREATE TABLE IF NOT EXISTS monitoring_metrics (metric_id INTEGER PRIMARY KEY, metric_name TEXT UNIQUE NOT NULL);
 CREATE TABLE IF NOT EXISTS metric_stats (
     metric_id INTEGER NOT NULL, stat_name TEXT NOT NULL, PRIMARY KEY (metric_id, stat_name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS metric_targets (
+    metric_id INTEGER NOT NULL, target_id INTEGER NOT NULL, position INTEGER NOT NULL, micro_stepped INTEGER NOT NULL,
+    PRIMARY KEY (metric_id, target_id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tensor_forms (
     form_id INTEGER PRIMARY KEY, shape TEXT NOT NULL, dtype TEXT NOT NULL, coverage TEXT NOT NULL,
     UNIQUE (shape, dtype, coverage));

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -41,17 +45,41 @@ def in_order(
         return
     source = iter(items)
     waiting: deque[tuple[Item, Future[Result]]] = deque()
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            while True:
-                for item in islice(source, processes * AHEAD - len(waiting)):
-                    waiting.append((item, _submitted(pool, work, item)))
-                if not waiting:
-                    return
-                first, future = waiting.popleft()
-                yield first, _result(future)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with _pool(processes) as pool:
+        while True:
+            for item in islice(source, processes * AHEAD - len(waiting)):
+                waiting.append((item, _submitted(pool, work, item)))
+            if not waiting:
+                return
+            first, future = waiting.popleft()
+            yield first, _result(future)
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the block: at once if it is left before all is done, or if this process is killed."""
+    alive, held = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with, initargs=(alive,))
+    try:
+        yield pool
+    except BaseException:
+        held.close()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        held.close()
+        alive.close()
+
+
+def _end_with(other: Connection) -> None:
+    """Ends this process when nobody holds the other end of a pipe any more."""
+    threading.Thread(target=_wait_and_end, args=(other,), daemon=True).start()
+
+
+def _wait_and_end(other: Connection) -> None:
+    other.poll(None)  # nothing is ever sent: it returns when the other end is closed
+    os._exit(1)
 
 
 def _tried(work: Callable[[Item], Result], item: Item) -> Result | Exception:
@@ -72,11 +100,21 @@ def _result(future: Future[Any]) -> Any:
 
 
 def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item) -> Future[Result]:
-    with _main_hidden():
+    with _main_hidden(), _interrupts_held():
         try:
             return pool.submit(work, item)
         except BrokenProcessPool as error:
             raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process that is started here never gets SIGINT, which a terminal sends to all: who started it ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

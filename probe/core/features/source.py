@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from probe.core.features.misfit import Misfit
 from probe.core.framework import Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
-from probe.core.selection import Names, Watched, names_of
+from probe.core.selection import Lead, Names, Watched, names_of, no_lead, unknown_names
 from probe.core.unseen import note_unseen
 
 WEIGHTS = ("weight", "wg")
@@ -28,10 +27,13 @@ HOOKS = {
     "moe_router_logit_hook": "moe_router",
 }
 """Every signal, and what it adds to the name of a module."""
-UNMASKED = (
-    "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query, and nothing is taken to "
-    "be: if later keys are, set sa_mask to causal, else to none"
-)
+UNSAID = "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query; "
+SUPPOSED = {
+    True: UNSAID + "later keys are taken to be: if all are seen, set sa_mask to none, else to causal",
+    False: UNSAID + "with another number of keys than queries nothing is taken to be: if later keys are, set sa_mask "
+    "to causal, else to none",
+}
+"""By whether later keys are taken to be hidden."""
 
 _log = logging.getLogger("probe")
 
@@ -49,7 +51,7 @@ def features(run: Run) -> Iterator[None]:
     with ExitStack() as attached:
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
-            guard = lambda f, w=f"{hook} of module {module.full!r}": run.guard(w, f)  # noqa: E731
+            guard = partial(run.guard, f"{hook} of module {module.full!r}")
             listen = partial(run.on_forward, compiled_too=True)
             attached.callback(listen(module.thing, root, listener.before, listener.after, guard))
             run.before_update.append(lambda *_, listener=listener: listener.settle())
@@ -71,6 +73,7 @@ def _end_step(run: Run, listeners: Sequence[Listener]) -> None:
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
     """The whole model, a module of it, and what is recorded of that."""
     names = Names(run.settings.squash_name)
+    named = {hook: {*map(_normal, getattr(run.settings.l2_targets, hook) or ())} for hook in LISTENERS}
     for stage, model in run.chunks:
         names.expect(stage, (full for full, _ in run.framework.hooks.modules(model)))
         for full, module in run.framework.hooks.modules(model):
@@ -78,15 +81,18 @@ def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
             for hook in LISTENERS:
                 targets = getattr(run.settings.l2_targets, hook)
                 every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module))
-                if every or any(_named(target, stage, full) for target in targets or ()):
+                if every or not named[hook].isdisjoint(_called(stage, full)):
                     yield model, watched, hook
 
 
-def _named(target: str, stage: int, full: str) -> bool:
+def _normal(target: str) -> str:
     prefix, colon, name = target.partition(":")
-    if colon and prefix.isdecimal():
-        return int(prefix) == stage and name in names_of(full)
-    return target in names_of(full)
+    return f"{int(prefix)}:{name}" if colon and prefix.isdecimal() else target
+
+
+def _called(stage: int, full: str) -> set[str]:
+    """All that a module may be called by, with its stage and without."""
+    return {each for name in names_of(full) for each in (name, f"{stage}:{name}")}
 
 
 def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
@@ -96,19 +102,22 @@ def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
     return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
 
 
-def unknown(settings: Any, names: Iterable[tuple[int, str]]) -> list[str]:
-    """One sentence for each name in ``l2_targets`` that no module has; ``names`` are those of all modules, with their
-    stages."""
+def unknown(settings: Any, names: Iterable[tuple[int, str]], lead: Lead = no_lead) -> list[str]:
+    """One sentence for each name in ``l2_targets`` that no module has, as far as a message lists them.
+
+    Args:
+        names: those of all modules, with their stages.
+        lead: gives what a sentence begins with, by the path of its key.
+    """
     if not settings.recording_l2_features:
         return []
-    there, problems = list(names), []
+    called = {each for stage, full in names for each in _called(stage, full)}
+    problems = []
     for hook in HOOKS:
-        for target in getattr(settings.l2_targets, hook) or ():
-            if not any(_named(target, stage, full) for stage, full in there):
-                known = sorted({f"{stage}:{full}" for stage, full in there} | {full for _, full in there})
-                near = get_close_matches(target, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "; print(model) shows the names"
-                problems.append(f"l2_targets.{hook}: expected names of modules of the model, got {target!r}{hint}")
+        wrong = [target for target in getattr(settings.l2_targets, hook) or () if _normal(target) not in called]
+        for target, end in unknown_names(wrong, called):
+            begin = lead(("l2_targets", hook))
+            problems.append(f"{begin}l2_targets.{hook}: expected names of modules of the model, got {target!r}{end}")
     return problems
 
 
@@ -217,18 +226,26 @@ class Attention(Listener):
         settings = self._run.settings
         given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
         said = arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
+        unsaid = said is None and given.mask is None
+        supposed = unsaid and self._alike(given)
         call = attention.Call(
             self._ops.numbers(given.query),
             self._ops.numbers(given.key),
             None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
-            settings.sa_mask == "causal" or said is True,
+            settings.sa_mask == "causal" or said is True or supposed,
             settings.sa_mask_true == "attends",
         )
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
-        if said is None and given.mask is None:
-            self._tell("mask", UNMASKED)
+        if unsaid:
+            self._tell("mask", SUPPOSED[supposed])
         key = self._key._replace(micro_step=self._run.clock.micro_step)
         self._collected.add(self.hook, key, given.query, block, attention.finish)
+
+    def _alike(self, given: arguments.Given) -> bool:
+        """Whether there are as many keys as queries, as where a sequence attends to itself."""
+        place = self._run.settings.sa_order.split(",").index("s")
+        shapes = [self._run.framework.tensors.describe(tensor)[0] for tensor in (given.query, given.key)]
+        return all(len(shape) > place for shape in shapes) and shapes[0][place] == shapes[1][place]
 
 
 class RouterWeight(OfWeight):

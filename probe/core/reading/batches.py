@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from probe.core.histogram import QUANTILES
+from probe.core.messages import plural
 from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import signal_of
 from probe.core.reading.cells import coverage_of, key_of, shape_of
@@ -157,7 +158,8 @@ def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple
     if about is None or about.cells != described:
         about = known[table.signal] = _about(table, described, problems)
     if twice := len(table.rows) - len(about.kept):
-        what = f"step {table.step} has {twice} rows twice: the later ones are taken"
+        later = plural(twice, "row twice: the later one is", "rows twice: the later ones are")
+        what = f"step {table.step} has {twice} {later} taken"
         problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
     values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
     derived = {op: value for op, value in values.items() if op in OPS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from probe.core.reading.plausible import MOST_RANKS
 from probe.core.records import Coverage, Key
 
 _COVERAGE = re.compile(r"(\d+) of \[(.*)\] (at|term) (.*) over ranks (.*)")
@@ -41,9 +42,16 @@ def coverage_of(text: str | None) -> Coverage | None:
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """What :func:`probe.core.records.ranks_text` has written: ``0-3``, ``0-6:2`` or ``0,1,5``."""
+    """What :func:`probe.core.records.ranks_text` has written: ``0-3``, ``0-6:2`` or ``0,1,5``.
+
+    Raises:
+        ValueError: if it is none of these, or more than ``MOST_RANKS``.
+    """
     span, _, stride = text.partition(":")
     first, dash, last = span.partition("-")
     if dash:
-        return tuple(range(int(first), int(last) + 1, int(stride or 1)))
+        ranks = range(int(first), int(last) + 1, int(stride or 1))
+        if last > first and int(last) - int(first) > MOST_RANKS:
+            raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
+        return tuple(ranks)
     return tuple(int(rank) for rank in text.split(",") if rank)

@@ -10,15 +10,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.messages import plural
 from probe.core.output import SCHEMA, ZONE
+from probe.core.reading import databases
 from probe.core.reading.files import first_step, has_tables
+from probe.core.reading.plausible import misfit
 from probe.core.reading.problems import Problems
+from probe.core.reading.regular import json_of
 
 TOGETHER = 3600.0
 """Seconds within which the ranks of a run begin, where nothing else tells which directories belong together."""
-
-MOST_RANKS = 1_000_000
-"""More than any run has: a manifest that tells of more is not believed."""
 
 _NAME = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\w+")
 _TIME = "%b%d_%H-%M-%S"
@@ -79,7 +80,8 @@ def find(
     """
     root = place(root)
     if not root.is_dir():
-        raise ValueError(f"{root}: expected the directory in which ranks have written; there is none of this name")
+        expected = "expected the directory in which ranks have written"
+        raise ValueError(f"{root}: {expected}; there is none of this name: give MONITOR_OUTPUT_DIR")
     within = _interval(time_start, time_end)
     alone = _read(root, problems)
     inside = sorted(path for path in root.glob(pattern) if path.is_dir())
@@ -87,7 +89,20 @@ def find(
     kept = [directory for directory in found if not directory.time or within(directory.time)]
     if not kept:
         raise ValueError("\n".join([_nothing(root, found, time_start, time_end), *problems.lines()]))
-    return sorted(kept, key=_in_time)
+    return sorted(_without_copies(kept, problems), key=_in_time)
+
+
+def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
+    """Without directories that somebody has copied beside the original: what a run says of itself at its end, its own
+    cost to the microsecond, no other run says too."""
+    kept: dict[object, RankDirectory] = {}
+    for directory in sorted(found, key=lambda each: (not each.time, each.path.name)):
+        ended = "cost_seconds" in directory.manifest and "start_time" in directory.manifest
+        about = json.dumps(directory.manifest, sort_keys=True) if ended else directory.path
+        original = kept.setdefault(about, directory)
+        if original is not directory:
+            problems.add(directory.path, f"a copy of {original.path.name}: left out", skipped=False)
+    return list(kept.values())
 
 
 def place(root: Path) -> Path:
@@ -134,7 +149,11 @@ def last_run(root: Path, problems: Problems) -> Run:
     """
     *others, last = runs(find(root, problems))
     for run in others:
-        problems.add(root / run.name, f"of an earlier run (of {len(run.ranks)} ranks), left out", skipped=False)
+        problems.add(
+            root / run.name,
+            f"of an earlier run (of {len(run.ranks)} {plural(len(run.ranks), 'rank')}), left out",
+            skipped=False,
+        )
     if last.missing:
         problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
     return _without_empty(last, problems)
@@ -142,7 +161,7 @@ def last_run(root: Path, problems: Problems) -> Run:
 
 def _without_empty(run: Run, problems: Problems) -> Run:
     """Without the ranks that have made a directory and written no table, where others have written some."""
-    written = {directory.rank for directory in run.directories if has_tables(directory.path)}
+    written = {directory.rank for directory in run.directories if _has_rows(directory.path)}
     expected = _expected(run.directories)
     empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
     if not written or not empty:
@@ -155,6 +174,10 @@ def _without_empty(run: Run, problems: Problems) -> Run:
         problems.add(last.path, what, skipped=not healthy)
     kept = tuple(directory for directory in run.directories if directory.rank not in empty)
     return Run(kept, tuple(sorted({*run.missing, *empty})))
+
+
+def _has_rows(path: Path) -> bool:
+    return has_tables(path) or databases.may_have_rows(path)
 
 
 def _holds_back(directory: RankDirectory) -> bool:
@@ -201,14 +224,21 @@ def _read(path: Path, problems: Problems) -> RankDirectory | None:
     time = named[1] if named else ""
     began = _began(manifest.get("start_time"), time, path)
     first = manifest.get("first_step")
-    first = first if isinstance(first, int) else first_step(path)
+    first = first if isinstance(first, int) else first_step(path) or _first_of_database(path)
     return RankDirectory(path, rank, time, began, manifest, first)
+
+
+def _first_of_database(path: Path) -> int:
+    try:
+        return databases.first_step(path) or 0
+    except databases.UNREADABLE:
+        return 0
 
 
 def _manifest(path: Path, problems: Problems) -> Mapping[str, Any] | None:
     """Empty if there is none, or none that can be read; None if what it describes cannot be read."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json_of(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -228,13 +258,9 @@ def _manifest(path: Path, problems: Problems) -> Mapping[str, Any] | None:
 
 def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
     """Whether a field can be what it should be; what nobody asks for is."""
-    expected = None
-    if key == "world_size" and isinstance(value, int) and value > MOST_RANKS:
-        expected = f"at most {MOST_RANKS} ranks"
-    elif key == "groups" and not isinstance(value, dict | None):
-        expected = "ranks by the name of a group"
+    expected = misfit(key, value)
     if expected:
-        problems.add(path, f"{key}: expected {expected}; there is {str(value)[:40]!r}: not used", skipped=False)
+        problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
     return expected is None
 
 
@@ -267,7 +293,9 @@ def _time(key: str, text: str) -> datetime:
     try:
         return datetime.strptime(f"2000 {text}", f"%Y {_TIME}")  # a leap year: Feb29 is a day
     except ValueError:
-        raise ValueError(f"{key}: expected a time such as Dec03_21-34-40; got {text!r}") from None
+        raise ValueError(
+            f"{key}: expected a time such as Dec03_21-34-40; got {text!r}; leave it out for no limit"
+        ) from None
 
 
 def _nothing(root: Path, found: Sequence[RankDirectory], start: str | None, end: str | None) -> str:

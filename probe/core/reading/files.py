@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from probe.core.messages import plural
 from probe.core.reading.problems import Problems
+from probe.core.reading.regular import LONGEST_LINE, check_lines, opened
 
 KEY = ("vpp_stage", "name", "step", "micro_step", "call")
 """Columns that tell rows apart."""
@@ -24,7 +28,8 @@ NEEDED = ("vpp_stage", "name", "step")
 """Columns that every file has, in this order."""
 TAKEN = frozenset({"", "rank", "directory", "filename", "rowid"})
 """What no column of a file can be called: rows are read together with columns of these names."""
-LONGEST_LINE = 1 << 16
+MOST_COLUMNS = 500
+"""That a file can have. DuckDB 2.0 ends the process where a query groups by some thousands."""
 KNOWN = frozenset({"stack_info.csv"})
 """Other tables, which belong there."""
 
@@ -77,8 +82,9 @@ def first_step(directory: Path) -> int:
 
 def _first_row(path: Path) -> int | None:
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            row = next(csv.DictReader(file))
+        with opened(path) as file:
+            start = file.read(LONGEST_LINE).decode("utf-8", "replace")
+        row = next(csv.DictReader(io.StringIO(start, newline="")))
         return whole("step", row["step"])
     except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
         return None
@@ -109,26 +115,37 @@ class _HeaderError(ValueError):
 
 def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
     """The columns, and the bytes of a last line that is not finished."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         start = file.read(LONGEST_LINE)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LONGEST_LINE))
-        torn = len(file.read().rpartition(b"\n")[2])
-    if not size:
-        raise ValueError("expected a table; the file is empty")
-    line, ended, _ = start.partition(b"\n")
-    if not ended:
-        raise _HeaderError("expected a header; its line is not finished")
-    columns = tuple(next(csv.reader([line.decode("utf-8", "replace").rstrip("\r")])))
-    _check_header(columns, line[:60].decode("utf-8", "replace"))
+        if not start:
+            raise ValueError("expected a table; the file is empty")
+        line, ended, _ = start.partition(b"\n")
+        if not ended:
+            raise _HeaderError("expected a header; its line is not finished")
+        columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
+        check_lines(file)
+        torn = _torn(file)
+        number = _line_breaks(file) + 1 if torn else 0
     if torn:
-        number = sum(1 for _ in _lines(path))
-        problems.add(path, f"the last line is not finished ({torn} bytes): left out", number)
+        problems.add(path, f"the last line is not finished ({torn} {plural(torn, 'byte')}): left out", number)
     return columns, torn
+
+
+def _columns(header: str) -> tuple[str, ...]:
+    if "\r" in header:  # which csv takes for the end of a line
+        raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
+    try:
+        columns = tuple(next(csv.reader([header], strict=True)))
+    except csv.Error as error:
+        raise _HeaderError(f"expected a header; {error} in {header[:60]!r}") from None
+    _check_header(columns, header[:60])
+    return columns
 
 
 def _check_header(columns: tuple[str, ...], there: str) -> None:
     """What would stop a query of many files stops only the file that has it."""
+    if len(columns) > MOST_COLUMNS:
+        raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
     if columns[: len(NEEDED)] != NEEDED:
         raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
     lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
@@ -138,13 +155,26 @@ def _check_header(columns: tuple[str, ...], there: str) -> None:
         raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from file
+def _torn(file: BufferedReader) -> int:
+    """Bytes behind the last line break."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - LONGEST_LINE)
+        file.seek(begin)
+        place = file.read(end - begin).rfind(b"\n")
+        if place >= 0:
+            return size - begin - place - 1
+        end = begin
+    return size
+
+
+def _line_breaks(file: BufferedReader) -> int:
+    file.seek(0)
+    return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _look_at_parquet(path: Path) -> tuple[str, ...]:
-    with path.open("rb") as file:
+    with opened(path) as file:
         head = file.read(len(_PARQUET))
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_PARQUET)))

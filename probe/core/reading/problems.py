@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.messages import plural
+from probe.core.printable import printable
+
 MOST = 1000
 """Problems that are kept; more are counted."""
 
@@ -13,6 +16,11 @@ MOST = 1000
 def left_out(after: int) -> str:
     """What becomes of a line that cannot be read, and of ``after`` ones that its quotes, not closed, take with it."""
     return f"this line and the next{f' {after}' * (after > 1)} are left out" if after else "this line is left out"
+
+
+def cannot_be_read(more: int) -> str:
+    """What becomes of further lines of a file that are not named one by one."""
+    return f"{more} more {plural(more, 'line')} cannot be read and {plural(more, 'is', 'are')} left out"
 
 
 class Problem(NamedTuple):
@@ -25,7 +33,7 @@ class Problem(NamedTuple):
     """Whether data were left out because of it."""
 
     def __str__(self) -> str:
-        return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
+        return printable(f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}")
 
 
 @dataclass

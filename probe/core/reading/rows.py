@@ -7,13 +7,18 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from probe.core.convert.metrics_database import FILE_NAME
+from probe.core.extras import missing
+from probe.core.reading import databases, mending
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import KEY, TableFile, each_once, is_number, tables, type_of
-from probe.core.reading.problems import Problems, left_out
+from probe.core.reading.parquet_files import readable
+from probe.core.reading.problems import Problems, cannot_be_read, left_out
 from probe.core.reading.sql import folder_of, listed, literal
 
 Connection = Any
@@ -35,8 +40,8 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
     """
     try:
         import duckdb
-    except ImportError as missing:
-        raise ImportError('reading many files needs duckdb: pip install "probe-monitor[analysis]"') from missing
+    except ImportError as absent:
+        raise ImportError(missing("reading many files", "duckdb", "analysis")) from absent
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory}'")
     spill = Path(tempfile.gettempdir()) / f"probe-{uuid.uuid4().hex}"  # made, and removed, by DuckDB if it is needed
@@ -75,7 +80,7 @@ class Rows:
         schema: str = "main",
     ) -> None:
         self.connection = connection or connect()
-        self._owned = connection is None
+        self._owned, self._closed = connection is None, False
         self._schema = quoted(schema)
         self.directories = tuple(directories)
         self.problems = problems
@@ -87,8 +92,9 @@ class Rows:
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
         """Every signal's files, each with the index of its directory; by directory and step."""
         for n, directory in enumerate(self.directories):
-            for file in self._readable(each_once(tables(directory.path, problems))):
+            for file in readable(self.connection, each_once(tables(directory.path, problems)), problems):
                 self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
+            self._add_database(n)
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[TableFile, float]]] = {}
         self._list_directories()
@@ -153,12 +159,13 @@ class Rows:
                 while found := cursor.fetchmany(AT_ONCE):
                     yield from found
             finally:
-                self._tell_rejected(cursor)  # a cursor has temporary tables of its own
+                if not self._closed:
+                    self._tell_rejected(cursor)  # a cursor has temporary tables of its own
 
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
         paths = listed([file.path for file in files])
-        if files[0].format == "parquet":
+        if files[0].format != "csv":
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
         keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
         types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
@@ -170,6 +177,7 @@ class Rows:
 
     def close(self) -> None:
         """Tells which lines were left out, and gives back what was taken."""
+        self._closed = True
         self.tell_rejected()
         self._mended.cleanup()
         if self._owned:
@@ -192,27 +200,7 @@ class Rows:
             if place <= REJECTED_A_FILE:
                 self.problems.add(where, f"{' '.join(what.split())}: {left_out(after)}", line)
             elif place == REJECTED_A_FILE + 1:
-                self.problems.add(where, f"{lines - REJECTED_A_FILE} more lines cannot be read and are left out")
-
-    def _readable(self, files: Sequence[TableFile]) -> Iterator[TableFile]:
-        """Those whose inside DuckDB can read, as far as one can know without reading all of it."""
-        import duckdb
-
-        def readable(chosen: Sequence[TableFile]) -> bool:
-            names = listed([file.path for file in chosen])
-            try:
-                self.connection.execute(f"SELECT count(*) FROM parquet_metadata({names})")  # noqa: S608 - paths
-            except duckdb.Error:
-                return False
-            return True
-
-        parquet = [file for file in files if file.format == "parquet"]
-        fine = not parquet or readable(parquet)
-        for file in files:
-            if fine or file.format != "parquet" or readable([file]):
-                yield file
-            else:
-                self.problems.add(file.path, "expected a Parquet file; what it says of itself cannot be read: left out")
+                self.problems.add(where, cannot_be_read(lines - REJECTED_A_FILE))
 
     def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
         """Files of equal columns together: the columns, and what reads them."""
@@ -259,17 +247,79 @@ class Rows:
             self.connection.executemany(f"INSERT INTO {self._schema}.directories VALUES (?, ?, ?, ?)", listed)  # noqa: S608
 
     def _mend(self, directory: int, file: TableFile) -> TableFile:
-        """A copy without the unfinished last line, if there is one."""
-        if not file.torn:
+        """A copy without what DuckDB cannot read, if there is any."""
+        if mending.is_sound(file):
             return file
+        copy = self._folder(directory) / file.path.name
+        mending.mend(file, copy, self.problems)
+        self._originals[str(copy)] = file.path
+        return file._replace(path=copy, torn=0)
+
+    def _folder(self, directory: int) -> Path:
+        """Where copies of files of a directory are."""
         folder = Path(self._mended.name) / str(directory)
         if not folder.exists():
             folder.mkdir()
             self._places.append((str(folder), directory))
-        copy = folder / file.path.name
-        copy.write_bytes(file.path.read_bytes()[: -file.torn])
-        self._originals[str(copy)] = file.path
-        return file._replace(path=copy, torn=0)
+        return folder
+
+    def original(self, file: TableFile) -> Path:
+        """The file that a rank has written, of which ``file`` may be a copy."""
+        return self._originals.get(str(file.path), file.path)
+
+    def _add_database(self, n: int) -> None:
+        """The rows of a directory that are in its database alone."""
+        directory = self.directories[n]
+        path = directory.path / FILE_NAME
+        if not path.exists():
+            return
+        folder, covered = self._folder(n), partial(self._covered, n)
+        for file in databases.copied(directory.path, directory.rank, folder, covered, self._copy, self.problems):
+            self._originals[str(file.path)] = path
+            self.files.setdefault(file.signal, []).append((n, file))
+        for files in self.files.values():
+            files.sort(key=lambda pair: (pair[0], pair[1].first))
+
+    def _covered(self, n: int, signal: str) -> list[int]:
+        """The steps of a signal in the files of a directory, which are known by their own first steps afterwards."""
+        files = self.files.get(signal, [])
+        queries = [
+            f"SELECT DISTINCT filename, step FROM {source} WHERE step IS NOT NULL"  # noqa: S608 - paths
+            for _, source in self._groups([file for of, file in files if of == n])
+        ]
+        found = self.connection.execute(" UNION ALL ".join(queries)).fetchall() if queries else []
+        firsts: dict[str, int] = {}
+        for path, step in found:
+            firsts[path] = min(step, firsts.get(path, step))
+        for at, (of, file) in enumerate(files):
+            if str(file.path) in firsts:
+                files[at] = (of, file._replace(first=firsts[str(file.path)]))
+        return [step for _, step in found]
+
+    def _copy(self, path: Path, cells: dict[str, databases.Column]) -> None:
+        """Columns as a Parquet file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        import duckdb
+
+        columns: dict[str, Any] = {}
+        chosen = []
+        for n, (name, (values, absent)) in enumerate(cells.items()):
+            column = f"c{n}"
+            columns[column] = values
+            if absent is not None:  # the engine takes NaN in an array for a missing value
+                columns[f"m{n}"] = absent
+                column = f"CASE WHEN m{n} THEN NULL ELSE coalesce(c{n}, 'nan'::DOUBLE) END"
+            chosen.append(f"{column} AS {quoted(name)}")
+        try:
+            with closing(self.connection.cursor()) as cursor:
+                cursor.register("copied", columns)
+                what = f"SELECT {', '.join(chosen)} FROM copied"  # noqa: S608 - names are quoted
+                cursor.execute(f"COPY ({what}) TO {literal(str(path))} (FORMAT parquet)")
+        except duckdb.Error as error:
+            raise OSError(f"its rows cannot be copied to {path.parent}, which TMPDIR names: {error}") from error
 
 
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:

@@ -82,7 +82,7 @@ async function choose(row, column) {
 // Which file a row of a step is in: the last one that begins no later.
 function fileOf(signal, directory, step) {
   const names = about.files[signal.files[directory]] ?? [];
-  const first = (name) => Number(/_(\d+)-\d+(?:_part_\d+)?\.\w+$/.exec(name)?.[1] ?? Infinity);
+  const first = (name) => Number(/_(\d+)-\d+(?:_part_\d+)?\.\w+$/.exec(name)?.[1] ?? -1);  // a database has all steps
   return names.filter((name) => first(name) <= step).at(-1) ?? `${signal.signal}_*`;
 }
 
@@ -107,7 +107,9 @@ async function drawCell() {
   const file = `${directory}/${fileOf(signal, map.directory[i], step)}`;
   lines.push(...fact("file", [Page.element("code", { id: "cell-file" }, file)]));
   const begins = [stage, name, step, ...(micro === null ? [] : [micro]), ""].join(",");
-  lines.push(...fact("its line begins", [Page.element("code", { id: "cell-line" }, begins)]));
+  const query = `SELECT * FROM "${signal.signal}_rows" WHERE target_name = '${name.replaceAll("'", "''")}' AND step = ${step}`;
+  if (file.endsWith(".db")) lines.push(...fact("its row", [Page.element("code", { id: "cell-line" }, query)]));
+  else lines.push(...fact("its line begins", [Page.element("code", { id: "cell-line" }, begins)]));
   if (map.bad[i]) lines.push(...fact("NaN or Inf", `${map.bad[i]} of the numbers in this cell`, "cell-bad"));
   byId("cell").replaceChildren(...lines);
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from probe.core.messages import plural
 from probe.core.naming import signal_of
 from probe.core.reading.directories import RankDirectory, Run
 from probe.core.reading.problems import Problems
@@ -52,7 +53,8 @@ def first_cause(diagnosis: Diagnosis) -> Section:
     """The card at the top."""
     first = diagnosis.findings[0] if diagnosis.findings else None
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in diagnosis.paragraph.split("\n") if text.strip())
-    card = f'<div class="card {"bad" if first else "good"}" id="cause">{paragraphs}'
+    look = "bad" if first else "good" if diagnosis.clear else "unknown"
+    card = f'<div class="card {look}" id="cause">{paragraphs}'
     if first:
         card += facts(_about(first)) + '<button type="button" data-finding="0">Show it in the heatmap</button>'
     note = f'<p class="quiet">{escape(diagnosis.note)}</p>' if diagnosis.note else ""
@@ -62,7 +64,8 @@ def first_cause(diagnosis: Diagnosis) -> Section:
 def _about(mark: Mark) -> Iterator[tuple[str, object]]:
     yield "where", mark.name
     yield "what", f"{mark.op} of {mark.signal} ({signal_of(mark.signal).meaning})"
-    yield "value", f"{mark.value:.6g}"
+    if mark.value is not None:
+        yield "value", f"{mark.value:.6g}"
     micro = "" if mark.micro_step is None else f", micro step {mark.micro_step}"
     yield "when", f"step {mark.step}{micro}"
     yield "rank", mark.rank
@@ -75,11 +78,12 @@ def timeline(diagnosis: Diagnosis) -> Section:
     if not diagnosis.findings:
         return Section("findings", "Findings", '<p class="quiet">None.</p>')
     listed = len(diagnosis.findings)
+    findings = plural(listed, "finding")
     more = f" The first {listed:,} of {diagnosis.total:,} are shown." if diagnosis.total > listed else ""
     html = (
         f'<p class="quiet">Each dot is what was found of one kind at one step; larger dots are more findings.{more} '
         "A click on a row of the table shows its cell in the heatmap.</p>"
-        f'<div id="timeline" class="plot"></div><details><summary>Table of {listed:,} findings</summary>'
+        f'<div id="timeline" class="plot"></div><details><summary>Table of {listed:,} {findings}</summary>'
         '<div class="scroll" id="findings-table"></div></details>'
     )
     return Section("findings", f"Findings ({diagnosis.total:,})", html)
@@ -123,7 +127,8 @@ def cost(run: Run) -> Section:
     silent = len(run.directories) - len(told)
     text = "Training waits for hooks and drain; delivery runs beside it."
     if silent:
-        text += f" {silent} of {len(run.directories)} directories do not say: their runs did not end."
+        say = plural(silent, "does not say", "do not say")
+        text += f" {silent} of {len(run.directories)} directories {say}: the run did not end there."
     header = (
         "rank",
         "steps",

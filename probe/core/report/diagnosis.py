@@ -7,31 +7,23 @@ the first numbers that are not finite.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from math import isinf, isnan, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from probe.core.anomaly import WORDS
-from probe.core.naming import SIGNALS, signal_of
+from probe.core.anomaly import word
+from probe.core.causes.entries import Entry, rank_folders, read
+from probe.core.causes.runs import belongs
+from probe.core.naming import signal_of
+from probe.core.printable import printable
+from probe.core.reading.directories import Run
 from probe.core.reading.problems import Problems
+from probe.core.report.survey import Survey
 
 MOST = 2000
 """Findings that are listed; more are counted."""
-LARGEST = 256 << 20
-"""Bytes of an ``anomaly.json`` that is read."""
-
-_RULE = re.compile(r"Rule (\w+) reports")
-_VALUE = re.compile(r"current value (\S+?),")
-_TAG = re.compile(
-    r"(?P<stage>\d+):(?P<name>.*?)(?::(?P<micro>\d+)(?P<call>\.call\d+)?)?/rank\d+/(?P<task>.+)", re.DOTALL
-)
-_OP = re.compile(r"_call_-?\d+_(\w+?)(?:_\d+)?")
-_SIGNAL_OF_TASK = {signal.task: name for name, signal in SIGNALS.items()}
 
 
 class Mark(NamedTuple):
@@ -42,7 +34,8 @@ class Mark(NamedTuple):
     name: str
     """As in the column ``name`` of the files."""
     op: str
-    value: float
+    value: float | None
+    """None where a file of findings does not say it."""
     step: int
     rank: int
     micro_step: int | None = None
@@ -67,20 +60,35 @@ class Diagnosis:
     """How many there are, if more than ``findings`` lists."""
     note: str = ""
     """How it was found; what it cannot know."""
+    clear: bool = True
+    """Whether any number was looked at: without that, that nothing was found says nothing."""
 
     @property
     def total(self) -> int:
         return max(self.number, len(self.findings))
 
 
-def preliminary(dumped: Sequence[Mark], number: int, first_bad: Sequence[Mark]) -> Diagnosis:
-    """The best that can be said without an analysis of the whole run."""
+def preliminary(dumped: Sequence[Mark], number: int, first_bad: Sequence[Mark], known: Survey | None) -> Diagnosis:
+    """The best that can be said without an analysis of the whole run.
+
+    Args:
+        dumped: the findings of the rules while the run went on, ``number`` in all.
+        first_bad: the first numbers that are not finite.
+        known: what there is in the files; None for nothing.
+    """
     # That a rule has seen the same number too makes it no second finding.
     seen = {(mark.signal, mark.name, mark.op, mark.step, mark.rank) for mark in dumped}
     new = [mark for mark in first_bad if (mark.signal, mark.name, mark.op, mark.step, mark.rank) not in seen]
     marks = sorted([*dumped, *new], key=causal)
+    signals = known.signals if known else []
+    if not marks and not signals:
+        return Diagnosis(
+            "Nothing could be judged: there is no row in the files, and no finding was dumped.", (), clear=False
+        )
     if not marks:
-        return Diagnosis("Nothing was found: every number is finite, and no rule has reported anything.", ())
+        rows = f"{sum(s.number for s in signals):,} rows of {', '.join(s.signal for s in signals)}"
+        what = f"every number is finite in {rows}, and no finding was dumped"
+        return Diagnosis(f"Nothing was found: {what}. Rules did not judge the files.", ())
     paragraph = f"The first thing that went wrong: {sentence(marks[0])}"
     note = "In order of steps and of what a step does. Which of them caused which was not judged."
     return Diagnosis(paragraph, marks[:MOST], number + len(new), note)
@@ -91,18 +99,14 @@ def sentence(mark: Mark) -> str:
     micro = "" if mark.micro_step is None else f", micro step {mark.micro_step},"
     meaning = signal_of(mark.signal).meaning
     return (
-        f"{kind(mark)} at step {mark.step}{micro} on rank {mark.rank}: {mark.op} of {mark.name} ({meaning}) "
-        f"is {mark.value:.6g}."
+        f"{kind(mark)} at step {mark.step}{micro} on rank {mark.rank}: {mark.op} of {printable(mark.name)} ({meaning})"
+        f"{'' if mark.value is None else f' is {mark.value:.6g}'}."
     )
 
 
 def kind(mark: Mark) -> str:
     """In a word or two, what is wrong with the number: ``NaN``, ``Inf``, ``Spike``, ..."""
-    if isnan(mark.value):
-        return "NaN"
-    if isinf(mark.value):
-        return "Inf"
-    return WORDS.get(mark.rule) or mark.rule.removeprefix("Anomaly") or "Finding"
+    return word(mark.rule, mark.op, mark.value)
 
 
 def causal(mark: Mark) -> tuple[int, int, int, int, int]:
@@ -113,67 +117,37 @@ def causal(mark: Mark) -> tuple[int, int, int, int, int]:
     return mark.step, 0 if phase == 0 else 2, 0, phase, mark.order
 
 
-def dumped(root: Path, ranks: Iterable[int], first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
-    """The earliest findings in ``root/anomaly_detected``, at most ``MOST``, and how many there are.
+def dumped(root: Path, run: Run, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
+    """The earliest findings of ``run`` in ``root/anomaly_detected``, at most ``MOST``, and how many there are.
 
-    Those files are shared by runs and do not say of which a finding is; steps from ``first`` to ``last`` count.
+    Of files of older versions, which do not say of which run a finding is, steps from ``first`` to ``last`` count.
     """
-    number = 0
+    number, is_own = 0, belongs(run)
 
     def marks() -> Iterator[Mark]:
         nonlocal number
-        for rank in ranks:
-            for mark in _of_file(root / "anomaly_detected" / f"rank{rank}" / "anomaly.json", problems):
-                if first <= mark.step <= last:
-                    number += 1
-                    yield mark
+        for _, entry in read(root, problems):
+            own = is_own(entry)
+            if own or (own is None and entry.rank in run.ranks and first <= entry.step <= last):
+                number += 1
+                yield _mark(entry)
 
-    earliest = nsmallest(MOST, marks(), key=causal)
+    earliest = nsmallest(MOST, marks(), key=causal) if rank_folders(root) else []
     return earliest, number
 
 
-def _of_file(path: Path, problems: Problems) -> Iterator[Mark]:
-    if not path.exists():
-        return
-    try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"larger than {LARGEST >> 20} MiB")
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(entries, dict):
-            raise ValueError(f"there is {type(entries).__name__}")
-    except (OSError, ValueError, RecursionError) as error:
-        problems.add(path, f"expected a JSON object of findings; {error}: left out", getattr(error, "lineno", None))
-        return
-    for key, entry in entries.items():
-        try:
-            yield _mark(key, entry)
-        except (TypeError, KeyError, ValueError) as error:
-            problems.add(path, f"expected a finding under {key!r}; {type(error).__name__} {error}: left out")
-
-
-def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
-    tag, message = str(entry["tag_name"]), str(entry.get("message", ""))
-    about = _TAG.fullmatch(tag)
-    if about is None:
-        raise ValueError(f"tag_name {tag!r}")
-    rule, value, op = _RULE.search(message), _VALUE.search(message), re.search(_OP.pattern + "$", key)
+def _mark(entry: Entry) -> Mark:
+    rule, op, value, _ = entry.said
     return Mark(
-        rule=rule[1] if rule else "",
-        signal=_SIGNAL_OF_TASK.get(about["task"], about["task"]),
-        name=about["name"] + (about["call"] or ""),
-        op=op[1] if op else "",
-        value=_number(value[1] if value else ""),
-        step=int(entry["step"]),
-        rank=int(entry["rank"]),
-        micro_step=None if about["micro"] is None else int(about["micro"]),
-        message=message,
-        vpp_stage=int(entry.get("vpp_stage", 0)),
-        order=int(entry.get("call_id", 0)),
+        rule=rule,
+        signal=entry.signal,
+        name=entry.row,
+        op=op,
+        value=value,
+        step=entry.step,
+        rank=entry.rank,
+        micro_step=entry.micro_step if entry.micro_stepped else None,
+        message=entry.message,
+        vpp_stage=entry.vpp_stage,
+        order=entry.call_id,
     )
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return nan

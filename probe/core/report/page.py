@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe import __version__
+from probe.core.extras import missing
 
 ASSETS = Path(__file__).parent
 POLICY = (
@@ -108,8 +109,8 @@ def plotly_bundle() -> str:
     """
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it comes without annotations
-    except ImportError as missing:
-        raise ImportError('the page draws with plotly: pip install "probe-monitor[analysis]"') from missing
+    except ImportError as absent:
+        raise ImportError(missing("the page", "plotly", "analysis")) from absent
     return str(get_plotlyjs())
 
 

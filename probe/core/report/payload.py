@@ -85,7 +85,10 @@ def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: Run, rows: Ro
 
 
 def _micro_stepped(rows: Rows, signal: str) -> bool:
-    return any("micro_step" in file.columns or file.format == "parquet" for _, file in rows.files[signal])
+    if any("micro_step" in file.columns for _, file in rows.files[signal]):
+        return True
+    parquet = [file for _, file in rows.files[signal] if not file.columns]
+    return bool(parquet) and "micro_step" in rows.columns(rows.source(parquet))
 
 
 def _about(rows: Rows, run: Run, known: Survey, plan: Plan) -> dict[str, object]:
@@ -124,8 +127,8 @@ def _files(rows: Rows, signal: str) -> list[tuple[str, ...]]:
     """Of each directory the files of a signal, in order of steps."""
     files: list[list[str]] = [[] for _ in rows.directories]
     for directory, file in rows.files[signal]:
-        files[directory].append(file.path.name)
-    return list(map(tuple, files))
+        files[directory].append(rows.original(file).name)
+    return [tuple(dict.fromkeys(names)) for names in files]
 
 
 def _line_names(run: Run, plan: Plan) -> list[str]:

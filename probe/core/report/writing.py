@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.messages import plural
 from probe.core.reading.directories import Run, last_run
 from probe.core.reading.problems import Problems
 from probe.core.reading.rows import Rows, connect
@@ -17,6 +17,7 @@ from probe.core.report.page import asset, page, plotly_bundle
 from probe.core.report.payload import payload
 from probe.core.report.plan import Plan, plan
 from probe.core.report.survey import Survey, survey
+from probe.core.sinks.files import replacing
 
 MEMORY = "400MB"
 """What DuckDB may take: together with the page itself less than 1 GiB."""
@@ -57,7 +58,7 @@ def write_report(
     check_target(out)
     problems = problems or Problems()
     run = last_run(root, problems)
-    observe(f"reading {len(run.directories)} directories")
+    observe(f"reading {len(run.directories)} {plural(len(run.directories), 'directory', 'directories')}")
     connection = connect(MEMORY)
     connection.execute("SET enable_progress_bar = false")  # it would go to the standard output
     with Rows(run.directories, problems, connection) as rows:
@@ -68,8 +69,8 @@ def write_report(
     if not known.signals:
         problems.add(root, "expected rows in the files of its ranks; there are none")
     if diagnosis is None:
-        found, number = dumped(_findings_of(root, run), run.ranks, known.first, known.last, problems)
-        diagnosis = preliminary(found, number, bad)
+        found, number = dumped(_findings_of(root, run), run, known.first, known.last, problems)
+        diagnosis = preliminary(found, number, bad, known)
     observe("writing")
     size = _write(out, _page(root, run, chosen, known, diagnosis, problems, data))
     return Written(out, size, len(run.ranks), known.number, problems, diagnosis)
@@ -77,7 +78,7 @@ def write_report(
 
 def check_target(out: Path) -> None:
     """Raises ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
-    if out.is_dir() or not out.parent.is_dir():
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ValueError(f"{out}: expected the name of a file in a directory that exists")
     plotly_bundle()
 
@@ -101,7 +102,8 @@ def _page(
     problems: Problems,
     data: Mapping[str, object],
 ) -> str:
-    numbers = f"{len(run.ranks)} ranks, steps {known.first} to {known.last}, {known.number:,} rows"
+    ranks = f"{len(run.ranks)} {plural(len(run.ranks), 'rank')}"
+    numbers = f"{ranks}, steps {known.first} to {known.last}, {known.number:,} rows"
     return page(
         f"Training run {run.name}",
         [
@@ -120,17 +122,13 @@ def _page(
 
 
 def _finding(mark: Mark) -> dict[str, object]:
-    value = mark.value if isfinite(mark.value) else None
-    return {**mark._asdict(), "value": value, "text": f"{mark.value:.6g}", "kind": kind(mark)}
+    value = mark.value if mark.value is not None and isfinite(mark.value) else None
+    text = "" if mark.value is None else f"{mark.value:.6g}"
+    return {**mark._asdict(), "value": value, "text": text, "kind": kind(mark)}
 
 
 def _write(out: Path, text: str) -> int:
     """Writes a file whole or not at all; its size in bytes."""
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        size = partial.stat().st_size
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return size
+    with replacing(out) as file:
+        file.write(text)
+    return out.stat().st_size

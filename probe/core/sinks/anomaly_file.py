@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import textwrap
 from collections.abc import Sequence
 from itertools import count
+from math import isfinite
 from pathlib import Path
+from threading import Lock
 
-from probe.core.naming import tag
+from probe.core.messages import plural
+from probe.core.naming import cell_name, tag
 from probe.core.records import Finding
 from probe.core.sinks.context import SinkContext
 from probe.core.sinks.files import open_for_append, replacing, write_all
@@ -21,6 +25,8 @@ MOST_ENTRIES = 10_000
 MOST_BYTES = 64 << 20
 """Size from which an earlier file is put aside rather than continued."""
 END = "\n}"
+_LOCK = Lock()
+"""Held while a file is changed: the monitors of a process share that of their rank."""
 
 
 class AnomalyFile:
@@ -44,17 +50,19 @@ class AnomalyFile:
         self._drop(len(findings) - len(taken))
         if not taken:
             return
-        if not self._path.exists() or self._path.stat().st_size != self._size:
-            self._keys = _adopt(self._path)
-        entries = self._entries(taken)
-        self._size = _splice(self._path, ",\n".join(entries.values()))
+        with _LOCK:
+            if not self._path.exists() or self._path.stat().st_size != self._size:
+                self._keys = _adopt(self._path)
+            entries = self._entries(taken)
+            self._size = _splice(self._path, ",\n".join(entries.values()))
         self._keys.update(entries)
         self._written += len(entries)
 
     def close(self) -> None:
         """Says how many findings found no place."""
         if self._dropped:
-            logger.warning("%d findings were not written to %s", self._dropped, self._path)
+            were = plural(self._dropped, "finding was", "findings were")
+            logger.warning("%d %s not written to %s", self._dropped, were, self._path)
 
     def _drop(self, number: int) -> None:
         if number and not self._dropped:
@@ -76,6 +84,8 @@ class AnomalyFile:
         return entries
 
     def _fields(self, finding: Finding, name: str) -> dict[str, object]:
+        run = self._context
+        known = {"run": run.run, "start": run.start, "first_step": run.first_step} if run.run else {}
         return {
             "rank": finding.rank,
             "step": finding.step,
@@ -86,25 +96,75 @@ class AnomalyFile:
             "tag_name": name,
             "message": finding.message,
             "group_mates": list(self._context.group_mates),
+            "rule": finding.rule,
+            "signal": finding.signal,
+            "name": cell_name(finding.key),
+            "op": finding.op,
+            "value": in_json(finding.value),
+            "expected": in_json(finding.expected),
+            "micro_stepped": finding.micro_stepped,
+            "call": finding.key.call,
+            **known,
         }
+
+
+def in_json(number: float) -> float | str:
+    """``number``, as a text where JSON has none: ``nan``, ``inf``, ``-inf``."""
+    return float(number) if isfinite(number) else str(float(number))
+
+
+def take_out(path: Path, run: str, first: int) -> dict[str, object]:
+    """Takes what a run has found from step ``first`` on out of ``path``, and returns it; nothing from a file that
+    cannot be continued.
+
+    Raises:
+        OSError: if the file cannot be read or written; it then stays as it was.
+    """
+    with _LOCK:
+        entries = _entries_of(path) if path.exists() else None
+        taken = {key: entry for key, entry in (entries or {}).items() if _is_of(entry, run, first)}
+        if entries and len(taken) == len(entries):
+            path.unlink()
+        elif entries and taken:
+            with replacing(path) as file:
+                json.dump({key: entry for key, entry in entries.items() if key not in taken}, file, indent=1)
+    return taken
+
+
+def _is_of(entry: object, run: str, first: int) -> bool:
+    if not isinstance(entry, dict) or entry.get("run") != run:
+        return False
+    step = entry.get("step")
+    return isinstance(step, int) and step >= first
 
 
 def _adopt(path: Path) -> set[str]:
     """Makes what is at ``path`` continuable, or puts it aside if it cannot be; returns its keys."""
     if not path.exists() or not path.stat().st_size:
         return set()
-    try:
-        text = path.read_text(encoding="utf-8") if path.stat().st_size <= MOST_BYTES else ""
-        entries = json.loads(text)
-    except (ValueError, RecursionError):
-        entries = None
-    if not isinstance(entries, dict):
+    entries = _entries_of(path)
+    if entries is None:
         _put_aside(path)
         return set()
-    if not text.endswith(END) or not entries:
+    if not _ends_as_ours(path) or not entries:
         with replacing(path) as file:
             json.dump(entries, file, indent=1)
     return set(entries)
+
+
+def _entries_of(path: Path) -> dict[str, object] | None:
+    """The object in ``path``; None if it cannot be continued."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MOST_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return entries if isinstance(entries, dict) else None
+
+
+def _ends_as_ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-len(END), os.SEEK_END)
+        return file.read() == END.encode()
 
 
 def _put_aside(path: Path) -> None:
@@ -128,9 +188,12 @@ def _splice(path: Path, members: str) -> int:
         data = (("," if position else "{") + "\n" + members + END).encode()
         try:
             write_all(file, data)
-        except OSError:
+        except OSError as error:
+            error.filename = error.filename or str(path)
             file.truncate(position)
             file.seek(position)
             write_all(file, END.encode() if position else b"")
+            if not position:
+                path.unlink()
             raise
     return position + len(data)

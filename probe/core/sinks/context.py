@@ -24,5 +24,11 @@ class SinkContext:
     """Ranks of this rank's pipeline group, itself included."""
     dump: bool = False
     """Whether findings are also written to a file."""
+    run: str = ""
+    """The name of this run's and rank's directory, also where none is made; empty if unknown."""
+    start: str = ""
+    """When the run began, such as ``2026-12-03T21:34:40+0800``."""
+    first_step: int = 0
+    """The number of its first step."""
     resumed_at: int | None = None
     """The first step that is done now, in a directory that another run has begun; None if it has none."""

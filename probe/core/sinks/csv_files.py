@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.moments import COUNTS
-from probe.core.naming import cell_name
+from probe.core.naming import cell_name, encodable
 from probe.core.records import Array, Batch, Snapshot
 from probe.core.sinks.columns import histograms_of, ops_of
 from probe.core.sinks.context import SinkContext
@@ -94,7 +94,7 @@ class CsvSink:
         """
         first = batch.step // self._steps_per_file * self._steps_per_file
         last = first + self._steps_per_file - 1
-        kind = quote(batch.signal, safe="")  # a signal may be called anything, a file may not
+        kind = quote(encodable(batch.signal), safe="")  # a signal may be called anything, a file may not
         segment_last, segment = self._segments.get(batch.signal, (None, Path()))
         if segment_last == last:
             yield last, segment
@@ -104,14 +104,18 @@ class CsvSink:
             yield last, self._directory / f"{kind}_{batch.step}-{last}_part_{part}.csv"
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
-        """Appends to ``path`` unless that has other columns."""
+        """Appends to ``path`` unless that has other columns; a new file appears with its header and rows."""
+        if not path.exists():
+            with replacing(path) as new:
+                new.write(_text(layout, "", numbers))
+            return True
         with open_for_append(path) as file:
             found = _header(file, layout.header + CALL)
             if found not in ("", layout.header, layout.header + CALL):
                 return False
             cut_torn_line(file, path)
             if found != layout.header or not layout.calls:
-                append(file, _text(layout, found, numbers))
+                append(file, _text(layout, found, numbers).encode("utf-8", "backslashreplace"))
                 return True
         _add_call_column(path)
         return self._append(path, layout, numbers)
@@ -127,11 +131,11 @@ class CsvSink:
         return values if self._ndigits is None or op in WHOLE else [round(value, self._ndigits) for value in values]
 
 
-def _text(layout: _Layout, found: str, numbers: Numbers) -> bytes:
+def _text(layout: _Layout, found: str, numbers: Numbers) -> str:
     """The rows for a file whose header is ``found``; one without any gets it first."""
     calls = layout.calls or found.endswith(CALL)
     header = "" if found else layout.header + CALL * calls + "\n"
-    return (header + layout.rows[calls] % numbers).encode("utf-8", "backslashreplace")
+    return header + layout.rows[calls] % numbers
 
 
 def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TextIO
+
+from probe.core.messages import plural
 
 LONGEST_LINE = 1 << 16
 """Bytes at either end of a file that are searched for a line break."""
@@ -29,7 +32,8 @@ def append(file: FileIO, data: bytes) -> None:
     """Adds ``data`` in one write, or nothing.
 
     Raises:
-        OSError: if it does not fit, naming the file, which is then cut back to what it was.
+        OSError: if it does not fit, naming the file, which is then cut back to what it was; one that was empty is
+            taken away.
     """
     size = file.seek(0, os.SEEK_END)
     try:
@@ -38,6 +42,8 @@ def append(file: FileIO, data: bytes) -> None:
         error.filename = error.filename or file.name  # a full disk does not say where
         with suppress(OSError):
             file.truncate(size)
+            if not size:
+                Path(file.name).unlink()
         raise
 
 
@@ -50,7 +56,7 @@ def cut_torn_line(file: FileIO, path: Path) -> None:
     if torn:
         file.truncate(size - torn)
         file.seek(0, os.SEEK_END)
-        _log.warning("cut an unfinished row of %d bytes off %s", torn, path)
+        _log.warning("cut an unfinished row of %d %s off %s", torn, plural(torn, "byte"), path)
 
 
 def write_all(file: FileIO, data: bytes) -> None:
@@ -63,16 +69,31 @@ def write_all(file: FileIO, data: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
     """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception it stays as it was. An
-    error of the file system names it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    error of the file system names it.
+
+    Raises:
+        OSError: if it cannot be written, or if what is there is no regular file: a device would be gone afterwards.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "expected a regular file, or none", str(path))
     # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with _new_text(temporary) as file:
             yield file
         temporary.replace(path)
     except BaseException as error:
         if isinstance(error, OSError):
-            error.filename = error.filename or str(path)
-        temporary.unlink(missing_ok=True)
+            error.filename = str(path) if error.filename in (None, str(temporary)) else error.filename
+        with suppress(OSError):
+            temporary.unlink()
         raise
+
+
+def _new_text(path: Path) -> TextIO:
+    """``path`` for writing text; its directory is made if missing."""
+    try:
+        return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")

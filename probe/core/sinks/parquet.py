@@ -11,8 +11,10 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.extras import missing
 from probe.core.histogram import HISTOGRAM, text_of
-from probe.core.naming import cell_name
+from probe.core.messages import plural
+from probe.core.naming import cell_name, encodable
 from probe.core.records import Batch, Snapshot
 from probe.core.sinks.columns import histograms_of, ops_of
 from probe.core.sinks.context import SinkContext
@@ -22,6 +24,8 @@ MOST_ROWS = 1 << 20
 """Rows of a signal that are kept; then they are written before their range of steps is over."""
 MEMORY_MIB = 256
 """What the writer may take for itself."""
+FILES_A_CONNECTION = 100
+"""DuckDB (seen with 2.0) keeps a kilobyte of every statement until its connection is closed."""
 
 
 class _Pending(NamedTuple):
@@ -52,10 +56,12 @@ class ParquetSink:
     def __init__(self, context: SinkContext) -> None:
         try:
             import duckdb
-        except ImportError as missing:
-            raise ImportError('format "parquet" needs duckdb: pip install "probe-monitor[analysis]"') from missing
+        except ImportError as absent:
+            raise ImportError(missing('format "parquet"', "duckdb", "analysis")) from absent
         self._connect = duckdb.connect
         self._connection: Any = None
+        self._files = 0
+        """Files that the connection has written."""
         self._directory, self._steps_per_file = context.directory, context.steps_per_file
         self._filling: dict[str, _Pending] = {}
         self._complete: list[_Pending] = []
@@ -64,7 +70,13 @@ class ParquetSink:
 
     def open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
+        self._reconnect()
+
+    def _reconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
         self._connection = self._connect(config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"})
+        self._files = 0
 
     def write(self, snapshot: Snapshot) -> None:
         """Keeps every batch, and writes what is complete.
@@ -129,16 +141,20 @@ class ParquetSink:
             lost.append(failed.pop(0))
         self._complete = failed
         if lost:
-            told = ", ".join(f"{pending.rows} rows of {pending.signal}" for pending in lost)
-            raise OSError(f"{self._directory}: {told} are lost: {failures[0]}") from failures[0]
+            told = ", ".join(f"{pending.rows} {plural(pending.rows, 'row')} of {pending.signal}" for pending in lost)
+            raise OSError(f"{self._directory}: {told} lost: {failures[0]}") from failures[0]
         if failures:
             raise failures[0]
 
     def _write(self, kept: _Pending) -> None:
-        path = self._free(quote(kept.signal, safe=""), kept)  # a signal may be called anything, a file may not
+        # A signal may be called anything, a file may not.
+        path = self._free(quote(encodable(kept.signal), safe=""), kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
+        if self._files >= FILES_A_CONNECTION:
+            self._reconnect()
+        self._files += 1
         cursor = self._connection.cursor()
         try:
             cursor.register("rows", table)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.core.convert.metrics_database import FILE_NAME, STEP_PARTITION, MetricsDatabase
+from probe.core.convert.metrics_database import FILE_NAME, MetricsDatabase
 from probe.core.convert.rows import Form, Indices, Rows, Target, numbered
-from probe.core.naming import cell_name
+from probe.core.naming import cell_name, encodable
 from probe.core.records import Batch, Snapshot
 from probe.core.sinks.columns import ops_of
 from probe.core.sinks.context import SinkContext
@@ -23,6 +23,13 @@ CLOSING_SECONDS = 10.0
 """How long the last steps wait."""
 MOST_WAITING = 100
 """Steps that are put off; the oldest of more is lost."""
+ROWS_A_TABLE = 200_000
+"""A table gets about as many at most: its index is made in 0.2 s then."""
+PARTITIONS = (50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 500)
+"""Steps that a table may be of. SQLite keeps the description of every table in memory, 3 KB each, so that a long run of
+a small model has few large ones."""
+CACHE_KIB = 2 << 10
+"""Memory that SQLite may keep pages in: rows are appended, and what is full is not read again."""
 
 
 class _Layout(NamedTuple):
@@ -48,26 +55,38 @@ class SqliteSink:
         self._layouts: dict[str, _Layout] = {}
         self._waiting: list[Snapshot] = []
         self._partition = 0
+        self._begun: MetricsDatabase | None = None
+        """The database whose partition is settled."""
         self._full: list[str] = []
         """Tables that get no more rows and are still to be indexed: one after each step."""
 
     def open(self) -> None:
-        self._opened()
+        """Makes the database.
+
+        Raises:
+            OSError: if that fails.
+        """
+        try:
+            self._opened()
+        except sqlite3.Error as error:
+            what = f"{self._path}: expected a database that can be written, got: {error}"
+            raise OSError(f"{what}; make room there, or set MONITOR_OUTPUT_DIR to another directory") from error
 
     def write(self, snapshot: Snapshot) -> None:
         """Writes ``snapshot`` and those that wait.
 
         Raises:
-            OSError: if a step had to be given up, because too many wait.
-            sqlite3.Error: if the database cannot be written for another reason than a lock; the step is lost.
+            OSError: if a step had to be given up, because too many wait, or because the database cannot be written for
+                another reason than a lock.
         """
         self._waiting.append(snapshot)
         try:
             self._write()
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             if not _locked(error):
+                steps = ", ".join(str(each.step) for each in self._waiting)
                 self._start_anew()
-                raise
+                raise OSError(f"{self._path}: what was measured at step {steps} is lost: {error}") from error
             if len(self._waiting) > MOST_WAITING:
                 lost = self._waiting.pop(0)
                 raise OSError(f"{self._path}: locked for {MOST_WAITING} steps, step {lost.step} is lost") from error
@@ -90,22 +109,25 @@ class SqliteSink:
         if self._database is not None and self._path.exists():
             return self._database
         self._disconnect()  # what was taken away is made again
-        self._database = MetricsDatabase(self._path, wait_seconds=LOCKED_SECONDS)
+        self._database = MetricsDatabase(self._path, None, LOCKED_SECONDS, CACHE_KIB)
         return self._database
 
     def _write(self) -> None:
         database = self._opened()
         self._index(database)
         with database.transaction():
+            if self._begun is not database:
+                database.repartition(_partition(self._waiting[0]))
             for snapshot in self._waiting:
                 for batch in snapshot.batches:
                     if len(batch):
                         database.add(self._rows(batch, ops_of(batch, snapshot.ops)))
+        self._begun = database
         self._waiting.clear()
 
     def _index(self, database: MetricsDatabase) -> None:
         """Before the first row of a new partition all tables are full."""
-        partition = self._waiting[0].step // STEP_PARTITION
+        partition = self._waiting[0].step // database.step_partition
         if partition != self._partition:
             self._partition, self._full = partition, database.unindexed()
         if self._full:
@@ -119,7 +141,8 @@ class SqliteSink:
             layout = self._layouts[batch.signal] = _lay_out(batch, about)
         steps = np.full(len(batch), batch.step)
         values = {op: batch.op(op) for op in ops}
-        return Rows(batch.signal, self._rank, steps, *layout[1:], values)
+        signal = encodable(batch.signal)
+        return Rows(signal, self._rank, steps, *layout[1:], values, batch.micro_stepped)
 
     def _start_anew(self) -> None:
         self._waiting.clear()
@@ -129,7 +152,13 @@ class SqliteSink:
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.connection.close()
-            self._database, self._full = None, []
+            self._database, self._begun, self._full = None, None, []
+
+
+def _partition(snapshot: Snapshot) -> int:
+    """Steps in one table, for steps like ``snapshot``."""
+    rows = max(map(len, snapshot.batches), default=0)
+    return next((steps for steps in PARTITIONS if steps * rows <= ROWS_A_TABLE), PARTITIONS[-1])
 
 
 def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
@@ -140,7 +169,7 @@ def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
     return _Layout(about, targets, target, forms, form)
 
 
-def _locked(error: sqlite3.OperationalError) -> bool:
+def _locked(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:  # before Python 3.11 only the text tells
         return str(error).startswith("database") and str(error).endswith("locked")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from probe.core.extras import missing
 from probe.core.histogram import buckets
 from probe.core.naming import tag
 from probe.core.records import Batch, Snapshot
@@ -38,10 +39,8 @@ class TensorBoardSink:
     def __init__(self, context: SinkContext) -> None:
         try:
             from tensorboardX.proto.event_pb2 import Event as NewEvent
-        except ImportError as missing:
-            raise ImportError(
-                'format "tensorboard" needs tensorboardX: pip install "probe-monitor[tensorboard]"'
-            ) from missing
+        except ImportError as absent:
+            raise ImportError(missing('format "tensorboard"', "tensorboardX", "tensorboard")) from absent
         self._new_event = NewEvent
         self._rank, self._resumed_at = context.rank, context.resumed_at
         self._path = context.directory / file_name(time.time())

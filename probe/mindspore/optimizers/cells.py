@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from mindspore import ParameterTuple, nn
 
 from probe.core.framework import Adam, StepListener
+from probe.core.shield import shielded
 from probe.mindspore import listeners
 from probe.mindspore.gradients import given, reducers_of
 from probe.mindspore.scaling import held_scale, listened
@@ -56,7 +57,8 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with given(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
-            listener.before(optimizer, held_scale(optimizer) if listener.sampled else None)
+            scale = shielded(listener, "loss scale", held_scale, optimizer) if listener.sampled else None
+            listener.before(optimizer, scale)
 
     def leave(_: Any) -> None:
         listener.after(optimizer, "applied")

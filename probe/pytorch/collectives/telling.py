@@ -43,7 +43,11 @@ listeners: list[CollectiveListener] = []
 
 
 def heard() -> bool:
-    return any(listener.listening for listener in listeners)
+    try:
+        return any(listener.listening for listener in listeners)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        _failed(error)
+        return False
 
 
 def began(name: str, ranks: Sequence[int], inputs: Sequence[torch.Tensor]) -> Iterator[tuple[CollectiveListener, Any]]:
@@ -67,8 +71,12 @@ def guarded(function: Callable[[], None]) -> None:
     try:
         function()
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        for listener in list(listeners):
-            listener.failed("collective", error)
+        _failed(error)
+
+
+def _failed(error: Exception) -> None:
+    for listener in list(listeners):
+        listener.failed("collective", error)
 
 
 def readable(tensor: torch.Tensor) -> bool:

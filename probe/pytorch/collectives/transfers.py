@@ -160,8 +160,7 @@ def _issued(group: Any, work: Any, part: _Part) -> None:
 def _expect(work: Any, parts: list[_Part]) -> None:
     """The transfers are complete when ``work`` is; with no handle they are, or will be in the order of the stream."""
     if work is None:
-        for part in parts:
-            ended(part.told, part.outputs)
+        _all_ended(parts)
         return
     identity = id(work)
 
@@ -190,11 +189,15 @@ def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(work, *args, **kwargs)
         waited = _works.pop(id(work), None)
         if waited is not None:
-            for part in waited.parts:
-                ended(part.told, part.outputs)
+            guarded(lambda: _all_ended(waited.parts))
         return result
 
     return wait
+
+
+def _all_ended(parts: list[_Part]) -> None:
+    for part in parts:
+        ended(part.told, part.outputs)
 
 
 def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ def check(optimizer: Any) -> None:
     elif _dialect(optimizer) is native and getattr(optimizer, "param_groups", None) is None:
         raise ValueError(
             "set_monitor: optimizer: expected what updates the parameters, an object with step() and param_groups, got "
-            f"{type(optimizer)}"
+            f"{type(optimizer)}; pass the one that trains"
         )
 
 
@@ -49,6 +49,14 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
     """The gradient that is held for ``optimizer`` to apply."""
     return _dialect(optimizer).gradient(optimizer, parameter, main_grad)
+
+
+def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> bool:
+    """Whether ``optimizer`` will apply what lies in ``grad``. Those of DeepSpeed and Megatron read buffers of their
+    own, which are always there."""
+    if _dialect(optimizer) is not native or (main_grad and getattr(parameter, "main_grad", None) is not None):
+        return False
+    return parameter.grad is not None
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:

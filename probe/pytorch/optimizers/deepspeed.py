@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from probe.core.framework import Adam, Remove, Shard, StepListener
 from probe.core.patching import replace
+from probe.core.shield import shielded
 from probe.pytorch import zero
 from probe.pytorch.optimizers.native import of_group
 from probe.pytorch.optimizers.scaling import asked, on_loss_scale
@@ -97,16 +99,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     def step(*args: Any, **kwargs: Any) -> Any:
         listener.before(optimizer, asked(lambda _: scale(), optimizer, listener))
         result = original(*args, **kwargs)
-        listener.after(optimizer, "skipped" if getattr(optimizer, "overflow", False) else "applied")
+        overflow = shielded(listener, "optimizer", getattr, optimizer, "overflow", False)
+        listener.after(optimizer, "skipped" if overflow else "applied")
         return result
 
-    removes = [replace(optimizer, "step", step), on_loss_scale(scale)]
-
-    def remove_all() -> None:
-        for remove in removes:
-            remove()
-
-    return remove_all
+    with ExitStack() as placed:
+        placed.callback(replace(optimizer, "step", step))
+        placed.callback(on_loss_scale(scale))
+        return placed.pop_all().close
 
 
 class _Scale:

@@ -104,14 +104,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     def step(*args: Any, **kwargs: Any) -> Any:
         listener.before(optimizer, asked(held_scale, optimizer, listener))
         result = original(*args, **kwargs)
-        succeeded = result[0] if isinstance(result, tuple) else result
+        succeeded = result[0] if isinstance(result, tuple) and result else result
         listener.after(optimizer, "skipped" if succeeded is False else "applied")
         return result
 
-    placed = ExitStack()
-    placed.callback(replace(optimizer, "step", step))
-    placed.callback(on_loss_scale(lambda: held_scale(optimizer)))
-    return placed.close
+    with ExitStack() as placed:
+        placed.callback(replace(optimizer, "step", step))
+        placed.callback(on_loss_scale(lambda: held_scale(optimizer)))
+        return placed.pop_all().close
 
 
 class Sharing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from probe.core.frames import callers
 from probe.core.framework import Adam, Remove, Shard, StepListener
 from probe.core.patching import replace
+from probe.core.shield import shielded
 from probe.pytorch.optimizers.scaling import on_scaled_step
 from probe.pytorch.wrappers import absent, piece
 
@@ -70,18 +72,14 @@ def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam |
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Listens through torch's own step hooks, or else by wrapping ``step`` on this one object."""
     steps = Steps(optimizer, listener)
-    if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        handles = [optimizer.register_step_pre_hook(steps.enter), optimizer.register_step_post_hook(steps.leave)]
-        removes = [handle.remove for handle in handles]
-    else:
-        removes = [_wrap(optimizer, steps)]
-    removes.append(on_scaled_step(optimizer, steps))
-
-    def remove_all() -> None:
-        for remove in removes:
-            remove()
-
-    return remove_all
+    with ExitStack() as placed:
+        if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            placed.callback(optimizer.register_step_pre_hook(steps.enter).remove)
+            placed.callback(optimizer.register_step_post_hook(steps.leave).remove)
+        else:
+            placed.callback(_wrap(optimizer, steps))
+        placed.callback(on_scaled_step(optimizer, steps))
+        return placed.pop_all().close
 
 
 class Steps:
@@ -91,24 +89,41 @@ class Steps:
         self._optimizer, self._listener = optimizer, listener
         self._depth = 0
         self._stepped = self._told = False
+        self._outcome = "applied"
 
     def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before ``step``; a subclass that calls its parent's comes here twice."""
+        try:
+            return self._enter(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._told = True  # what is there after the update is not what was there before it
+            self._listener.failed("optimizer", error)
+            return None
+
+    def leave(self, *_: Any) -> None:
+        """After ``step``."""
+        shielded(self._listener, "optimizer", self._leave)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Counts what has failed around this optimizer."""
+        self._listener.failed(where, error)
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
             self._depth = 0  # an earlier step raised and never came to its end
         self._depth += 1
         if self._depth > 1:
             return None
-        self._told = False
-        self._outcome = self._foreseen() if self._listener.sampled else "applied"
+        self._told, self._outcome = False, "applied"
+        if self._listener.sampled:
+            self._outcome = shielded(self._listener, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
             return self._with(closure, args, kwargs)
         self._tell()
         return None
 
-    def leave(self, *_: Any) -> None:
-        """After ``step``."""
+    def _leave(self) -> None:
         self._depth = max(self._depth - 1, 0)
         if self._depth:
             return
@@ -134,7 +149,7 @@ class Steps:
             if self._told:
                 return self._search(closure)
             loss = closure()
-            self._tell()
+            shielded(self._listener, "optimizer", self._tell)
             return loss
 
         if len(args) > 1:

@@ -25,15 +25,23 @@ class ScaledStepListener(Protocol):
 
     def scaled_began(self) -> None: ...
     def scaled_ended(self) -> None: ...
+    def failed(self, where: str, error: Exception) -> None: ...
 
 
-_watched: list[tuple[Any, ScaledStepListener]] = []
+class _Watched:
+    """An optimizer and who listens to its steps; what takes the listening away keeps it alive."""
+
+    def __init__(self, optimizer: Any, listener: ScaledStepListener) -> None:
+        self.optimizer, self.listener = optimizer, listener
+
+
+_watched: weakref.WeakSet[_Watched] = weakref.WeakSet()
 _restores: list[Remove] = []
 """What puts back each method that something stands in for."""
-_stepping: list[tuple[Any, ScaledStepListener]] = []
+_stepping: list[_Watched] = []
 """Those whose scaler's step is running: a subclass's may call that of its parent."""
 _current: weakref.ref[Any] | None = None
-_others: list[Callable[[], torch.Tensor | None]] = []
+_others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
 """How to ask the optimizers that scale by themselves."""
 
 
@@ -60,27 +68,21 @@ def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -
 
 def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
     """Asks ``ask`` for the factor, too, until what is returned is called."""
-    _others.append(ask)
-
-    def remove() -> None:
-        if ask in _others:
-            _others.remove(ask)
-
-    return remove
+    _others.add(ask)
+    return lambda: _others.discard(ask)
 
 
 def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:
     """Tells ``listener`` of every step of ``optimizer`` that a scaler takes or skips."""
-    entry = (optimizer, listener)
-    if not _watched:
+    entry = _Watched(optimizer, listener)
+    if not _restores:
         _install()
-    _watched.append(entry)
+    _watched.add(entry)
 
     def remove() -> None:
-        if entry in _watched:
-            _watched.remove(entry)
-            if not _watched:
-                _restore()
+        _watched.discard(entry)
+        if not _watched:
+            _restore()
 
     return remove
 
@@ -117,27 +119,37 @@ def _restore() -> None:
 
 def _scale(original: Method) -> Method:
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _current  # noqa: PLW0603
         result = original(self, *args, **kwargs)
-        _current = weakref.ref(self) if _watched and self.is_enabled() else None
+        try:
+            _note(self)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            for entry in list(_watched):
+                entry.listener.failed("loss scale", error)
         return result
 
     return scale
 
 
+def _note(scaler: Any) -> None:
+    """``scaler`` has scaled a loss."""
+    global _current  # noqa: PLW0603
+    _current = None
+    _current = weakref.ref(scaler) if _watched and scaler.is_enabled() else None
+
+
 def _step(original: Method) -> Method:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = [entry for entry in _watched if entry[0] is optimizer and entry not in _stepping]
+        listeners = [entry for entry in _watched if entry.optimizer is optimizer and entry not in _stepping]
         for entry in listeners:
             _stepping.append(entry)
-            entry[1].scaled_began()
+            entry.listener.scaled_began()
         try:
             result = original(self, optimizer, *args, **kwargs)
         finally:
             for entry in listeners:
                 _stepping.remove(entry)
-        for _, listener in listeners:
-            listener.scaled_ended()
+        for entry in listeners:
+            entry.listener.scaled_ended()
         return result
 
     return step

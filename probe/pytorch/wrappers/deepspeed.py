@@ -10,7 +10,7 @@ import torch
 
 from probe.core.framework import Guard, Remove, Shard
 from probe.pytorch import zero
-from probe.pytorch.wrappers.placing import removing
+from probe.pytorch.wrappers.placing import on_own, removing, weakly
 
 
 def check(model: torch.nn.Module) -> None:
@@ -72,17 +72,17 @@ class Home:
         summed = self._summed
         if own or summed is None:
             apart = summed is None
-            handle = parameter.register_hook(guard(lambda gradient: listen(gradient, apart=apart)))
-            return removing(handle, parameter, "_backward_hooks")
+            return on_own(parameter, guard(lambda gradient: listen(gradient, apart=apart)))
 
         def accumulated(held: torch.nn.Parameter) -> None:
             kept = summed(held)
             if held.grad is not None:
                 listen(held.grad if kept is None else kept + held.grad)
 
-        handle = parameter.register_post_accumulate_grad_hook(guard(accumulated))
+        hook = guard(accumulated)
+        handle = parameter.register_post_accumulate_grad_hook(weakly(hook))
         _put_first(parameter._post_accumulate_grad_hooks, handle.id)
-        return removing(handle, parameter, "_post_accumulate_grad_hooks")
+        return removing(handle, parameter, "_post_accumulate_grad_hooks", hook)
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
         """The parameter as its optimizer shares it out; other tensors as they are."""

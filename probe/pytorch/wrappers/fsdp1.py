@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from probe.core.framework import Guard, Remove, Shard
 from probe.core.records import Coverage
-from probe.pytorch.wrappers.placing import removing
+from probe.pytorch.wrappers.placing import on_accumulated, on_own
 
 CLASS = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
 
@@ -151,9 +151,8 @@ class Unit:
                 listen(flattened.view(piece.shape), reduced=self._reduces())
 
         if own:
-            return removing(self._flat.register_hook(guard(arrived)), self._flat, "_backward_hooks")
-        handle = self._flat.register_post_accumulate_grad_hook(guard(lambda flat: arrived(flat.grad)))
-        return removing(handle, self._flat, "_post_accumulate_grad_hooks")
+            return on_own(self._flat, guard(arrived))
+        return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
         """Parameters, reduced gradients and state are flat stretches; what has another size is none."""

@@ -19,7 +19,7 @@ import torch
 from probe.core.framework import Guard, Remove
 from probe.core.patching import replace
 from probe.pytorch.layouts import add
-from probe.pytorch.wrappers.placing import removing
+from probe.pytorch.wrappers.placing import on_accumulated, on_own
 
 CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
 
@@ -99,11 +99,7 @@ class Stored:
             unsharded = self._unsharded()
             if unsharded is None or not unsharded.requires_grad:
                 return False
-            if own:
-                placed.callback(removing(unsharded.register_hook(hook), unsharded, "_backward_hooks"))
-            else:
-                handle = unsharded.register_post_accumulate_grad_hook(hook)
-                placed.callback(removing(handle, unsharded, "_post_accumulate_grad_hooks"))
+            placed.callback((on_own if own else on_accumulated)(unsharded, hook))
             return True
 
         if not place():

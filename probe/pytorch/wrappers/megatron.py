@@ -19,7 +19,7 @@ from probe.core.framework import Guard, Remove, Shard
 from probe.core.patching import replace
 from probe.core.records import Coverage
 from probe.pytorch.megatron import here, is_a, tensor_ranks
-from probe.pytorch.wrappers.placing import removing
+from probe.pytorch.wrappers.placing import on_accumulated, on_own
 
 MODULE = "megatron.core.transformer.module.MegatronModule"
 OWN_FSDP = (
@@ -122,11 +122,10 @@ class Home:
             listen(self._fed(parameter, parameter.grad if total is None else total))
 
         if own:
-            return removing(parameter.register_hook(guard(came)), parameter, "_backward_hooks")
+            return on_own(parameter, guard(came))
         if buffered(parameter):
             return _on_reduction(parameter, guard(lambda: listen(self._fed(parameter, parameter.main_grad))))
-        handle = parameter.register_post_accumulate_grad_hook(guard(accumulated))
-        return removing(handle, parameter, "_post_accumulate_grad_hooks")
+        return on_accumulated(parameter, guard(accumulated))
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:  # noqa: ARG002
         """``tensor`` as this rank's part of the whole that is split."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import torch
 
 from probe.core.framework import Remove
+
+Hook = Callable[..., None]
 
 
 class Own(partial[Any]):
@@ -27,10 +31,36 @@ class Own(partial[Any]):
         )
 
 
-def removing(handle: Any, tensor: torch.Tensor, attribute: str) -> Remove:
-    """Takes the hook away and, where it was the only one, the dict that torch made for it in ``attribute``."""
+def on_own(tensor: torch.Tensor, hook: Hook) -> Remove:
+    """Calls ``hook`` with each gradient of ``tensor`` by itself."""
+    return removing(tensor.register_hook(weakly(hook)), tensor, "_backward_hooks", hook)
+
+
+def on_accumulated(tensor: torch.Tensor, hook: Hook) -> Remove:
+    """Calls ``hook`` with ``tensor`` when a gradient has been added to its own."""
+    handle = tensor.register_post_accumulate_grad_hook(weakly(hook))
+    return removing(handle, tensor, "_post_accumulate_grad_hooks", hook)
+
+
+def weakly(hook: Hook) -> Hook:
+    """A function that calls ``hook`` while somebody else keeps it: a tensor holds some of its hooks where no garbage
+    collection looks (torch 2.13), so that one which knows the tensor would keep it for ever."""
+    known = weakref.ref(hook)
+
+    def call(*args: Any) -> None:
+        if (found := known()) is not None:
+            found(*args)
+
+    return call
+
+
+def removing(handle: Any, tensor: torch.Tensor, attribute: str, hook: Hook) -> Remove:
+    """Takes the hook away and, where it was the only one, the dict that torch made for it in ``attribute``; keeps
+    ``hook`` until then."""
+    kept = [hook]
 
     def remove() -> None:
+        kept.clear()
         handle.remove()
         if not getattr(tensor, attribute):
             setattr(tensor, attribute, None)

@@ -1,0 +1,63 @@
+"""Lines on standard error: ``probe: warning: ...``, from the logger ``probe`` and from the command line alike."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from probe.core.printable import printable
+
+LOGGER = "probe"
+
+
+def lines(level: str, text: str) -> str:
+    """``text`` with its level; every further line begins with ``probe:`` too. Control characters are escaped."""
+    first, *others = map(printable, text.rstrip("\n").split("\n"))
+    return "\n".join([f"probe: {level}: {first}", *(f"probe:   {other}".rstrip() for other in others)])
+
+
+def complain(text: str, level: str = "error") -> None:
+    """Writes ``text`` to standard error."""
+    sys.stderr.write(lines(level, text) + "\n")
+
+
+def plural(number: float, noun: str, several: str = "") -> str:
+    """``noun`` for one, ``several`` (``noun`` with an s if empty) for any other number."""
+    return noun if number == 1 else several or f"{noun}s"
+
+
+class Messages(logging.Handler):
+    """Writes warnings and errors to standard error where the program has set up no logging of its own.
+
+    Python's last resort would print them bare. As soon as any other handler gets a record, this one leaves it to that.
+    ``logging.getLogger("probe").removeHandler(probe.core.messages.HANDLER)`` takes it away.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether no other handler gets ``record``."""
+        return not self._others(logging.getLogger(record.name)) and bool(super().filter(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes ``record``, with its traceback if it has one; what fails there is logging's to report."""
+        try:
+            complain(self.format(record), record.levelname.lower())
+        except Exception:  # noqa: BLE001 - as every handler of logging does
+            self.handleError(record)
+
+    def _others(self, logger: logging.Logger | None) -> bool:
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+HANDLER = Messages()
+
+
+def install() -> None:
+    """Adds the handler to the logger ``probe``, once."""
+    logging.getLogger(LOGGER).addHandler(HANDLER)

@@ -1,0 +1,1 @@
+"""Module paths as scripts of earlier tools have them."""

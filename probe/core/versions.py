@@ -1,0 +1,29 @@
+"""The oldest version of a framework that an adapter works with."""
+
+from __future__ import annotations
+
+import re
+
+
+def require_version(adapter: str, package: str, installed: str, oldest: str) -> None:
+    """Refuses a framework that is older than ``oldest``. A version that does not begin with a number is accepted.
+
+    Args:
+        adapter: the module that is being imported.
+        installed: the framework's ``__version__``, such as ``2.13.0+cpu``.
+        oldest: numbers and dots only.
+
+    Raises:
+        ImportError: if it is older.
+    """
+    found = _numbers(installed)
+    if found and found < _numbers(oldest):
+        raise ImportError(
+            f"{adapter}: expected {package} >= {oldest}, got {installed}. "
+            f'Install a newer one in this environment: pip install "{package}>={oldest}"'
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()

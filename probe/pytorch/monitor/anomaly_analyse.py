@@ -1,0 +1,8 @@
+"""The path by which the oldest scripts run :mod:`probe.core.anomaly_processor`."""
+
+import sys
+
+from probe.core.anomaly_processor import main
+
+if __name__ == "__main__":
+    sys.exit(main())

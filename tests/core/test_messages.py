@@ -1,0 +1,82 @@
+"""Lines on standard error: from real processes, with and without logging of the user's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from probe.cli import app
+from probe.core.messages import plural
+
+ROOT = Path(__file__).parents[2]
+LOG = """
+import logging
+from probe.core.faults import Faults
+logging.getLogger("probe.anomaly").warning("first line\\nsecond line")
+logging.getLogger("probe").info("not shown")
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    Faults().note("sink", error)
+"""
+
+
+def standard_error(before: str, after: str = "") -> list[str]:
+    """What a process writes that runs ``LOG`` between two other pieces of Python."""
+    code = f"{before}\n{LOG}\n{after}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()
+
+
+def test_every_line_begins_with_the_name_of_the_tool() -> None:
+    """Level once a message, further lines (a traceback) marked too; what is information is not shown."""
+    lines = standard_error("")
+    assert lines[:4] == [
+        "probe: warning: first line",
+        "probe:   second line",
+        "probe: warning: training goes on without it: sink: ZeroDivisionError: division by zero",
+        "probe:   Traceback (most recent call last):",
+    ]
+    assert all(line.startswith("probe:") for line in lines)
+
+
+CONFIGURED = {
+    "root": "import logging; logging.basicConfig(format='mine: %(message)s')",
+    "probe": "import logging, sys; h = logging.StreamHandler(sys.stderr); "
+    "h.setFormatter(logging.Formatter('mine: %(message)s')); logging.getLogger('probe').addHandler(h)",
+}
+
+
+@pytest.mark.parametrize("where", CONFIGURED)
+@pytest.mark.parametrize("import_first", [True, False])
+def test_logging_of_the_user_is_left_alone(where: str, import_first: bool) -> None:
+    """Set up before or after the import, for all loggers or for ours: each message comes once, in the user's form."""
+    before = "import probe.core.faults\n" * import_first + CONFIGURED[where]
+    lines = standard_error(before)
+    assert lines[:2] == ["mine: first line", "second line"]
+    assert not [line for line in lines if line.startswith("probe:")]
+    assert sum("first line" in line for line in lines) == 1
+
+
+def test_lines_can_be_switched_off() -> None:
+    """The handler of ours can be removed, or replaced by one that does nothing."""
+    assert standard_error("import logging; logging.getLogger('probe').addHandler(logging.NullHandler())") == []
+
+
+def test_commands_write_lines_of_the_same_form(tmp_path: Path) -> None:
+    """What is wrong is one line, with its level."""
+    for command in (["anomalies", str(tmp_path)], ["csv2db", str(tmp_path)], ["config", "explain", "opps"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert done.stderr.startswith("probe: error: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_numbers_have_the_right_noun() -> None:
+    """One is singular, everything else plural."""
+    assert [plural(number, "rank") for number in (0, 1, 2)] == ["ranks", "rank", "ranks"]
+    assert plural(2, "directory", "directories") == "directories"

@@ -1,0 +1,62 @@
+"""Module paths that are documented elsewhere, after the mechanical change of the package's name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.required import require
+from tests.test_layering import FRAMEWORKS, tried_imports
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORTED = {
+    "msprobe.core.monitor.csv2db": ("CSV2DBConfig", "csv2db"),
+    "msprobe.pytorch.monitor.csv2tb": ("csv2tensorboard_by_step",),
+    "msprobe.mindspore.monitor.csv2tb": ("csv2tensorboard_by_step",),
+    "msprobe.pytorch": ("TrainerMon",),
+    "msprobe.mindspore": ("TrainerMon",),
+}
+RUN = ("msprobe.core.monitor.anomaly_processor", "msprobe.pytorch.monitor.anomaly_analyse")
+
+
+def needed(path: str) -> None:
+    """Skips what needs a framework that is absent."""
+    for part, package in (("pytorch", "torch"), ("mindspore", "mindspore")):
+        if f".{part}" in path:
+            require(package)
+
+
+@pytest.mark.parametrize("path", IMPORTED)
+def test_what_is_imported_from_a_documented_path_is_there(path: str) -> None:
+    """A script works when `msprobe` is replaced by `probe`."""
+    needed(path)
+    script = f"from {path} import {', '.join(IMPORTED[path])}".replace("msprobe", "probe")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", RUN)
+def test_documented_commands_run(path: str, tmp_path: Path) -> None:
+    """Each orders what rules have dumped, as `probe.core.anomaly_processor` does."""
+    needed(path)
+    finding = {"rank": 0, "step": 3, "tag_name": "0:fc.weight/grad", "message": "nan", "group_mates": [0]}
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / "anomaly.json").write_text(json.dumps({"one": finding}), encoding="utf-8")
+    outputs = []
+    for module in (path.replace("msprobe", "probe"), "probe.core.anomaly_processor"):
+        command = [sys.executable, "-m", module, "-d", str(tmp_path), "-o", str(tmp_path / "found.json")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        outputs.append((done.returncode, done.stdout, done.stderr))
+    assert outputs[0] == outputs[1]
+    assert "found.json" in outputs[0][1]
+
+
+def test_no_framework_is_imported_where_the_path_names_none() -> None:
+    """They run on machines that have neither."""
+    paths = [path.replace("msprobe", "probe") for path in (*IMPORTED, *RUN) if ".core." in path]
+    assert tried_imports(paths, FRAMEWORKS) == []
+    assert len(paths) == 2

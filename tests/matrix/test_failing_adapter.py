@@ -1,0 +1,187 @@
+"""An adapter that fails: each of its functions in turn, after training has begun."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+from probe.core.framework import FrameworkAdapter
+from tests.matrix.harness import Harness, Loop, Module, Tensor, train_step
+from tests.matrix.models import SQUARE
+from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs
+
+UNASKED = {
+    *("prepare", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
+    *("hooks.runs", "on_every_step"),  # where targets are named; when it begins
+    *("hooks.at_next_forward", "hooks.at_work"),  # when it ends
+    *("hooks.held_scale", "hooks.recomputed_by"),  # of what the program asks for; in checkpointing
+    *("collectives.bytes_of", "parallel.has_store", "parallel.meet", "parallel.store"),  # among several processes
+    *("arrays.on_host", "tensors.unchanged"),  # of large matrices; of tensors that have an identity
+    *("tensors.adam", "hooks.holds"),  # of optimizers with two moments; of gradients that no backward has put there
+}
+"""What the run of this test need not ask once it has begun; everything else is asked, and fails."""
+SETTINGS = EVERYTHING | {
+    "mg_direction": True,
+    "ur_distribution": True,
+    "monitor_mbs_grad": True,
+    "recording_l2_features": True,
+    "l2_targets": {"linear_hook": ["fc"], "attention_hook": ["looked"], "moe_router_logit_hook": ["inner"]},
+    "sa_mask": "causal",
+    "router_top_k": 1,
+    "alert": {"rules": []},
+}
+
+
+class Injected(Exception):  # noqa: N818 - no error
+    """What a function raises instead of its result."""
+
+
+class Switch:
+    """Which functions of the adapter fail now."""
+
+    def __init__(self) -> None:
+        self.failing: set[str] = set()
+        self.called: set[str] = set()
+        """Those among them that have been called."""
+
+    def function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which fails while the switch is on its name."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name in self.failing:
+                self.called.add(name)
+                raise Injected(name)
+            return function(*args, **kwargs)
+
+        return call
+
+
+class Part:
+    """A part of an adapter whose functions can fail."""
+
+    def __init__(self, part: Any, name: str, switch: Switch) -> None:
+        self._part, self._name, self._switch = part, name, switch
+
+    def __getattr__(self, function: str) -> Any:
+        return self._switch.function(f"{self._name}.{function}", getattr(self._part, function))
+
+
+def asked_of(hint: Any) -> list[str]:
+    """The functions of a part of an adapter, as its protocol has them."""
+    protocols = [each for each in (hint, *get_args(hint)) if getattr(each, "_is_protocol", False)]
+    return [
+        name for each in protocols for name, one in vars(each).items() if inspect.isfunction(one) and name[0] != "_"
+    ]
+
+
+def functions(adapter: FrameworkAdapter) -> Iterator[str]:
+    """Every function of ``adapter``: ``part.function``, or the field alone where it is a function."""
+    for field, hint in get_type_hints(FrameworkAdapter).items():
+        part = getattr(adapter, field)
+        if asked_of(hint):
+            yield from (f"{field}.{name}" for name in asked_of(hint) if part is not None)
+        elif callable(part):
+            yield field
+
+
+def breakable(adapter: FrameworkAdapter, switch: Switch) -> FrameworkAdapter:
+    """``adapter``, whose functions can fail."""
+    parts: dict[str, Any] = {}
+    for name in functions(adapter):
+        field, dot, _ = name.partition(".")
+        part = getattr(adapter, field)
+        parts[field] = Part(part, field, switch) if dot else switch.function(field, part)
+    return adapter._replace(**parts)
+
+
+def every_part(framework: Harness) -> Module:
+    """A layer, something to call attention and something to call a router, in one model."""
+    looked, inner = framework.module(lambda query, key: query), framework.module(lambda x: x)
+    fc, large = framework.linear(SQUARE), framework.parameter(np.ones(5000))
+    query = framework.tensor(np.ones((1, 2, 3, 4)))
+
+    def forward(x: Tensor) -> Tensor:
+        looked(query, query)
+        return inner(fc(x))
+
+    return framework.module(forward, fc=fc, looked=looked, inner=inner, large=large)
+
+
+def trained(framework: Harness) -> tuple[Module, Any, Loop]:
+    """A model with its optimizer and loop."""
+    model = every_part(framework)
+    rates = (
+        {"lr": LR / 8, "beta1": 0.9, "beta2": 0.99} if "adam" in framework.STATE else {"lr": LR, "momentum": MOMENTUM}
+    )
+    optimizer = framework.optimizer("adam" if "adam" in framework.STATE else "momentum", model, **rates)
+    return model, optimizer, framework.loop(model, optimizer)
+
+
+def step(framework: Harness, model: Module, loop: Loop) -> dict[str, bytes]:
+    """The weights after another step of two micro batches."""
+    train_step(loop, *inputs(framework, 2))
+    return {name: array.tobytes() for name, array in framework.weights(model).items()}
+
+
+@pytest.fixture
+def switch(framework: Harness, monkeypatch: pytest.MonkeyPatch) -> Switch:
+    """That of the adapter of ``framework``."""
+    made = Switch()
+    monkeypatch.setattr(framework.TrainerMon, "framework", breakable(framework.TrainerMon.framework, made))
+    return made
+
+
+def test_a_function_that_fails_leaves_training_as_it_is(
+    framework: Harness, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each function of the adapter in turn raises through a step and through a change of what is collected: the weights
+    are those of a training that nobody watches, bit by bit, and each failure is counted."""
+    caplog.set_level(logging.CRITICAL, "probe")  # tracebacks take most of the time
+    every = list(functions(framework.TrainerMon.framework))
+    of_collectives = [name for name in every if name.startswith("collectives.")]
+    fail_in_turn(framework, switch, [name for name in every if name not in of_collectives], SETTINGS)
+    fail_in_turn(framework, switch, of_collectives, {"wg_distribution": True, "cc_distribution": {"enable": True}})
+    assert set(every) - switch.called <= UNASKED
+    assert len(switch.called) > 40
+
+
+def fail_in_turn(framework: Harness, switch: Switch, names: Iterable[str], settings: Mapping[str, Any]) -> None:
+    """Two trainings, of which one is watched: through each of its steps a function fails."""
+    plain_model, _, plain_loop = trained(framework)
+    model, optimizer, loop = trained(framework)
+    monitor = framework.TrainerMon(settings)
+    monitor.set_monitor(model, 1, optimizer)
+    for name in names:
+        before = dict(monitor.faults)
+        switch.failing = {name}
+        assert step(framework, model, loop) == step(framework, plain_model, plain_loop), name
+        monitor.ops = ["mean", "min"]  # everything is found and hooked anew
+        assert monitor.flush()
+        assert (monitor.faults != before) == (name in switch.called), name
+        switch.failing = set()
+        monitor.ops = ["mean", "max"]
+    monitor.stop()
+
+
+def test_an_adapter_that_fails_when_the_run_ends(framework: Harness, switch: Switch) -> None:
+    """stop() raises nothing and counts what failed; called again it takes the hooks away that it had to leave."""
+    model, optimizer, loop = trained(framework)
+    step(framework, model, loop)
+    before = framework.picture([model], [optimizer])
+    monitor = framework.TrainerMon(SETTINGS)
+    monitor.set_monitor(model, 1, optimizer)
+    step(framework, model, loop)
+    assert monitor.flush()
+    switch.failing = set(functions(framework.TrainerMon.framework))
+    monitor.stop()
+    assert monitor.faults == {"end of the run: Injected": 1}
+    assert switch.called == {"hooks.at_work"}
+    step(framework, model, loop)
+    switch.failing = set()
+    monitor.stop()
+    assert framework.picture([model], [optimizer]) == before

@@ -1,0 +1,397 @@
+"""Wrong uses, and what each user is left with: where it went wrong, what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pydoc
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from probe.core import anomaly_processor
+from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.csv2db import CSV2DBConfig, csv2db
+from probe.core.messages import lines
+from probe.core.settings import load
+from tests.matrix.harness import Harness
+from tests.matrix.models import tiny_net
+from tests.matrix.watching import LR, MOMENTUM
+from tests.required import require
+
+WG = {"wg_distribution": True}
+EXPLAIN = "`probe config explain KEY` says what a key takes"
+CALL = "call set_monitor(model, grad_acc_steps, optimizer"
+
+
+class Use(NamedTuple):
+    """A wrong use, and parts of the message that it must end with."""
+
+    use: Any
+    where: str
+    expected: str
+    got: str
+    remedy: str = EXPLAIN
+
+
+def rules(*given: object) -> dict[str, Any]:
+    return {"alert": {"rules": list(given)}}
+
+
+CONFIGURATIONS = {
+    "a misspelt key": Use({"wg_distribtion": True}, "wg_distribtion", "unknown key", "wg_distribtion", "did you mean"),
+    "a key of nobody": Use({"zzz": 1}, "zzz", "expected one that `probe config explain` lists", "zzz"),
+    "a number for a switch": Use({"xy_distribution": 1}, "xy_distribution", "true or false", "got 1"),
+    "a text for a switch": Use({"all_xy": "true"}, "all_xy", "true or false", 'got "true"'),
+    "null": Use({"format": None}, "format", "one or a list of csv", "got null"),
+    "a negative step": Use({"start_step": -1}, "start_step", "an integer >= 0", "got -1"),
+    "an interval of 0": Use({"step_interval": 0}, "step_interval", "an integer >= 1", "got 0"),
+    "half a step": Use({"step_interval": 1.5}, "step_interval", "an integer >= 1", "got 1.5"),
+    "a text for a number": Use({"eps": "1e-8"}, "eps", "a number >= 0", 'got "1e-8"'),
+    "too many digits": Use({"ndigits": 30}, "ndigits", "an integer 0..20", "got 30"),
+    "an unknown op": Use(
+        {"ops": ["norm", "men"]}, "ops[1]", "one of min, max, mean", 'got "men"', "did you mean mean?"
+    ),
+    "one op": Use({"ops": "norm"}, "ops", "a list of names out of min", 'got "norm"'),
+    "an unknown format": Use({"format": "cvs"}, "format", "one of csv", 'got "cvs"', "did you mean csv?"),
+    "a rank as a text": Use({"module_ranks": ["0"]}, "module_ranks[0]", "an integer >= 0", 'got "0"'),
+    "targets as a list": Use({"targets": ["fc"]}, "targets", "a mapping", 'got ["fc"]'),
+    "a wrong place": Use(
+        {"targets": {"fc": {"inptu": "tensor"}}}, "targets.fc.inptu", "unknown key", "inptu", "mean input"
+    ),
+    "a wrong selector": Use(
+        {"targets": {"fc": {"input": "tuple"}}}, "targets.fc.input", 'such as "tensor"', 'got "tuple"'
+    ),
+    "an index too far": Use(
+        {"targets": {"fc": {"input": "tuple[2]:2"}}}, "targets.fc.input", "index is below its length 2", "tuple[2]:2"
+    ),
+    "a time": Use({"append_output": ["now", "x"]}, "append_output[0]", "such as Dec03_21-34-40", 'got "now"'),
+    "one time": Use({"append_output": ["Dec03_21-34-40"]}, "append_output", "two timestamps", "got ["),
+    "a code line": Use(
+        {"cc_distribution": {"cc_codeline": ["train.py[23"]}}, "cc_codeline[0]", "a regular expression", "train.py[23"
+    ),
+    "an unknown rule": Use(
+        rules({"rule_name": "AnomalyNaN"}), "alert.rules[0].rule_name", "one of AnomalyTurbulence", "AnomalyNaN",
+        "did you mean"
+    ),
+    "a rule without its threshold": Use(
+        rules({"rule_name": "AnomalyTurbulence"}), "alert.rules[0].args.threshold", "expected a number >= 0", "missing"
+    ),
+    "an unknown signal": Use(
+        rules({"rule_name": "AnomalyThreshold", "args": {"above": 1, "signals": ["grad_reducd"]}}),
+        "alert.rules[0].args.signals[0]",
+        "expected one of actv",
+        'got "grad_reducd"',
+        "did you mean grad_reduced?",
+    ),
+    "no limit": Use(
+        rules({"rule_name": "AnomalyThreshold", "args": {}}), "alert.rules[0].args.below", "a number, here or as above",
+        "got null"
+    ),
+    "an address": Use({"dynamic_broadcast": "here"}, "dynamic_broadcast", "a host and a port", 'got "here"'),
+    "a key that is a number": Use({12: 1}, "12", "expected a string as key", "got 12", "put it in quotes"),
+    "nothing": Use(None, "config_file_path", "the path of a file or a mapping", "got NoneType", "give one, such as"),
+    "a list": Use([WG], "config_file_path", "the path of a file or a mapping", "got list", "give one, such as"),
+    "a missing file": Use("no.json", "no.json", "expected a JSON or YAML file", "No such file", "give its path"),
+    "a directory": Use("/", "/", "expected a regular file", "this is a directory", "give the path of a file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_wrong_configuration(name: str) -> None:
+    """As a mapping, or as the path of what is none."""
+    wrong = CONFIGURATIONS[name]
+    check(wrong, lambda: load(wrong.use))
+
+
+FILES = {
+    "Python's True": Use('{\n"wg_distribution": True}', "a.json:2:20", "expected a value", "got True", "write true"),
+    "single quotes": Use("{'eps': 1}", "a.json:1:2", "expected double quotes", "got a single quote", 'write "..."'),
+    "a # comment": Use('{\n# all\n"eps": 1}', "a.json:2:1", "expected a key", "got #", "write //"),
+    "an early end": Use('{"alert": {\n', "a.json:1:12", "expected }", "got the end of the file", "add what is missing"),
+    "a comma left out": Use(
+        '{"eps": 1\n"ndigits": 2}', "a.json:2:1", "expected a comma", 'got "ndigits"', "write a comma"
+    ),
+    "a key without quotes": Use("{eps: 1}", "a.json:1:2", "a key in double quotes", "got eps", 'write "eps"'),
+    "a wrong value": Use('{\n"eps": -1}', "a.json:2: eps", "a number >= 0", "got -1"),
+    "a key given twice": Use('{"eps": 1,\n"eps": 2}', "a.json:2: eps", "expected once", "more than once", "keep one"),
+    "a list in a file": Use("[1]", "a.json:1", "a mapping of keys", "got a list", "write keys and values"),
+    "an empty file": Use("", "a.json", "a mapping of keys", "got an empty file", "write at least {}"),
+    "a wrong value in YAML": Use(
+        "ops:\n- norm\n- men\n", "a.yaml:3: ops[1]", "one of min", 'got "men"', "did you mean mean?"
+    ),
+    "a list without its end": Use(
+        "eps: 1\nops: [norm\nndigits: 3\n", "a.yaml:3:8", "expected ',' or ']'", "got ':'", "correct it"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_file(name: str, tmp_path: Path) -> None:
+    """What somebody has typed."""
+    wrong = FILES[name]
+    path = tmp_path / wrong.where.partition(":")[0]
+    path.write_text(wrong.use)
+    check(wrong, lambda: load(path))
+
+
+TOOLS: dict[str, Use] = {
+    "csv2db of a mapping": Use(
+        lambda _: csv2db({"monitor_path": "x"}),  # type: ignore[arg-type]
+        "csv2db: config",
+        "expected a CSV2DBConfig",
+        "got dict",
+        "write csv2db(CSV2DBConfig(",
+    ),
+    "csv2db of no path": Use(
+        lambda _: CSV2DBConfig(None), "monitor_path", "the path of a folder", "got None", "give one"
+    ),
+    "csv2db of nowhere": Use(
+        lambda path: csv2db(CSV2DBConfig(path / "no")),
+        "no: ",
+        "expected the directory",
+        "there is none",
+        "give MONITOR",
+    ),
+    "csv2db of an empty folder": Use(
+        lambda path: csv2db(CSV2DBConfig(path)),
+        "{path}",
+        "expected directories such as",
+        "found none",
+        "MONITOR_OUTPUT_DIR",
+    ),
+    "csv2db with no process": Use(
+        lambda path: CSV2DBConfig(path, process_num=0), "process_num", "from 1 to 128", "got 0", "leave it out"
+    ),
+    "csv2db with half a step": Use(
+        lambda path: CSV2DBConfig(path, step_partition=0.5),
+        "step_partition",
+        "a whole number",
+        "got 0.5",
+        "leave it out",
+    ),
+    "csv2db with one kind": Use(
+        lambda path: CSV2DBConfig(path, data_type_list="actv"),
+        "data_type_list",
+        "a list of names",
+        "got 'actv'",
+        "or None for all",
+    ),
+    "csv2db with a time": Use(
+        lambda path: csv2db(CSV2DBConfig(path, "now")),
+        "time_start",
+        "such as Dec03_21-34-40",
+        "got 'now'",
+        "leave it out",
+    ),
+    "csv2tb of nowhere": Use(
+        lambda path: csv2tensorboard_by_step(path / "no"),
+        "no: ",
+        "expected the directory",
+        "there is none",
+        "give MONITOR",
+    ),
+    "csv2tb with many processes": Use(
+        lambda path: csv2tensorboard_by_step(path, process_num=1000),
+        "process_num",
+        "from 1 to 128",
+        "got 1000",
+        "leave it out",
+    ),
+    "csv2tb with a time": Use(
+        lambda path: csv2tensorboard_by_step(path, None, "x"), "time_end", "such as Dec03", "got 'x'", "leave it out"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_wrong_conversion(name: str, tmp_path: Path) -> None:
+    """As a function of Python."""
+    wrong = TOOLS[name]
+    if "csv2tb" in name:
+        require("tensorboardX")
+    wrong = wrong._replace(where=wrong.where.replace("{path}", str(tmp_path)))
+    check(wrong, lambda: wrong.use(tmp_path))
+
+
+COMMANDS: dict[str, Use] = {
+    "anomalies of nowhere": Use(["-d", "{path}/no"], "/no: ", "expected a directory", "there is none", "give MONITOR"),
+    "anomalies of a healthy run": Use(
+        ["-d", "{path}"], "{path}", "expected anomaly_detected", "there is none", '"dump": true'
+    ),
+    "no anomalies": Use(["-d", "{path}", "-k", "0"], "-k/--topk", "a number of findings", "got '0'", "leave it out"),
+    "steps": Use(["-d", "{path}", "-s", "x"], "-s/--step_list", "a list of steps", "got 'x'", '"[]" for all'),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_command_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ends with exit code 2."""
+    wrong = COMMANDS[name]
+    try:
+        code = anomaly_processor.main([word.replace("{path}", str(tmp_path)) for word in wrong.use])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    told(wrong._replace(where=wrong.where.replace("{path}", str(tmp_path))), capsys.readouterr().err)
+
+
+class Parts(NamedTuple):
+    """What a wrong use is made of."""
+
+    new: Callable[..., Any]
+    model: Any
+    optimizer: Any
+
+    def attach(self, *args: Any, config: Any = WG, **kwargs: Any) -> None:
+        self.new(config).set_monitor(*args, **kwargs)
+
+
+ATTACHMENTS: dict[str, Use] = {
+    "no configuration": Use(
+        lambda p: p.new(None),
+        "config_file_path",
+        "the path of a file or a mapping",
+        "got NoneType",
+        "give one, such as",
+    ),
+    "a text for a group": Use(
+        lambda p: p.new(WG, process_group="x"), "process_group", "expected", "got 'x'", "pass the group itself, or None"
+    ),
+    "a number for a group": Use(
+        lambda p: p.attach(p.model, 1, p.optimizer, dp_group=3), "dp_group", "expected", "got 3", "or None"
+    ),
+    "a list for a group": Use(
+        lambda p: p.attach(p.model, 1, p.optimizer, tp_group=[0, 1]), "tp_group", "expected", "got [0, 1]", "or None"
+    ),
+    "no model": Use(lambda p: p.attach(), "set_monitor", "required argument: 'model'", "missing", CALL),
+    "an empty model": Use(
+        lambda p: p.attach([], 1, p.optimizer), "set_monitor: model", "one or a list", "an empty list", CALL
+    ),
+    "no optimizer": Use(lambda p: p.attach(p.model, 1), "set_monitor: the optimizer", "optimizer", "is missing", CALL),
+    "no micro batch": Use(
+        lambda p: p.attach(p.model, 0, p.optimizer),
+        "set_monitor: grad_acc_steps",
+        "an integer of at least 1",
+        "got 0",
+        CALL,
+    ),
+    "half a micro batch": Use(
+        lambda p: p.attach(p.model, 0.5, p.optimizer),
+        "set_monitor: grad_acc_steps",
+        "an integer of at least 1",
+        "got 0.5",
+        CALL,
+    ),
+    "a negative start": Use(
+        lambda p: p.attach(p.model, 1, p.optimizer, start_iteration=-1),
+        "set_monitor: start_iteration",
+        "an integer of at least 0",
+        "got -1",
+        CALL,
+    ),
+    "an unknown argument": Use(
+        lambda p: p.attach(p.model, optimiser=1), "set_monitor", "unexpected", "'optimiser'", CALL
+    ),
+    "too many arguments": Use(lambda p: p.attach(*[p.model] * 8), "set_monitor", "too many", "arguments", CALL),
+    "an unknown target": Use(
+        lambda p: p.attach(p.model, 1, p.optimizer, config=WG | {"targets": {"fcc": {}}}),
+        "targets.fcc",
+        "the name of a module or parameter",
+        "got 'fcc'",
+        "did you mean 'fc'?",
+    ),
+    "wrong ops": Use(
+        lambda p: setattr(p.new(WG), "ops", ["media"]),
+        "monitor.ops",
+        "expected one of min",
+        'got "media"',
+        "did you mean mean?",
+    ),
+}
+
+
+@pytest.fixture
+def parts(framework: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """A model that could be watched."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    model = tiny_net(framework)
+    return Parts(framework.TrainerMon, model, framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM))
+
+
+@pytest.mark.parametrize("name", ATTACHMENTS)
+def test_a_wrong_attachment(parts: Parts, name: str) -> None:
+    """Before training begins."""
+    wrong = ATTACHMENTS[name]
+    check(wrong, lambda: wrong.use(parts))
+
+
+@pytest.mark.parametrize("package", ["pytorch", "mindspore"])
+@pytest.mark.parametrize(("place", "name"), [(0, "model"), (2, "optimizer")])
+def test_a_number_is_neither_model_nor_optimizer(package: str, place: int, name: str) -> None:
+    """Each adapter names the types that it takes."""
+    require({"pytorch": "torch"}.get(package, package))
+    harness = import_module(f"tests.matrix.{package}_harness")
+    model = tiny_net(harness)
+    given = [model, 1, harness.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)]
+    given[place] = 3
+    wrong = Use(None, f"set_monitor: {name}", "expected a", "got <class 'int'>", "; pass the ")
+    check(wrong, lambda: harness.TrainerMon(WG).set_monitor(*given))
+
+
+def test_there_are_many_of_them() -> None:
+    """As many as users were seen to make, and more."""
+    assert sum(map(len, (CONFIGURATIONS, FILES, TOOLS, COMMANDS, ATTACHMENTS))) >= 70
+
+
+def check(wrong: Use, use: Callable[[], object]) -> None:
+    """The exception of a wrong use has all that its user needs."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        use()
+    told(wrong, str(caught.value))
+
+
+def told(wrong: Use, message: str) -> None:
+    """Every part of a message is there."""
+    lacking = [part for part in wrong[1:] if part not in message]
+    assert lacking == [], message
+
+
+def test_help_shows_the_documented_signature(framework: Harness) -> None:
+    """Of the class and of an instance; and what is shown can be called."""
+    shown = "(model: Any, grad_acc_steps: int, optimizer: Any, dp_group: Any = None, tp_group: Any = None, "
+    shown += "start_iteration: int = 0) -> None"
+    monitor = framework.TrainerMon(WG)
+    assert str(inspect.signature(monitor.set_monitor)) == shown
+    assert str(inspect.signature(framework.TrainerMon.set_monitor)) == shown.replace("(model", "(self, model", 1)
+    text = pydoc.render_doc(framework.TrainerMon.set_monitor, renderer=pydoc.plaintext)
+    assert f"set_monitor{shown.replace('(model', '(self, model', 1)}" in text
+    bound = inspect.signature(monitor.set_monitor).bind("m", 1, "o", start_iteration=3)
+    assert bound.arguments == {"model": "m", "grad_acc_steps": 1, "optimizer": "o", "start_iteration": 3}
+
+
+@pytest.mark.parametrize("package", ["pytorch", "mindspore"])
+def test_the_error_of_a_configuration_comes_with_the_adapter(package: str) -> None:
+    """Scripts catch it by the name that they import the monitor from."""
+    require({"pytorch": "torch"}.get(package, package))
+    adapter = import_module(f"probe.{package}")
+    with pytest.raises(adapter.ConfigError, match="unknown key"):
+        adapter.TrainerMon({"zzz": 1})
+    assert "ConfigError" in adapter.__all__
+
+
+def test_checking_a_wrong_file_on_the_command_line(tmp_path: Path) -> None:
+    """Prints the same as the monitor raises, each line as one of probe's, and nothing else."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"eps": -1}))
+    command = [sys.executable, "-m", "probe", "config", "check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    with pytest.raises(ValueError, match="eps") as caught:
+        load(path)
+    assert done.stderr == f"{lines('error', str(caught.value))}\n"

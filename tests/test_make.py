@@ -1,0 +1,93 @@
+"""What the Makefile and CI do, in a folder whose path has a space, with interpreters that only log their arguments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.required import require_program
+
+ROOT = Path(__file__).resolve().parent.parent
+INTERPRETER = """#!/bin/sh
+echo "$0 $*" >> calls
+case "$*" in *pytest*) echo "$CLOSING"; exit "$(cat "$(dirname "$0")/../code")";; esac
+"""
+ENVIRONMENTS = (".venv", ".venv-numpy2")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with what make reads and two environments that count as complete."""
+    folder = tmp_path / "with a space" / "probe"
+    for path in ("Makefile", "setup.py", "pyproject.toml", ".ci/run"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, folder / path)
+    for environment in ENVIRONMENTS:
+        programs = folder / environment / "bin"
+        programs.mkdir(parents=True)
+        for name in ("python", "probe", "ruff", "mypy", "chromedriver"):
+            (programs / name).write_text(INTERPRETER, encoding="utf-8")
+            (programs / name).chmod(0o755)
+        (folder / environment / "code").write_text("0", encoding="utf-8")
+        for stamp in (".created", ".ready"):
+            (folder / environment / stamp).touch()
+    return folder
+
+
+def made(clone: Path, *command: str, environment: Mapping[str, str] = {}) -> tuple[int, str, list[str]]:
+    """Exit code, standard output, and the interpreters' command lines."""
+    require_program("make")
+    path = f"{clone / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    given = {"PATH": path, "CLOSING": "3 passed in 0.10s", **environment}
+    done = subprocess.run(command, cwd=clone, env=given, capture_output=True, text=True, check=False)
+    calls = clone / "calls"
+    lines = calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
+    calls.unlink(missing_ok=True)
+    return done.returncode, done.stdout, lines
+
+
+@pytest.mark.parametrize("failing", [(), (".venv",), (".venv-numpy2",), ENVIRONMENTS])
+def test_both_passes_run_and_either_failure_fails(clone: Path, failing: tuple[str, ...]) -> None:
+    """The pass under NumPy 2 runs whatever the first one did, and the command ends with a failure of either."""
+    made(clone, "make", "venv")
+    for environment in failing:
+        (clone / environment / "code").write_text("1", encoding="utf-8")
+    code, _, calls = made(clone, "make", "test")
+    assert [line.split("/")[0] for line in calls] == list(ENVIRONMENTS)
+    assert all("pytest" in line for line in calls)
+    assert (code != 0) is bool(failing)
+
+
+@pytest.mark.parametrize(
+    "closing",
+    ["3 passed in 0.10s", "1 failed, 2 passed, 4 warnings in 61.20s (0:01:01)", "1 warning, 1 error in 0.10s",
+     "2 deselected in 0.10s", "no tests ran in 0.10s", "===== 1 skipped in 0.10s ====="],
+)  # fmt: skip
+def test_ci_ends_with_the_closing_lines_of_both_passes(clone: Path, closing: str) -> None:
+    """Whatever pytest counts, in whichever order."""
+    code, out, _ = made(clone, ".ci/run", environment={"CLOSING": closing})
+    assert out.splitlines()[-2:] == [closing, closing]
+    assert code == 0
+
+
+def test_ci_fails_where_a_pass_has_no_closing_line(clone: Path) -> None:
+    """Its process was killed, or ended without a test."""
+    code, out, _ = made(clone, ".ci/run", environment={"CLOSING": "Fatal Python error: Aborted"})
+    assert "in 0" not in out
+    assert code == 1
+
+
+def test_another_torch_is_installed_and_the_same_one_is_not(clone: Path) -> None:
+    """`make demo TORCH=...` replaces what another value has installed, and `make test` puts its own back."""
+    assert any("torch==" in line for line in made(clone, "make", "demo")[2])
+    assert not [line for line in made(clone, "make", "demo")[2] if "pip" in line]
+    (installing, demo) = made(clone, "make", "demo", "TORCH=wheels/torch-2.13.0-cp311.whl")[2]
+    assert "pip install wheels/torch-2.13.0-cp311.whl" in installing
+    assert demo == ".venv/bin/probe demo"
+    assert not [line for line in made(clone, "make", "demo", "TORCH=wheels/torch-2.13.0-cp311.whl")[2] if "pip" in line]
+    assert "torch==" in made(clone, "make", "test")[2][1]
