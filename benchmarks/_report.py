@@ -95,6 +95,13 @@ def interval(statistic: Callable[[Array], Array], samples: Array) -> tuple[float
     return float(statistic(samples)), float(low), float(high)
 
 
+def verdict(aim: float, low: float, high: float | None = None) -> str:
+    """Whether a figure is ``aim`` at most: of the ends of its interval, or of itself alone."""
+    if low > aim:
+        return "MISSED"
+    return "met" if (low if high is None else high) <= aim else "too noisy to say"
+
+
 def milliseconds(seconds: float) -> str:
     """``seconds`` with as many digits as they are worth."""
     return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{1e3 * seconds:.0f} ms"

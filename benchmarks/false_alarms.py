@@ -27,7 +27,7 @@ import numpy as np
 from _healthy import texts
 from _leaps import leaps
 from _recording import OPS, Case, kept, kept_or_recorded, names
-from _report import arguments, publish, table
+from _report import arguments, publish, table, verdict
 
 from probe.core.anomaly import explain
 from probe.core.rules import factory
@@ -106,10 +106,15 @@ def alarm_table(found: list[Result]) -> tuple[str, bool]:
     for result in found:
         alarms.update(result.alarms)
     rows = [
-        [name, str(alarms[name]), f"{1e3 * alarms[name] / steps:.2g}", f"{1e3 * upper(alarms[name]) / steps:.2g}"]
+        [
+            name,
+            str(alarms[name]),
+            f"{1e3 * alarms[name] / steps:.2g}: {verdict(ALLOWED, alarms[name] / steps)}",
+            f"{1e3 * upper(alarms[name]) / steps:.2g}",
+        ]
         for name in JUDGED
     ]
-    text = table(["", "false alarms", "in 1,000 steps", "95 % upper bound"], rows)
+    text = table(["", "false alarms", f"in 1,000 steps (aim <= {1e3 * ALLOWED:g})", "95 % upper bound"], rows)
     return text, all(alarms[name] <= ALLOWED * steps for name in JUDGED)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import Array, arguments, interval, milliseconds, publish, table
+from _report import Array, arguments, interval, milliseconds, publish, table, verdict
 
 ROOT = Path(__file__).parents[1]
 RANKS, WARM_UP = 2, 4
@@ -139,13 +139,13 @@ def row(args: argparse.Namespace, training: str) -> list[str]:
     seconds = without_offset(ours)
     plain, more = float(np.median(seconds[:, 0])), float(added(seconds))
     ratio, low, high = interval(lambda s: added(s) / np.median(s[..., 0], axis=-1), seconds)
-    verdict = "met" if high <= AIM else "MISSED" if low > AIM else "too noisy to say"
-    cells = [training, milliseconds(plain), milliseconds(more), f"{ratio:.1%} ({low:.1%} to {high:.1%}): {verdict}"]
+    judged = f"{ratio:.1%} ({low:.1%} to {high:.1%}): {verdict(AIM, low, high)}"
+    cells = [training, milliseconds(plain), milliseconds(more), judged]
     theirs = measure(args, training, "existing tool")
     if isinstance(theirs, str):
         return [*cells, f"does not run: {theirs[:80]}", "-"]
     tool = float(added(without_offset(theirs)))
-    return [*cells, milliseconds(tool), f"{more / tool:.2f}: {'met' if more <= AIM_COMPARED * tool else 'MISSED'}"]
+    return [*cells, milliseconds(tool), f"{more / tool:.2f}: {verdict(AIM_COMPARED * tool, more)}"]
 
 
 def main() -> None:
