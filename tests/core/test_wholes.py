@@ -29,7 +29,7 @@ class Other:
     """The way to another rank, which comes when it is let go: with the same rows, or not at all."""
 
     def __init__(self) -> None:
-        self.awake, self.comes = threading.Event(), True
+        self.awake, self.comes, self.awaited = threading.Event(), True, threading.Event()
         self.heard: Sequence[bytes] = ()
 
     def meet(self, ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Other:
@@ -37,6 +37,7 @@ class Other:
         return self
 
     def gather(self, payload: Any) -> Any:
+        self.awaited.set()
         assert self.awake.wait(SECONDS)
         if not self.comes:
             raise AbsentError
@@ -136,7 +137,9 @@ def test_what_waits_for_late_ranks_is_bounded(other: Other, monkeypatch: pytest.
     a_step = sum(column.nbytes for column in batch_of(0, 2).columns.values())
     monkeypatch.setattr(wholes, "MOST_BYTES", 50 * a_step)
     writing = Writing(other)
-    for step in range(60):
+    writing.submit(0)
+    assert other.awaited.wait(SECONDS)  # else the exchange may end before it has begun
+    for step in range(1, 60):
         writing.submit(step)
     assert writing.delivery.flush(SECONDS)
     other.awake.set()
