@@ -14,7 +14,9 @@ WINDOW_SECONDS = 60.0
 MOST_LOGGED = 20
 """Different faults that are logged in this time; all are counted."""
 LOG = "log: faults that could not be logged"
+"""Counted where a handler of logging has raised."""
 DEEP = "hooks: RecursionError"
+"""Counted, not logged: at the recursion limit there is no room for logging."""
 
 _log = logging.getLogger("probe")
 

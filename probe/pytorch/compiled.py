@@ -30,9 +30,7 @@ from probe.pytorch.wrappers.placing import Own
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
-OPERATORS = hasattr(torch.library, "register_fake") and hasattr(torch.fx, "has_side_effect")
-"""Whether this version of torch has what is needed (2.4 has)."""
-GRADIENTS = OPERATORS and importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
+GRADIENTS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
 MOST_WAITING = 50_000
 """Listeners that wait for a gradient; those whose backward never came are let go of."""
@@ -86,16 +84,6 @@ _preparing: list[object] = []
 _before = True
 """What torch was told before the first of these."""
 _places, _sites = itertools.count(), itertools.count()
-
-
-def check() -> None:
-    """Refuses a version of torch that cannot do it.
-
-    Raises:
-        ValueError: saying what was expected and what came.
-    """
-    if not OPERATORS:
-        raise ValueError(f'set_monitor: compiled: "record" needs torch 2.4 or later, this is {torch.__version__}')
 
 
 def prepare(settings: Any) -> Remove:
@@ -292,11 +280,10 @@ def _operator(name: str, parameters: str, function: Callable[..., None]) -> Call
     return operator
 
 
-if OPERATORS:
-    _library = torch.library.Library("probe", "FRAGMENT")
-    _forward = _operator(
-        "forward",
-        "Tensor[] tensors, Tensor place, str form, str needing, bool ended, int site, bool differentiates",
-        _heard,
-    )
-    _gradient = _operator("gradient", "Tensor gradient, Tensor place, int site, int number", _arrived)
+_library = torch.library.Library("probe", "FRAGMENT")
+_forward = _operator(
+    "forward",
+    "Tensor[] tensors, Tensor place, str form, str needing, bool ended, int site, bool differentiates",
+    _heard,
+)
+_gradient = _operator("gradient", "Tensor gradient, Tensor place, int site, int number", _arrived)

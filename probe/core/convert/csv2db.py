@@ -25,6 +25,7 @@ from probe.core.convert.choosing import (
 from probe.core.convert.metrics_database import FILE_NAME, MetricsDatabase
 from probe.core.convert.parsing import Parsed, Piece, parse, pieces
 from probe.core.convert.workers import WorkersDiedError, in_order
+from probe.core.messages import plural
 from probe.core.reading.directories import RankDirectory
 from probe.core.reading.files import TableFile
 from probe.core.reading.problems import Problems

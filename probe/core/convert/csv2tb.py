@@ -15,6 +15,7 @@ from probe.core.convert.choosing import Told, Unit, checked_kinds, checked_numbe
 from probe.core.convert.csv2db import MOST_PROCESSES
 from probe.core.convert.curve_folders import Outcome, write_folder
 from probe.core.convert.workers import WorkersDiedError, in_order
+from probe.core.messages import plural
 from probe.core.reading.problems import Problems
 
 logger = logging.getLogger("probe.convert")

@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from probe.core.reading.files import TableFile
-from probe.core.reading.problems import Problems, left_out
+from probe.core.reading.problems import Problems, cannot_be_read, left_out
 from probe.core.reading.regular import opened
 
 BLOCK = 1 << 20
@@ -41,7 +41,7 @@ def mend(file: TableFile, copy: Path, problems: Problems) -> None:
                 last = taken.pop().rstrip(b"\r\n") + b"\n"
                 target.writelines([b"\n"] * (len(taken) + 1) if error else [*taken, last])
     if bad > ONE_BY_ONE:
-        problems.add(file.path, f"{bad - ONE_BY_ONE} more lines cannot be read and are left out")
+        problems.add(file.path, cannot_be_read(bad - ONE_BY_ONE))
 
 
 def _rows(source: BufferedReader, size: int) -> Iterator[tuple[int, list[bytes], csv.Error | None]]:
