@@ -42,7 +42,7 @@ def test_a_run_of_damaged_files_leaves_no_empty_database(tmp_path: Path) -> None
     assert "nothing could be converted" in ran.output
     assert not (tmp_path / "new").exists()
     (directory / "actv_1-1.csv").write_text("vpp_stage,name,step,min\n0,a,1,2\n")
-    assert "1 rows of 1 files" in CliRunner().invoke(app, command).output
+    assert "1 row of 1 file" in CliRunner().invoke(app, command).output
     (directory / "actv_1-1.csv").unlink()
     assert CliRunner().invoke(app, command).exit_code == 1
     assert (tmp_path / "new" / "db" / "monitor_metrics.db").exists()
