@@ -30,6 +30,8 @@ from probe.pytorch.wrappers.placing import Own
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
+RECORDS = hasattr(torch.compiler, "is_exporting")
+"""Whether this version of torch has what is needed (2.7 has)."""
 GRADIENTS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
 MOST_WAITING = 50_000
@@ -84,6 +86,19 @@ _preparing: list[object] = []
 _before = True
 """What torch was told before the first of these."""
 _places, _sites = itertools.count(), itertools.count()
+
+
+def check() -> None:
+    """Refuses a version of torch that cannot do it.
+
+    Raises:
+        ValueError: with what was expected, what came and what to do.
+    """
+    if not RECORDS:
+        raise ValueError(
+            f'set_monitor: compiled: "record" needs torch 2.7 or later, this is {torch.__version__}; "skip" records '
+            "all but what is compiled"
+        )
 
 
 def prepare(settings: Any) -> Remove:

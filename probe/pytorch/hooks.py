@@ -90,11 +90,13 @@ def check_model(model: Any, settings: Any) -> None:
         raise ValueError(
             f"set_monitor: model: expected a torch.nn.Module or a list of them, got {type(model)}; pass the model"
         )
-    if settings.compiled != "record" and settings.xy_distribution and (names := _compiled(model)):
+    if settings.compiled == "record":
+        compiled.check()
+    elif settings.xy_distribution and (names := _compiled(model)):
         raise ValueError(
             f"set_monitor: module {names[0]!r} is compiled by torch.compile, and hooks do not run inside; to record "
-            'what runs there, set "compiled": "record" in the configuration, and call set_monitor before the first '
-            "forward; without activations (xy_distribution: false) the model can be watched as it is"
+            'what runs there, set "compiled": "record" in the configuration (torch 2.7 or later), and call set_monitor '
+            "before the first forward; without activations (xy_distribution: false) the model can be watched as it is"
         )
     wrappers.check(model)
 

@@ -529,6 +529,14 @@ def test_a_compiled_model_is_refused_for_activations() -> None:
             watch(model, sgd(model), **ACTIVATIONS)
 
 
+def test_recording_inside_graphs_is_refused_where_torch_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the version that is needed, and what records the rest."""
+    monkeypatch.setattr("probe.pytorch.compiled.RECORDS", False)
+    model = TinyNet()
+    with pytest.raises(ValueError, match=r'compiled: "record" needs torch 2\.7 or later, this is .*"skip"'):
+        watch(model, sgd(model), **ACTIVATIONS, compiled="record")
+
+
 def test_a_compiled_model_is_refused_for_activations_that_may_be_wanted_later() -> None:
     """``on_anomaly`` would place hooks that do not run: that is told before training begins."""
     arm = {"arm": {"xy_distribution": True}}

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.required import require
 
 require("torch")
-require("triton")
+triton = require("triton")
 
 COMPARE = """
 import numpy as np, torch
@@ -42,6 +44,7 @@ print("equal", len(tensors))
 """
 
 
+@pytest.mark.skipif(triton.__version__.startswith("3.0."), reason="its interpreter knows no constexpr (Triton 3.0)")
 def test_kernels_give_the_moments_that_the_host_gives() -> None:
     """Every moment, every readable dtype, sizes about the chunk, NaN, Inf, magnitudes of 1e-25 and 1e25."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
