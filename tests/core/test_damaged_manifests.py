@@ -19,13 +19,18 @@ READ = (
     "rank",
     "world_size",
     "run",
+    "start_time",
     "first_step",
     "pp_stage",
     "groups",
     "config",
     "control",
+    "changes",
     "cost_seconds",
     "findings",
+    "faults",
+    "resumed",
+    "framework",
 )
 TEXTS = {
     "brackets without end": "[" * 200_000,

@@ -46,6 +46,7 @@ _FIELDS = {
     "rank": _Field(f"a whole number below {MOST_RANKS}", lambda value: is_whole(value, 0, MOST_RANKS - 1)),
     "world_size": _Field(f"at most {MOST_RANKS} ranks", lambda value: is_whole(value, 0, MOST_RANKS)),
     "run": _WHOLE,
+    "start_time": _Field("a time such as 2026-11-03T21:34:40+0800", lambda value: isinstance(value, str)),
     "first_step": _WHOLE,
     "pp_stage": _WHOLE,
     "groups": _Field("ranks by the name of a group", _is_groups),
