@@ -8,17 +8,12 @@ from types import FrameType
 
 
 def callers() -> Iterator[FrameType]:
-    """The frames of the functions that led here, the nearest first."""
-    yield from _below(sys._getframe(1).f_back)
+    """The frames of the functions that led here, the nearest first.
 
-
-def running() -> Iterator[FrameType]:
-    """The frames of all functions that run on any thread."""
-    for latest in sys._current_frames().values():
-        yield from _below(latest)
-
-
-def _below(frame: FrameType | None) -> Iterator[FrameType]:
+    Those of other threads are no business of ours: ``sys._current_frames`` may wait for ever, and give frames that are
+    gone by then (Python 3.11, https://github.com/python/cpython/issues/106883).
+    """
+    frame = sys._getframe(1).f_back
     while frame is not None:
         yield frame
         frame = frame.f_back

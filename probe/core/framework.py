@@ -241,7 +241,7 @@ class Hooks(Protocol):
         each after it, until what is returned is called."""
 
     def at_work(self) -> bool:
-        """Whether hooks may be being called, on whatever thread, in such a way that none can be taken away now."""
+        """Whether this thread is calling hooks in such a way that none can be taken away now."""
 
 
 class FrameworkAdapter(NamedTuple):

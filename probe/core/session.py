@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from probe.core.cost import Spent
@@ -54,6 +55,8 @@ class Session:
         self._own = 0.0
         """Seconds that the monitor took between the last step and the one in progress."""
         self._outcome = "applied"
+        self._thread = get_ident()
+        """The thread that trains, as far as is known."""
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
         self._detached = self._working = self._leaving = self._retires = False
@@ -107,10 +110,14 @@ class Session:
                 self._sources.enter_context(source(self._run))
             self._parameters.find()
             if sources:
-                self._sources.enter_context(self._parameters.each_forward(self._succession.forward_began))
+                self._sources.enter_context(self._parameters.each_forward(self._forward_began))
         except BaseException:
             self._sources.close()
             raise
+
+    def _forward_began(self) -> None:
+        self._thread = get_ident()
+        self._succession.forward_began()
 
     def attach(self, sources: Sequence[Source]) -> None:
         """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
@@ -130,8 +137,9 @@ class Session:
     def detach(self, at_once: bool = False) -> bool:
         """Ends listening and takes every hook away: afterwards model, optimizer and framework are as they were found.
 
-        While a framework goes through its hooks, here or on another thread, they stay where they are, without effect,
-        until the next forward after the next update, or until this is called again.
+        While a framework goes through its hooks they stay where they are, without effect, until the next forward after
+        the next update, or until this is called again; so they do if another thread trains, of which nobody knows what
+        it is doing.
 
         Args:
             at_once: whether that cannot be, since nobody knows of model and optimizers any more.
@@ -140,7 +148,8 @@ class Session:
             Whether they are taken away.
         """
         self._rest()
-        if not (at_once or self._retires) and (self._working or self._hooks.at_work()):
+        busy = self._working or self._thread != get_ident() or self._hooks.at_work()
+        if busy and not (at_once or self._retires):
             return False
         self._stack.close()
         return True
@@ -179,6 +188,7 @@ class Session:
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Gradients are as they will be applied."""
+        self._thread = get_ident()
         if self._detached:  # or somebody has wrapped what called us, so that it could not be taken away
             self._guarded("end of the run", self._leave)
             return

@@ -109,9 +109,9 @@ class Monitor(Legacy):
     def stop(self) -> None:
         """Takes every hook away, writes what is pending and closes the files. Calling it again is harmless.
 
-        Called while a backward or an update runs (MindSpore: a forward, too), from a hook, a signal handler or another
-        thread, it leaves hooks that do nothing: they are taken away at the first forward after the next update, or when
-        it is called again.
+        Called while a backward or an update runs (MindSpore: a forward, too), from a hook or a signal handler, or on
+        another thread than the one that trains, it leaves hooks that do nothing: they are taken away at the first
+        forward after the next update, or when it is called again on the thread that trains.
         """
         self._end(partial=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from probe.core.frames import running
+from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
 from probe.core.leaves import leaves
 from probe.mindspore import engine, listeners, tensors
@@ -215,9 +215,9 @@ def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
 
 
 def at_work() -> bool:
-    """Whether a backward runs, or a cell goes through its hooks: it does so as they are (2.10), and raises if one is
-    taken away."""
-    return backward_id() != -1 or any(frame.f_code.co_name in listeners.ITERATING for frame in running())
+    """Whether on this thread a backward runs, or a cell goes through its hooks: it does so as they are (2.10), and
+    raises if one is taken away."""
+    return backward_id() != -1 or any(frame.f_code.co_name in listeners.ITERATING for frame in callers())
 
 
 def recomputed_by() -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.frames import callers, running
+from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
 from probe.pytorch import compiled, wrappers
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs
@@ -202,9 +202,9 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
 
 
 def at_work() -> bool:
-    """Whether a backward or an optimizer's update runs: torch goes through the hooks of an optimizer as they are, and
-    through those of parameters in C++ (2.13). Those of modules it copies first."""
-    return backward_id() != -1 or any(_goes_through_hooks(frame.f_code) for frame in running())
+    """Whether a backward or an optimizer's update runs on this thread: torch goes through the hooks of an optimizer as
+    they are, and through those of parameters in C++ (2.13). Those of modules it copies first."""
+    return backward_id() != -1 or any(_goes_through_hooks(frame.f_code) for frame in callers())
 
 
 def _goes_through_hooks(code: CodeType) -> bool:

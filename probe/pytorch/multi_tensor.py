@@ -84,13 +84,13 @@ def _reduce(table, eps_at, partial, dtype: tl.constexpr, chunk: tl.constexpr, bl
         at = begin + tl.arange(0, block)
         inside = at < length
         x = tl.load(start + at, mask=inside, other=0.0).to(tl.float64)
-        is_nan = x != x  # noqa: PLR0124 - the language has no isnan
+        is_number = inside & (x == x)  # noqa: PLR0124 - the language has no isnan
         size = tl.abs(x)
-        low = tl.minimum(low, tl.where(inside & ~is_nan, x, float("inf")))
-        high = tl.maximum(high, tl.where(inside & ~is_nan, x, float("-inf")))
+        low = tl.minimum(low, tl.where(is_number, x, float("inf")))
+        high = tl.maximum(high, tl.where(is_number, x, float("-inf")))
         total += x
         squares += x * x
-        nans += (inside & is_nan).to(tl.int32)
+        nans += (inside & (x != x)).to(tl.int32)  # noqa: PLR0124
         infs += (inside & (size == float("inf"))).to(tl.int32)
         below += (inside & (size < eps)).to(tl.int32)
     out = partial + 7 * program

@@ -58,6 +58,24 @@ def test_stop_in_the_middle_of_a_forward(framework: Harness, thread: str) -> Non
     assert framework.picture([model], [optimizers[0]]) == before
 
 
+def test_stop_on_another_thread_while_training_rests(framework: Harness) -> None:
+    """What training does is not known there: hooks stay, without effect, and go when the thread that trains asks."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
+    loop = framework.loop(model, optimizer)
+    train_step(loop, framework.tensor(X))
+    before = framework.picture([model], [optimizer])
+    monitor = framework.TrainerMon(EVERYTHING)
+    monitor.set_monitor(model, 1, optimizer)
+    train_step(loop, framework.tensor(X))
+    elsewhere(monitor.stop)
+    rows = rows_of(monitor)
+    assert {row.step for row in rows} == {0}
+    monitor.stop()
+    assert framework.picture([model], [optimizer]) == before
+    assert monitor.faults == {}
+
+
 def test_a_monitor_that_is_attached_again_in_a_forward(framework: Harness) -> None:
     """What a stopped run has left in place does nothing to the next one, which sees every step once."""
     moments: list[Callable[[], None]] = []
