@@ -25,7 +25,7 @@ EXISTING_TOOL := mindstudio-probe==26.2.0
 VERSIONS := deepspeed==0.19.8 deepspeed==0.16.9 megatron-core==0.16.1 megatron-core==0.12.3
 # From the oldest that setup.py promises to the newest there is. All are built for Python 3.11, not all for others.
 TORCH_VERSIONS := torch==2.4.1 torch==2.7.1 torch
-MINDSPORE_VERSIONS := mindspore==2.7.0 mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore
+MINDSPORE_VERSIONS := mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
 

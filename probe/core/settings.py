@@ -156,7 +156,7 @@ class Settings(Section):
     """What happens to modules that run inside what torch.compile has compiled: `skip` records nothing of their inputs
     and outputs, which is said once and counted, and leaves the compiled code as it is; `record` compiles operators into
     it that read inputs, outputs and gradients of outputs, without a graph break. Gradients of inputs are not recorded
-    there, which is counted."""
+    there, which is counted. `record` needs torch 2.13 or later."""
     mv_distribution: Flag = False
     """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
     keeps."""

@@ -16,12 +16,17 @@ def require_version(adapter: str, package: str, installed: str, oldest: str) -> 
     Raises:
         ImportError: if it is older.
     """
-    found = _numbers(installed)
-    if found and found < _numbers(oldest):
+    if not is_at_least(installed, oldest):
         raise ImportError(
             f"{adapter}: expected {package} >= {oldest}, got {installed}. "
             f'Install a newer one in this environment: pip install "{package}>={oldest}"'
         )
+
+
+def is_at_least(installed: str, oldest: str) -> bool:
+    """Whether ``installed`` is not older than ``oldest``, or does not begin with a number."""
+    found = _numbers(installed)
+    return not found or found >= _numbers(oldest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

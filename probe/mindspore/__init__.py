@@ -1,5 +1,7 @@
 """probe for MindSpore: ``from probe.mindspore import TrainerMon``."""
 
+import logging
+
 import mindspore
 
 from probe.core.settings_problems import ConfigError
@@ -7,8 +9,17 @@ from probe.core.stopping import TrainingStopped
 from probe.core.versions import require_version
 
 OLDEST_MINDSPORE = "2.4.10"
+DAMAGED = "2.7.0"
+"""Frees memory twice, with or without a monitor (on a CPU: gradients that a hook of a parameter keeps until the end of
+the step, while ``set_data`` replaces the parameter's value). 2.7.1 does not."""
 
 require_version("probe.mindspore", "mindspore", str(mindspore.__version__), OLDEST_MINDSPORE)
+if str(mindspore.__version__).split("+")[0] == DAMAGED:
+    logging.getLogger("probe").warning(
+        "MindSpore %s may free memory twice where a parameter's value is replaced while gradients are watched: that "
+        "ends the process; expected 2.7.1 or later",
+        DAMAGED,
+    )
 
 from probe.mindspore.adapter import TrainerMon  # noqa: E402  # after the check
 

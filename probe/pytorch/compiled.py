@@ -24,14 +24,17 @@ from torch.autograd.function import FunctionCtx
 from probe.core.frames import callers
 from probe.core.framework import Guard, Listen, Remove
 from probe.core.leaves import DEPTH
+from probe.core.versions import is_at_least
 from probe.pytorch.forms import left_out, read, written
 from probe.pytorch.wrappers.placing import Own
 
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
-RECORDS = hasattr(torch.compiler, "is_exporting")
-"""Whether this version of torch has what is needed (2.7 has)."""
+OLDEST = "2.13"
+"""The first version of torch that compiles hooks as expected here (2.10 leaves them out of the graph; those between the
+two were not run)."""
+RECORDS = is_at_least(str(torch.__version__), OLDEST)
 GRADIENTS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
 MOST_WAITING = 50_000
@@ -96,8 +99,8 @@ def check() -> None:
     """
     if not RECORDS:
         raise ValueError(
-            f'set_monitor: compiled: "record" needs torch 2.7 or later, this is {torch.__version__}; "skip" records '
-            "all but what is compiled"
+            f'set_monitor: compiled: "record" needs torch {OLDEST} or later, this is {torch.__version__}; "skip" '
+            "records all but what is compiled"
         )
 
 

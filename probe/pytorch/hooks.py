@@ -95,8 +95,9 @@ def check_model(model: Any, settings: Any) -> None:
     elif settings.xy_distribution and (names := _compiled(model)):
         raise ValueError(
             f"set_monitor: module {names[0]!r} is compiled by torch.compile, and hooks do not run inside; to record "
-            'what runs there, set "compiled": "record" in the configuration (torch 2.7 or later), and call set_monitor '
-            "before the first forward; without activations (xy_distribution: false) the model can be watched as it is"
+            'what runs there, set "compiled": "record" (torch 2.13 or later) in the configuration, and call '
+            "set_monitor before the first forward; without activations (xy_distribution: false) the model can be "
+            "watched as it is"
         )
     wrappers.check(model)
 

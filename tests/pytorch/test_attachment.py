@@ -533,7 +533,7 @@ def test_recording_inside_graphs_is_refused_where_torch_is_too_old(monkeypatch: 
     """The error names the version that is needed, and what records the rest."""
     monkeypatch.setattr("probe.pytorch.compiled.RECORDS", False)
     model = TinyNet()
-    with pytest.raises(ValueError, match=r'compiled: "record" needs torch 2\.7 or later, this is .*"skip"'):
+    with pytest.raises(ValueError, match=r'compiled: "record" needs torch 2\.13 or later, this is .*"skip"'):
         watch(model, sgd(model), **ACTIVATIONS, compiled="record")
 
 

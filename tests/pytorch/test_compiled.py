@@ -21,7 +21,7 @@ from probe.pytorch import TrainerMon, compiled  # noqa: E402
 from tests.pytorch.toys import SmallGPT, TinyNet, X, language_loss, token_batch  # noqa: E402
 from tests.pytorch.watching import EVERYTHING, OPS, Rows, read, rows_of, watch  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not compiled.RECORDS, reason="needs torch 2.7 or later")
+pytestmark = pytest.mark.skipif(not compiled.RECORDS, reason="needs torch 2.13 or later")
 MISSED = "activations: gradients of inputs of modules inside compiled graphs"
 Loss = Callable[[Any, int], Any]
 """Of a model, or what was compiled of it, in a step."""

@@ -86,7 +86,7 @@ def test_what_is_done_with_a_model_beside_training_has_no_rows(between: Any) -> 
     assert train(between)[1] == train()[1]
 
 
-@pytest.mark.skipif(not compiled.RECORDS, reason="needs torch 2.7 or later")
+@pytest.mark.skipif(not compiled.RECORDS, reason="needs torch 2.13 or later")
 @pytest.mark.parametrize("between", [copied, loaded])
 def test_copies_of_what_is_listened_to_inside_graphs_have_no_rows_either(between: Any) -> None:
     """With ``compiled: record``, whose hooks are others."""
