@@ -1,7 +1,7 @@
 """What MindSpore's PyNative executor says about the run: whether it differentiates, and which backward is running.
 
-Before 2.10 a tensor does not tell its place in the graph and a backward has no identity: gradients of inputs are then
-missing (said once), and micro batches are counted by forwards alone.
+Before 2.9 nodes of the graph have no identity: gradients of inputs are then missing (logged once). Where a backward has
+none, micro batches are counted by forwards alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore
+from mindspore import _c_expression
 
 from probe.core.frames import callers
 from probe.mindspore.api import executor
@@ -17,6 +18,9 @@ from probe.mindspore.listeners import surfacing
 
 HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")
 """Whether tensors tell the node of the graph that they come from."""
+
+HAS_IDENTITIES = HAS_GRAPH and hasattr(getattr(_c_expression, "BackwardNodePy", None), "_unique_id")
+"""Whether these nodes have identities: before 2.9 each look gives another object for the same node."""
 
 TELLS_BACKWARD = hasattr(executor, "get_current_autodiff_engine_id")
 """Whether a running backward has an identity."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from probe.core.edge_sum import EdgeSum
 from probe.core.framework import Guard, Listen
-from probe.mindspore.engine import HAS_GRAPH, at_end_of_backward
+from probe.mindspore.engine import HAS_IDENTITIES, at_end_of_backward
 from probe.mindspore.listeners import surfacing
 
 Edge = tuple[int, int]
@@ -35,8 +35,8 @@ class Inputs(NamedTuple):
 
 def watch_inputs(tensors: Sequence[Any]) -> Inputs | None:
     """To be called before the forward; None if no input takes part in differentiation."""
-    if not HAS_GRAPH:
-        _say_once("this version of MindSpore does not tell the graph of a tensor: gradients of inputs are not recorded")
+    if not HAS_IDENTITIES:
+        _say_once("gradients of inputs are not recorded: that needs MindSpore 2.9 or later")
         return None
     nodes = [tensor._grad_node for tensor in tensors]
     if all(node is None for node in nodes):

@@ -8,7 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.mindspore.toys import Deep, TinyNet, X, gradients, hooks, ms, nn, one_step, rows_of, tensor, watch, weights
+from tests.mindspore.toys import (
+    Deep,
+    TinyNet,
+    X,
+    gradients,
+    hooks,
+    ms,
+    nn,
+    one_step,
+    rows_of,
+    tensor,
+    watch,
+    weights,
+    with_input_gradients,
+)
 
 
 @pytest.fixture
@@ -74,6 +88,7 @@ class Around(nn.Cell):
         return self.last(self.inner(self.first(x))).sum()
 
 
+@with_input_gradients
 def test_a_compiled_cell_is_given_what_a_watched_one_gives() -> None:
     """Gradients of its input and output are recorded, and training is to the last bit what it is without."""
     trained, starts = [], [p.asnumpy().copy() for p in Around().trainable_params()]

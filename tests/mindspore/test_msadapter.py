@@ -13,7 +13,7 @@ import pytest
 
 from tests.mindspore import msadapter
 from tests.mindspore.msadapter import CELLS, PLAIN, Torch
-from tests.mindspore.toys import X, ms, nn, rows_of, tensor, watch
+from tests.mindspore.toys import X, ms, nn, rows_of, tensor, watch, with_input_gradients
 from tests.required import require
 from tests.tables import Row, Rows
 
@@ -107,6 +107,7 @@ def bits(net: Any) -> list[bytes]:
     return [parameter.asnumpy().tobytes() for parameter in net.parameters()]
 
 
+@with_input_gradients
 def test_every_signal_of_a_step(torch: Torch) -> None:
     net = tiny_net(torch)
     optimizer = torch.SGD(net.parameters(), lr=LR)
@@ -127,6 +128,7 @@ def test_every_signal_of_a_step(torch: Torch) -> None:
     assert len(rows) == 4 * len(PARAMETERS) + len(activations)
 
 
+@with_input_gradients
 def test_the_sum_of_two_backwards(torch: Torch) -> None:
     net = tiny_net(torch)
     optimizer = torch.SGD(net.parameters(), lr=LR)

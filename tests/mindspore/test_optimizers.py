@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.mindspore.toys import TinyNet, ms, nn, one_step, rows_of, watch
+from tests.mindspore.toys import HAS_IDENTITIES, TinyNet, ms, nn, one_step, rows_of, watch
 from tests.tables import Row
 
 experimental, mint = ms.experimental.optim, ms.mint.optim
@@ -48,6 +48,8 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_under_the_names_of_torch(name: str) -> None:
+    if name == "mint.Adam" and not HAS_IDENTITIES:
+        pytest.skip("it has no kernel for CPUs before MindSpore 2.9")
     make, expected = OPTIMIZERS[name]
     net = TinyNet()
     optimizer = make(net.trainable_params())

@@ -16,7 +16,7 @@ from probe.core.anomaly import module_of
 from probe.core.causes.analysis import Analysis, analyse
 from probe.core.naming import row_name
 from tests.mindspore.processes import run
-from tests.mindspore.toys import ms, nn, tensor, watch
+from tests.mindspore.toys import HAS_IDENTITIES, ms, nn, tensor, watch
 from tests.required import require
 
 require("duckdb")
@@ -135,6 +135,8 @@ def train(fault: Fault, seed: int, rank: int = 0, reduced: bool = False) -> None
 
 
 def assert_named(analysis: Analysis, fault: Fault) -> None:
+    if fault.kind == "gradient" and not HAS_IDENTITIES:
+        pytest.skip("without gradients of inputs the layer behind is named (MindSpore before 2.9)")
     diagnosis = analysis.diagnosis
     assert diagnosis is not None, f"{fault}: nothing was found"
     finding, told = diagnosis.first.finding, f"{fault}\n{diagnosis.text}"

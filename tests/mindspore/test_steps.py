@@ -9,7 +9,21 @@ import numpy as np
 import pytest
 
 import probe
-from tests.mindspore.toys import Deep, TinyNet, X, gradients, hooks, ms, nn, one_step, rows_of, tensor, watch, weights
+from tests.mindspore.toys import (
+    Deep,
+    TinyNet,
+    X,
+    gradients,
+    hooks,
+    ms,
+    nn,
+    one_step,
+    rows_of,
+    tensor,
+    watch,
+    weights,
+    with_input_gradients,
+)
 from tests.tables import Row
 
 PACKAGE = Path(probe.__file__).parent
@@ -21,6 +35,7 @@ def norm(rows: Any, signal: str, step: int, name: str, micro_step: int = 0) -> f
     return float(rows[Row(signal, step, name, micro_step)]["norm"])
 
 
+@with_input_gradients
 def test_training_by_value_and_grad() -> None:
     net = TinyNet()
     optimizer = nn.SGD(net.trainable_params(), 0.1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 os.environ.setdefault("GLOG_v", "4")  # MindSpore logs its warnings to the terminal
 
@@ -17,8 +18,10 @@ ms = require("mindspore")
 nn = ms.nn
 
 from probe.mindspore import TrainerMon  # noqa: E402 - only where MindSpore is
+from probe.mindspore.engine import HAS_IDENTITIES  # noqa: E402
 from tests.tables import EVERY_SIGNAL, Rows, read  # noqa: E402
 
+with_input_gradients = pytest.mark.skipif(not HAS_IDENTITIES, reason="MindSpore records these from 2.9 on")
 X = np.array([[1.0, 1.0], [0.0, -1.0]], np.float32)
 """Input of :class:`TinyNet`; micro batch ``a`` is ``X * (a + 1)``."""
 
