@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 from probe.core.cost import Spent
@@ -55,7 +55,7 @@ class Session:
         self._own = 0.0
         """Seconds that the monitor took between the last step and the one in progress."""
         self._outcome = "applied"
-        self._thread = get_ident()
+        self._thread = threading.current_thread()
         """The thread that trains, as far as is known."""
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
@@ -116,7 +116,7 @@ class Session:
             raise
 
     def _forward_began(self) -> None:
-        self._thread = get_ident()
+        self._thread = threading.current_thread()
         self._succession.forward_began()
 
     def attach(self, sources: Sequence[Source]) -> None:
@@ -148,11 +148,14 @@ class Session:
             Whether they are taken away.
         """
         self._rest()
-        busy = self._working or self._thread != get_ident() or self._hooks.at_work()
-        if busy and not (at_once or self._retires):
+        if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
             return False
         self._stack.close()
         return True
+
+    def _trains_elsewhere(self) -> bool:
+        """Whether the thread that trains is another one, which has not ended."""
+        return self._thread is not threading.current_thread() and self._thread.is_alive()
 
     def _rest(self) -> None:
         self._detached = True
@@ -188,7 +191,7 @@ class Session:
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Gradients are as they will be applied."""
-        self._thread = get_ident()
+        self._thread = threading.current_thread()
         if self._detached:  # or somebody has wrapped what called us, so that it could not be taken away
             self._guarded("end of the run", self._leave)
             return

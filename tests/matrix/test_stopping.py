@@ -76,6 +76,22 @@ def test_stop_on_another_thread_while_training_rests(framework: Harness) -> None
     assert monitor.faults == {}
 
 
+def test_stop_after_training_on_a_thread_that_has_ended(framework: Harness) -> None:
+    """Nothing can go through the hooks there any more: all are taken away at once."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
+    loop = framework.loop(model, optimizer)
+    train_step(loop, framework.tensor(X))
+    before = framework.picture([model], [optimizer])
+    monitor = framework.TrainerMon(EVERYTHING)
+    monitor.set_monitor(model, 1, optimizer)
+    elsewhere(lambda: train_step(loop, framework.tensor(X)))
+    monitor.stop()
+    assert framework.picture([model], [optimizer]) == before
+    assert {row.step for row in rows_of(monitor)} == {0}
+    assert monitor.faults == {}
+
+
 def test_a_monitor_that_is_attached_again_in_a_forward(framework: Harness) -> None:
     """What a stopped run has left in place does nothing to the next one, which sees every step once."""
     moments: list[Callable[[], None]] = []
