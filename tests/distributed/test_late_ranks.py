@@ -7,6 +7,7 @@ rank that is held up fails it. Training has no collective of its own here, so no
 from __future__ import annotations
 
 import csv
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,6 @@ def test_a_rank_that_sleeps_holds_no_step_of_another_up(two_ranks: Ranks) -> Non
 def absent(otherwise: bool) -> tuple[Counter[str], dict[str, int], set[int], int]:
     """Rank 0 with ``global_stats`` and then with other ops; rank 1 has no monitor, or one without the rule. It comes
     to where rank 0 waits for it only when rank 0 has done all its steps."""
-    from probe.pytorch.exchange import meet
-
     rank, model = dist.get_rank(), Shards()
     optimizer = torch.optim.SGD(model.parameters(), 0.125)
     monitor = None
@@ -120,16 +119,30 @@ def absent(otherwise: bool) -> tuple[Counter[str], dict[str, int], set[int], int
     early = monitor.faults if monitor is not None else {}
     numbers = [monitor._number if monitor is not None else 0]
     dist.broadcast_object_list(numbers)  # only now does rank 1 do anything that rank 0 could wait for
-    for step in (0, STEPS):
-        if rank == 1:
-            kind = "replicas" if otherwise and step == 0 else "ranks"
-            meet((0, 1), f"run {numbers[0]} from step {step}, {kind} (0, 1)", b'{"alike": "", "rows": 0}', SECONDS)
+    if rank == 1:
+        first = "replicas" if otherwise else "ranks"
+        come([f"run {numbers[0]} from step {step}, {kind} (0, 1)" for step, kind in ((0, first), (STEPS, "ranks"))])
     if monitor is not None:
         monitor.stop()
     if rank == 1:
         return Counter(), {}, set(), 0
+    dist.distributed_c10d._get_default_store().set(f"run {numbers[0]} has ended", "")
     steps = Counter(row["step"] for row in rows(monitor))
     return steps, early, set(steps.values()), len(steps)
+
+
+def come(places: list[str]) -> None:
+    """Meets rank 0, until its run has ended, where it waits: it does not at a place that it had no time to reach before
+    its configuration changed."""
+    from probe.pytorch.exchange import meet, store
+
+    job, pause = dist.distributed_c10d._get_default_store(), threading.Event()
+    ended = f"{places[0].partition(' from ')[0]} has ended"
+    while not job.check([ended]):
+        for where in [place for place in places if store(place).get("rank 0") is not None]:
+            places.remove(where)
+            meet((0, 1), where, b'{"alike": "", "rows": 0}', SECONDS)
+        pause.wait(0.01)
 
 
 @pytest.mark.parametrize("otherwise", [False, True])
