@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from probe.core.faults import LOG
 from tests.pytorch.watching import watch
 from tests.required import require
 
@@ -70,8 +71,10 @@ def test_as_deep_as_with_an_empty_hook() -> None:
     """A watched model can be nested as deep as one with hooks that do nothing, which torch needs one more frame a level
     for; where the monitor itself comes to the limit, it counts that. In a process of its own, since finalizers of what
     other tests have left may run at the limit, too."""
-    program = "from tests.pytorch.test_deep_models import watched; print(*watched(0)); watched(1)"
+    program = "from tests.pytorch.test_deep_models import watched; print(*watched(0), sep='\\n'); watched(1)"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "RecursionError" in done.stdout
+    faults = [fault for fault in done.stdout.split("\n") if fault]
+    assert all("RecursionError" in fault or fault == LOG for fault in faults)
+    assert faults or sys.version_info >= (3, 12)  # from there on calls within C have a limit of their own
