@@ -26,14 +26,14 @@ BLAME_SECONDS = 1.0
 
 
 class GlooExchange:
-    """Between ``ranks``, which have all come."""
+    """Between ``ranks``, which have all come. They connect when they first exchange something: one whose configuration
+    differs leaves before, and no other waits for its connection."""
 
     def __init__(self, store: Any, ranks: Sequence[int], seconds: float, heard: Sequence[bytes]) -> None:
         self.heard = heard
         self._store, self._ranks, self._own = store, tuple(ranks), dist.get_rank()
-        gloo: Any = dist.ProcessGroupGloo  # torch annotates few of its methods
-        own = self._ranks.index(self._own)
-        self._group = gloo(PrefixStore("group", store), own, len(ranks), timedelta(seconds=seconds))
+        self._seconds, self._closed = seconds, False
+        self._group: Any = None  # torch annotates few of its methods
 
     def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """What all ranks give, a row each.
@@ -41,20 +41,29 @@ class GlooExchange:
         Raises:
             TimeoutError: if one of them did not come, naming it.
         """
-        if self._group is None:
+        if self._closed:
             raise RuntimeError("the exchange is closed")
         own = torch.from_numpy(payload)
         theirs = [torch.empty_like(own) for _ in self._ranks]
         try:
-            self._group.allgather([theirs], [own]).wait()
+            self._connected().allgather([theirs], [own]).wait()
         except Exception as error:
             raise TimeoutError(f"of ranks {list(self._ranks)}, {self._blamed()}") from error
         return np.stack([tensor.numpy() for tensor in theirs])
 
+    def _connected(self) -> Any:
+        if self._group is None:
+            if left := [rank for rank in self._ranks if self._store.check([f"left {rank}"])]:
+                raise RuntimeError(f"{left} have left before they connected")
+            gloo: Any = dist.ProcessGroupGloo
+            own, seconds = self._ranks.index(self._own), timedelta(seconds=self._seconds)
+            self._group = gloo(PrefixStore("group", self._store), own, len(self._ranks), seconds)
+        return self._group
+
     def close(self) -> None:
         """Leaves the group; the others then fail at once instead of waiting, and know why."""
-        if self._group is not None:
-            self._group = None
+        if not self._closed:
+            self._closed, self._group = True, None
             with suppress(Exception):  # whoever kept the store may be gone
                 self._store.set(f"left {self._own}", "")
 
