@@ -69,7 +69,7 @@ def put(
     assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Such as collect_times=10.")],
     wait: Wait = SECONDS,
 ) -> None:
-    """Change the configuration; what is wrong with it is told, and nothing written. Exit codes as of start."""
+    """Change the configuration; one with mistakes is refused, and they are listed. Exit codes as of start."""
     try:
         values = live.assigned(assignments)
     except ValueError as error:

@@ -31,10 +31,10 @@ from probe.pytorch.wrappers.placing import Own
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
-OLDEST = "2.13"
+OLDEST_THAT_RECORDS = "2.13"
 """The first version of torch that compiles hooks as expected here (2.10 leaves them out of the graph; those between the
 two were not run)."""
-RECORDS = is_at_least(str(torch.__version__), OLDEST)
+RECORDS = is_at_least(str(torch.__version__), OLDEST_THAT_RECORDS)
 GRADIENTS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
 MOST_WAITING = 50_000
@@ -99,8 +99,8 @@ def check() -> None:
     """
     if not RECORDS:
         raise ValueError(
-            f'set_monitor: compiled: "record" needs torch {OLDEST} or later, this is {torch.__version__}; "skip" '
-            "records all but what is compiled"
+            f'set_monitor: compiled: "record" needs torch {OLDEST_THAT_RECORDS} or later, this is '
+            f'{torch.__version__}; "skip" records all but what is compiled'
         )
 
 

@@ -58,8 +58,10 @@ def test_stop_in_the_middle_of_a_forward(framework: Harness, thread: str) -> Non
     assert framework.picture([model], [optimizers[0]]) == before
 
 
-def test_stop_on_another_thread_while_training_rests(framework: Harness) -> None:
-    """What training does is not known there: hooks stay, without effect, and go when the thread that trains asks."""
+@pytest.mark.parametrize("trains", ["here", "elsewhere"])
+def test_stop_while_training_rests_on_another_thread(framework: Harness, trains: str) -> None:
+    """What a thread that trains is doing is not known on another one: hooks stay, without effect, and go when ``stop``
+    is called on it. If it has ended, they go at once."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)
@@ -67,25 +69,12 @@ def test_stop_on_another_thread_while_training_rests(framework: Harness) -> None
     before = framework.picture([model], [optimizer])
     monitor = framework.TrainerMon(EVERYTHING)
     monitor.set_monitor(model, 1, optimizer)
-    train_step(loop, framework.tensor(X))
-    elsewhere(monitor.stop)
-    rows = rows_of(monitor)
-    assert {row.step for row in rows} == {0}
-    monitor.stop()
-    assert framework.picture([model], [optimizer]) == before
-    assert monitor.faults == {}
-
-
-def test_stop_after_training_on_a_thread_that_has_ended(framework: Harness) -> None:
-    """Nothing can go through the hooks there any more: all are taken away at once."""
-    model = tiny_net(framework)
-    optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
-    loop = framework.loop(model, optimizer)
-    train_step(loop, framework.tensor(X))
-    before = framework.picture([model], [optimizer])
-    monitor = framework.TrainerMon(EVERYTHING)
-    monitor.set_monitor(model, 1, optimizer)
-    elsewhere(lambda: train_step(loop, framework.tensor(X)))
+    if trains == "here":
+        train_step(loop, framework.tensor(X))
+        elsewhere(monitor.stop)
+    else:
+        elsewhere(lambda: train_step(loop, framework.tensor(X)))
+    assert framework.picture([model], [optimizer]) != before
     monitor.stop()
     assert framework.picture([model], [optimizer]) == before
     assert {row.step for row in rows_of(monitor)} == {0}
