@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from probe.core.framework import Hooks, Tensors
-from probe.core.processes import Groups
+from probe.core.framework import Groups, Hooks, Tensors
 from tests.required import require
 
 PROBE = Path(__file__).parent.parent / "probe"

@@ -1,4 +1,4 @@
-"""What a framework answers to :class:`probe.core.processes.Parallel` where every process holds every tensor whole."""
+"""What a framework answers to :class:`probe.core.framework.Parallel` where every process holds every tensor whole."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ from typing import Any
 
 from probe.core import address_store
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter
-from probe.core.processes import Store
+from probe.core.framework import FrameworkAdapter, Store
 from probe.core.secret import Seal, SecretError, secret_in
 from probe.core.settings import Settings, dynamic
 from probe.core.settings_problems import ConfigError

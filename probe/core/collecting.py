@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core import broadcast, collectives, settings_files, signatures
+from probe.core.agreed_interval import AgreedPace
 from probe.core.ahead import Ahead
 from probe.core.arming import SUSPECTS, Arming, around, deeper
 from probe.core.broadcast import Broadcast
@@ -21,7 +22,7 @@ from probe.core.doubts import doubts
 from probe.core.faults import Faults
 from probe.core.notices import FolderNotices, Notices
 from probe.core.output import output_root
-from probe.core.pace import AgreedPace, Pace
+from probe.core.pace import Pace
 from probe.core.run import Run
 from probe.core.run_output import Output
 from probe.core.schedule import Schedule

@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from probe.core import settings_files
 from probe.core.ahead import Ahead
 from probe.core.faults import Faults
+from probe.core.framework import Groups
 from probe.core.notices import Notices
-from probe.core.processes import Groups
 from probe.core.settings import Settings, dynamic, load
 from probe.core.settings_edit import change
 from probe.core.settings_problems import ConfigError

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probe.core.faults import Faults
+from probe.core.framework import Exchange, Parallel
 from probe.core.histogram import HISTOGRAM, width
 from probe.core.moments import MOMENTS, OPS, columns_for, derive, merge_columns, numels
-from probe.core.processes import Exchange, Parallel
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.replicas import Replicas
 from probe.core.tables import Table, Tables, identity_of, meet

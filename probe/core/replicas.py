@@ -6,17 +6,16 @@ the copies are the same to the last bit, and so are the moments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.framework import Parallel
 from probe.core.moments import MOMENTS
-from probe.core.processes import Parallel
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
-from probe.core.run import Run
 from probe.core.tables import Table, Tables, identity_of, meet
 
 ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
@@ -109,10 +108,16 @@ def digests(batch: Batch) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def compared(run: Run) -> Sequence[int]:
-    """Ranks that should hold the same parameters; none unless a rule asks for it."""
-    if all(rule.rule_name != "AnomalyReplica" for rule in run.settings.alert.rules):
+def compared(
+    rules: Collection[str], parallel: Parallel, given: Sequence[int], world_size: int, rule: str = "AnomalyReplica"
+) -> Sequence[int]:
+    """Ranks that should hold the same parameters; none unless ``rule`` is one of ``rules``.
+
+    Args:
+        given: the data-parallel group that ``set_monitor`` was given; empty if it was given none.
+    """
+    if rule not in rules:
         return ()
-    named = run.framework.parallel.named()
+    named = parallel.named()
     experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
-    return run.replicas or named.get(experts) or range(run.framework.groups.world_size())
+    return given or named.get(experts) or range(world_size)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from probe.core.cost import Cost
 from probe.core.faults import Faults
@@ -14,9 +14,6 @@ from probe.core.framework import FrameworkAdapter, Guard, Optimizer, Parameter, 
 from probe.core.recorder import Recorder
 from probe.core.records import Batch
 from probe.core.selection import Selection, Watched
-
-if TYPE_CHECKING:
-    from probe.core.collectives import Listening
 
 SPLIT = "tensor_model_parallel"
 """The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
@@ -86,14 +83,22 @@ class Clock:
         self._backward_id, self._backward = identity, True
 
 
-class Apart(Protocol):
+class StepCollector(Protocol):
     """Collects rows of its own kind within a step."""
 
     def __len__(self) -> int:
         """How many there are."""
 
     def drain(self) -> Callable[[int], list[Batch]]:
-        """Hands the step over and begins another; what is returned waits for the device and gives the rows."""
+        """Ends the step's collection and begins another; the function returned waits for the device and gives the
+        rows of a step."""
+
+
+class CollectiveCollector(StepCollector, Protocol):
+    """Collects the collectives of a step."""
+
+    def before_update(self, step: int) -> None:
+        """An optimizer is about to update; called in every step, sampled or not, on every rank."""
 
 
 @dataclass
@@ -133,10 +138,9 @@ class Run:
     """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
     parameters: list[Watched] = field(default_factory=list)
     attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
-    apart: list[Apart] = field(default_factory=list)
+    apart: list[StepCollector] = field(default_factory=list)
     """What collects rows that no moments make."""
-    collectives: Listening | None = None
-    """What hears the collectives of this run."""
+    collectives: CollectiveCollector | None = None
     directory: Path | None = None
     """Where the files of this rank are; None where nothing is written."""
     _backward: tuple[int, bool] = (-1, True)

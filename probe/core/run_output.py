@@ -27,6 +27,7 @@ from probe.core.replicas import compared
 from probe.core.resuming import resume
 from probe.core.rules import Rule, factory
 from probe.core.run import Run
+from probe.core.session import FinishedStep
 from probe.core.sinks import SINKS, TABLES, Sink
 from probe.core.sinks.context import SinkContext
 from probe.core.wholes import Line, Wholes
@@ -63,7 +64,7 @@ class Output:
         """Names of the sinks that there have been."""
         self._noted = 0
         self._seconds = self._own = 0.0
-        self.on_device = OnDevice(run.framework.clock)
+        self._on_device = OnDevice(run.framework.clock)
         self.pace: Pace | None = None
         self._held_back: tuple[int, Past | None] = 0, None
         self._control: dict[str, object] = {} if follows is None else followed(follows, first)
@@ -240,10 +241,34 @@ class Output:
             settings.statistics,
             settings.global_stats_seconds,
             run.faults,
-            compared(run),
+            compared(
+                {rule.rule_name for rule in settings.alert.rules},
+                run.framework.parallel,
+                run.replicas,
+                groups.world_size(),
+            ),
         )
 
-    def take(self, snapshot: Snapshot) -> None:
+    def submit(self, step: FinishedStep) -> None:
+        """Hands ``step`` to the delivery thread."""
+        self.delivery.submit(lambda: self._take(self._snapshot(step)))
+
+    def _snapshot(self, step: FinishedStep) -> Snapshot:
+        """On the delivery thread: waits for the device."""
+        batches, spent = step.batches(), step.spent
+        cost = {"hooks": spent.hooks, "drain": spent.drain} | self._measured(spent)
+        return Snapshot(
+            step.number,
+            self._rank,
+            step.time,
+            batches,
+            step.ops,
+            scalars={"probe/overhead": self.overhead},
+            cost=cost,
+            outcome=step.outcome,
+        )
+
+    def _take(self, snapshot: Snapshot) -> None:
         """Writes ``snapshot`` with what is known of whole tensors, as soon as that is known; on the delivery thread."""
         offer = None if self._wholes is None else self._wholes.offer(snapshot.step, snapshot.batches)
 
@@ -278,16 +303,26 @@ class Output:
         """What the monitor has taken so far, on the training thread, beside it and on the device, as a part of the
         time that training would have taken without; 0 before the first step has ended."""
         plain = self._seconds - self._own
-        return (self._own + self.beside + self.on_device.seconds) / plain if plain > 0 else 0.0
+        return (self._own + self.beside + self._on_device.seconds) / plain if plain > 0 else 0.0
+
+    @property
+    def delivers(self) -> bool:
+        """Whether the delivery thread is in this process: a forked child has none."""
+        return self.delivery.here
 
     @property
     def beside(self) -> float:
         """Seconds of processor time that the monitor has taken beside training."""
         return self.delivery.seconds + self._exchanged
 
-    def measured(self, spent: Spent) -> dict[str, float]:
+    @property
+    def on_device(self) -> float:
+        """Seconds that a device has taken for the monitor."""
+        return self._on_device.seconds
+
+    def _measured(self, spent: Spent) -> dict[str, float]:
         """What a step has cost on the device, if there is one; on the delivery thread."""
-        seconds = self.on_device.add(spent)
+        seconds = self._on_device.add(spent)
         return {"device": seconds} if seconds else {}
 
     @property

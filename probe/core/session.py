@@ -8,24 +8,67 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import NamedTuple, Protocol
 
 from probe.core.cost import Spent
 from probe.core.framework import Optimizer, Tensor
 from probe.core.parameters import Parameters
 from probe.core.recorder import Pending, Recorder
-from probe.core.records import Batch, Snapshot
+from probe.core.records import Batch
 from probe.core.run import Run
-from probe.core.run_output import Output
 from probe.core.schedule import Schedule
 from probe.core.sources import Source
 from probe.core.succession import Succession
 from probe.core.turns import Turns
 
-Judge = Callable[[Sequence[Batch]], list[Any]]
 Between = Callable[[int], None]
-Apart = Callable[[int], list[Batch]]
-"""Gives those rows of a step that another recorder has collected."""
+
+
+class FinishedStep(NamedTuple):
+    """A sampled step that has ended, with moments that may still be on their way to the host."""
+
+    number: int
+    time: float
+    """Seconds since 1970."""
+    pending: Pending
+    collected: Sequence[Callable[[int], list[Batch]]]
+    """Rows of signals with recorders of their own."""
+    ops: Sequence[str]
+    spent: Spent
+    outcome: str
+
+    def batches(self) -> list[Batch]:
+        """Every row; waits for the device."""
+        return [*self.pending.batches(self.number), *(batch for rows in self.collected for batch in rows(self.number))]
+
+
+class StepConsumer(Protocol):
+    """Receiver of the steps of a session."""
+
+    @property
+    def delivers(self) -> bool:
+        """Whether steps that are submitted in this process are processed."""
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether a submitted step may still wait for other ranks."""
+
+    @property
+    def beside(self) -> float:
+        """Seconds of processor time taken so far, beside training."""
+
+    @property
+    def on_device(self) -> float:
+        """Seconds that a device has taken so far."""
+
+    def submit(self, step: FinishedStep) -> None:
+        """Processes ``step`` on another thread."""
+
+    def timed(self, seconds: float, own: float) -> None:
+        """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
+
+    def succeed(self, run: Run) -> None:
+        """Notes that another optimizer has taken the place of one."""
 
 
 class Session:
@@ -38,7 +81,7 @@ class Session:
     """
 
     def __init__(
-        self, run: Run, schedule: Schedule, start: int, output: Output | None, between: Between | None = None
+        self, run: Run, schedule: Schedule, start: int, output: StepConsumer | None, between: Between | None = None
     ) -> None:
         self._hooks = run.framework.hooks
         self._sources = ExitStack()
@@ -66,12 +109,12 @@ class Session:
         """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
 
-    def _take(self, run: Run, schedule: Schedule, output: Output | None) -> None:
+    def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
         """Begins to watch ``run``, of which nothing is known yet."""
         self._run, self._schedule, self._output = run, schedule, output
         self._parameters = Parameters(run)
 
-    def change(self, run: Run, schedule: Schedule, output: Output | None, sources: Sequence[Source]) -> None:
+    def change(self, run: Run, schedule: Schedule, output: StepConsumer | None, sources: Sequence[Source]) -> None:
         """Watches ``run`` instead, which has the same model and optimizers, from the step about to begin.
 
         Called between steps.
@@ -345,14 +388,14 @@ class Session:
             pace.step(took, own, sampled)
             if sampled and self._output is not None:
                 delivered, self._delivered = self._delivered, self._output.beside
-                on_device, self._on_device = self._on_device, self._output.on_device.seconds
+                on_device, self._on_device = self._on_device, self._output.on_device
                 pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
 
     def _samples(self, step: int) -> bool:
         """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
         if self._detached:
             return False
-        return self._schedule.samples(step) and (self._output is None or self._output.delivery.here)
+        return self._schedule.samples(step) and (self._output is None or self._output.delivers)
 
     def flush_partial(self) -> None:
         """Delivers what was seen of a step that will never end."""
@@ -371,9 +414,8 @@ class Session:
             self._drop()
         self.last = (step, pending, run.settings.statistics)
         spent = run.cost.take(begun)
-        if (output := self._output) is not None:
-            about = partial(_snapshot, run, output, pending, apart, step, now, spent, outcome)
-            output.delivery.submit(lambda: output.take(about()))
+        if self._output is not None:
+            self._output.submit(FinishedStep(step, now, pending, apart, run.settings.statistics, spent, outcome))
 
     def _drop(self) -> None:
         """Forgets what was seen of the step."""
@@ -411,15 +453,3 @@ class Session:
             function()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             self._run.faults.note(where, error)
-
-
-def _snapshot(
-    run: Run, output: Output, pending: Pending, apart: list[Apart], step: int, now: float, spent: Spent, outcome: str
-) -> Snapshot:
-    """On the delivery thread: waits for the device."""
-    batches, rank = pending.batches(step), run.framework.groups.rank()
-    for rows in apart:
-        batches += rows(step)
-    cost = {"hooks": spent.hooks, "drain": spent.drain} | output.measured(spent)
-    scalars = {"probe/overhead": output.overhead}
-    return Snapshot(step, rank, now, batches, run.settings.statistics, scalars=scalars, cost=cost, outcome=outcome)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.processes import Exchange, Parallel
+from probe.core.framework import Exchange, Parallel
 
 ROWS = 64
 """How many rows there is room for at least. There is room for twice as many as any rank has when they meet; all ranks

@@ -10,15 +10,14 @@ from probe.mindspore import array_ops, collectives, groups, hooks, parallel, ten
 from probe.mindspore.optimizers.every import on_every_step
 
 ADAPTER = FrameworkAdapter(
-    "mindspore",
-    str(mindspore.__version__),
-    tensors,
-    hooks,
-    groups,
-    {},
-    collectives,
-    parallel,
-    array_ops,
+    name="mindspore",
+    version=str(mindspore.__version__),
+    tensors=tensors,
+    hooks=hooks,
+    groups=groups,
+    collectives=collectives,
+    parallel=parallel,
+    arrays=array_ops,
     on_every_step=on_every_step,
 )
 

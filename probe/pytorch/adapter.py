@@ -10,19 +10,18 @@ from probe.pytorch import array_ops, collectives, compiled, device_clock, groups
 from probe.pytorch.optimizers.every import on_every_step
 
 ADAPTER = FrameworkAdapter(
-    "pytorch",
-    str(torch.__version__),
-    tensors,
-    hooks,
-    groups,
-    {},
-    collectives,
-    parallel,
-    array_ops,
-    compiled.prepare,
-    device_clock.capturing if torch.backends.cuda.is_built() else lambda: False,
-    device_clock if torch.backends.cuda.is_built() else None,
-    on_every_step,
+    name="pytorch",
+    version=str(torch.__version__),
+    tensors=tensors,
+    hooks=hooks,
+    groups=groups,
+    collectives=collectives,
+    parallel=parallel,
+    arrays=array_ops,
+    prepare=compiled.prepare,
+    capturing=device_clock.capturing if torch.backends.cuda.is_built() else lambda: False,
+    clock=device_clock if torch.backends.cuda.is_built() else None,
+    on_every_step=on_every_step,
 )
 
 

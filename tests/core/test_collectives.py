@@ -75,7 +75,7 @@ def listen(wire: Wire, **settings: Any) -> Listening:
     """A monitor's ear, with ``cc_distribution`` switched on."""
     settings["cc_distribution"] = {"enable": True, **settings.pop("cc", {})}
     groups: Any = SimpleNamespace(rank=lambda: 0)
-    adapter = FrameworkAdapter("numpy", "1", NumPy(), None, groups, {}, wire)  # type: ignore[arg-type]
+    adapter = FrameworkAdapter("numpy", "1", NumPy(), None, groups, wire)  # type: ignore[arg-type]
     found = collectives.of_configuration(load(settings), adapter, Faults())
     assert found is not None
     return found

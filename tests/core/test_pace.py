@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probe.core.agreed_interval import AgreedPace
 from probe.core.faults import Faults
 from probe.core.notices import FolderNotices
-from probe.core.pace import AgreedPace, Pace
+from probe.core.pace import Pace
 from probe.core.schedule import Schedule
 
 

@@ -138,4 +138,4 @@ GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_o
 class TrainerMon(Monitor):
     """Watches the training of a :class:`Module`."""
 
-    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, {}, arrays=ARRAYS)
+    framework = FrameworkAdapter("numpy", np.__version__, TENSORS, HOOKS, GROUPS, arrays=ARRAYS)

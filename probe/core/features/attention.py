@@ -14,10 +14,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from probe.core.arrays import Arrays, Numbers
 from probe.core.features import spread
 from probe.core.features.misfit import Misfit
-from probe.core.framework import Block
+from probe.core.framework import Arrays, Block, Numbers
 from probe.core.records import Array
 
 COLUMNS = ("entropy", "softmax_max")

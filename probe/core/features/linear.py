@@ -17,8 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from probe.core.arrays import Arrays, Numbers
-from probe.core.framework import Block
+from probe.core.framework import Arrays, Block, Numbers
 from probe.core.records import Array
 
 COLUMNS = ("sr", "kernel_norm")

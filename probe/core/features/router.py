@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from probe.core.arrays import Arrays, Numbers
 from probe.core.features import spread
-from probe.core.framework import Block
+from probe.core.framework import Arrays, Block, Numbers
 from probe.core.records import Array
 
 

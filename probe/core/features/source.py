@@ -8,11 +8,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.arrays import Arrays, Numbers
 from probe.core.features import arguments, attention, linear, router
 from probe.core.features.collected import Collected
 from probe.core.features.misfit import Misfit
-from probe.core.framework import Tensor
+from probe.core.framework import Arrays, Numbers, Tensor
 from probe.core.leaves import leaves
 from probe.core.run import Run
 from probe.core.selection import Lead, Names, Watched, names_of, no_lead, unknown_names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probe.core.arrays import Arrays, Numbers
+from probe.core.framework import Arrays, Numbers
 from probe.core.records import Array
 
 HIDDEN = -1e30

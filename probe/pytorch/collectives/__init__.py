@@ -13,9 +13,8 @@ from contextlib import ExitStack
 import torch
 import torch.distributed as dist
 
-from probe.core.framework import Remove
+from probe.core.framework import CollectiveListener, Remove
 from probe.core.patching import replace
-from probe.core.processes import CollectiveListener
 from probe.pytorch.collectives import functional, transfers
 from probe.pytorch.collectives.telling import listeners
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from probe.core.processes import CollectiveListener
+from probe.core.framework import CollectiveListener
 from probe.pytorch.collectives.telling import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
 
 IN_FLIGHT = 10_000

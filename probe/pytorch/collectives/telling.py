@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probe.core.processes import CollectiveListener
+from probe.core.framework import CollectiveListener
 from probe.pytorch import tensors
 
 Told = list[tuple[CollectiveListener, Any]]
