@@ -84,9 +84,13 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["probe", "probe.*"]),
-    package_data={"probe": ["py.typed", "core/report/*.css", "core/report/*.js", "core/compare/*.js"]},
+    package_data={"probe": ["py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js"]},
     # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.
-    ext_modules=[Extension("probe.core._fused", ["probe/core/fused.c"], extra_compile_args=["-O3"], optional=True)],
+    ext_modules=[
+        Extension(
+            "probe.core.backend._fused", ["probe/core/backend/fused.c"], extra_compile_args=["-O3"], optional=True
+        )
+    ],
     install_requires=REQUIRED,
     extras_require={
         **FRAMEWORKS,

@@ -11,7 +11,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from probe.mindspore.api import executor
+from probe.mindspore.private_api import executor
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 256, 4, 256
 BATCH, TOKENS = 4, 128

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from _healthy import Training
 
+from probe.core.output.sinks import SINKS
 from probe.core.records import Batch, Snapshot
-from probe.core.sinks import SINKS
 
 OPS = ("min", "max", "mean", "norm", "nans", "zeros")
 CONFIGURATION = {

@@ -22,9 +22,9 @@ import numpy as np
 from _monitors import EXISTING_TOOL, has_existing_tool
 from _report import arguments, publish, table
 
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
-from probe.core.sinks import SINKS
-from probe.core.sinks.context import SinkContext
 
 OPS = ("min", "max", "mean", "norm", "nans")
 KINDS = ("actv", "grad_unreduced", "grad_reduced", "param_origin")

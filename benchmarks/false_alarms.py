@@ -29,10 +29,10 @@ from _leaps import leaps
 from _recording import OPS, Case, kept, kept_or_recorded, names
 from _report import arguments, publish, table, verdict
 
-from probe.core.anomaly import explain
+from probe.core.config.schema import RULE_ARGS
 from probe.core.rules import factory
+from probe.core.rules.evaluate import explain
 from probe.core.rules.spike import EXTREMES, LEAPING
-from probe.core.settings import RULE_ARGS
 
 JUDGED = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
 """Rules with limits of their own that can fire in one process. ``AnomalyReplica`` and ``AnomalyCommNan`` need several;

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from _report import Array, arguments, publish, table
 
+from probe.core.config.schema import RULE_ARGS
 from probe.core.faults import Faults
 from probe.core.moments import columns_for
+from probe.core.output.pipeline import Writer
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.rules import RULES, Rule, factory
-from probe.core.settings import RULE_ARGS
-from probe.core.sinks import SINKS
-from probe.core.sinks.context import SinkContext
-from probe.core.writing import Writer
 
 OPS = ("min", "max", "mean", "norm", "zeros")
 ROWS = {"actv": 12, "grad_reduced": 8, "exp_avg_sq": 8, "param_updated": 8}

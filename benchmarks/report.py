@@ -21,7 +21,7 @@ OPS = ("min", "max", "mean", "norm", "nans")
 MEASURED = """
 import resource, sys, time
 from pathlib import Path
-from probe.core.report.writing import write_report
+from probe.core.analysis.report.write import write_report
 begun = time.perf_counter()
 written = write_report(Path(sys.argv[1]), Path(sys.argv[2]))
 seconds = time.perf_counter() - begun

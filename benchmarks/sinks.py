@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from _report import Array, arguments, milliseconds, publish, table
 
-from probe.core.delivery import Delivery
 from probe.core.faults import Faults
 from probe.core.moments import columns_for
+from probe.core.output.delivery import Delivery
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.rules import RULES, factory
-from probe.core.sinks import SINKS
-from probe.core.sinks.context import SinkContext
 
 CHOSEN = ("min", "max", "mean", "norm", "zeros")
 ROWS = {"grad_unreduced": 149, "grad_reduced": 149, "param_origin": 149, "param_updated": 149}
@@ -66,7 +66,7 @@ def writers(root: Path) -> dict[str, Write]:
 
 
 def _arguments_of(rule: str) -> object:
-    from probe.core.settings import RULE_ARGS
+    from probe.core.config.schema import RULE_ARGS
 
     args = {"AnomalyTurbulence": {"threshold": 0.5}, "AnomalyThreshold": {"above": 1e9}}.get(rule, {})
     return RULE_ARGS[rule](**args)

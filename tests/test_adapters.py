@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from probe.core.framework import Groups, Hooks, Tensors
+from probe.core.backend.protocols import Groups, Hooks, Tensors
 from tests.required import require
 
 PROBE = Path(__file__).parent.parent / "probe"

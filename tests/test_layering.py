@@ -14,11 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("torch", "mindspore")
 ADAPTERS = ("probe.pytorch", "probe.mindspore")
-RUNNING = tuple(f"probe.core.{name}" for name in ("framework", "recorder", "run", "session", "sources", "trainer_mon"))
+RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.services", "probe.cli"),
-    "probe.core.sinks": RUNNING,
+    "probe.core.output.sinks": RUNNING,
     "probe.core.rules": RUNNING,
     "probe.pytorch": ("mindspore", "probe.mindspore", "probe.services", "probe.cli"),
     "probe.mindspore": ("torch", "probe.pytorch", "probe.services", "probe.cli"),
@@ -33,6 +33,40 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "probe.core.histogram": ("numpy",),
 }
 """All that a module may import besides the standard library."""
+
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"histogram", "faults", "fields", "errors", "messages", "printable", "extras"}),
+    frozenset({"moments"}),
+    frozenset({"records"}),
+    frozenset({"naming", "backend"}),
+    frozenset({"rules", "storage"}),
+    frozenset({"config"}),
+    frozenset({"distributed", "instrumentation"}),
+    frozenset({"control"}),
+    frozenset({"output"}),
+    frozenset({"monitor"}),
+)
+"""The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
+KNOWN = [
+    ("probe.core.analysis.diagnosis.export", "probe.core.output.sinks.anomaly_file"),
+    ("probe.core.messages", "probe.core.printable"),
+]
+"""Imports that go the other way and are still to be cut."""
+BESIDE = {"analysis": "config"}
+"""Rooms that no layer imports, each with the highest layer that it imports."""
+OLDER_PATHS = frozenset(
+    {
+        "probe.core.anomaly_processor",
+        "probe.core.csv2db",
+        "probe.core.monitor.anomaly_processor",
+        "probe.core.monitor.csv2db",
+        "probe.core.report.diagnosis",
+        "probe.core.report.writing",
+    }
+)
+"""Documented import paths, a few lines each."""
+ANALYSIS = ("convert", "diagnosis", "report", "compare")
+"""Rooms of ``probe.core.analysis``, the lowest first."""
 
 WATCHED_IMPORT = """
 import importlib, json, sys
@@ -131,6 +165,69 @@ def test_a_package_imports_nothing_from_above_or_beside_it(package: str) -> None
         name: within(imports_of_module(name, path), FORBIDDEN[package]) for name, path in modules_of(package).items()
     }
     assert {name: imported for name, imported in found.items() if imported} == {}
+
+
+def core_imports() -> dict[str, set[str]]:
+    """The modules of core that each module of core imports, older paths left out."""
+    modules = modules_of("probe.core")
+    return {
+        name: {module for each in imports_of_module(name, path) if (module := module_of(each, modules)) is not None}
+        for name, path in modules.items()
+        if name not in OLDER_PATHS
+    }
+
+
+def module_of(imported: str, modules: Iterable[str]) -> str | None:
+    """The module that ``imported`` is or is taken from, if it is one of core."""
+    return imported if imported in modules and imported != "probe.core" else None
+
+
+def room(module: str) -> str:
+    """The name below ``probe.core``; empty for that itself."""
+    return module.removeprefix("probe.core").lstrip(".").split(".")[0]
+
+
+def test_rooms_import_only_what_lies_below_them() -> None:
+    """The floor plan: nothing imports from a room above or beside its own."""
+    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    wrong = []
+    for name, imported in core_imports().items():
+        here = room(name)
+        highest = level[BESIDE[here]] if here in BESIDE else level.get(here, len(LAYERS)) - 1
+        wrong += [
+            (name, module)
+            for module in sorted(imported)
+            if room(module) != here and level.get(room(module), len(LAYERS)) > highest
+        ]
+    assert [pair for pair in wrong if pair[0] != "probe.core"] == KNOWN
+
+
+def test_rooms_of_analysis_import_only_what_lies_below_them() -> None:
+    """Conversions and the diagnosis stand below the report, and the comparison above it."""
+    wrong = []
+    for name, imported in core_imports().items():
+        here = name.removeprefix("probe.core.analysis.").split(".")[0]
+        for module in imported:
+            there = module.removeprefix("probe.core.analysis.").split(".")[0]
+            if here in ANALYSIS and there in ANALYSIS and ANALYSIS.index(there) > ANALYSIS.index(here):
+                wrong.append((name, module))
+    assert wrong == []
+
+
+def test_every_name_at_the_top_of_core_is_known() -> None:
+    """The corridor stays short: a new room has a place in the layers."""
+    there = {path.stem for path in (ROOT / "probe" / "core").iterdir() if path.suffix == ".py" or path.is_dir()}
+    older = {room(name) for name in OLDER_PATHS}
+    assert there - {"__pycache__"} <= {"__init__", *BESIDE, *older, *frozenset[str]().union(*LAYERS)}
+
+
+def test_no_modules_import_each_other() -> None:
+    """There is an order in which all of core can be read."""
+    left = core_imports()
+    while ready := [name for name, imported in left.items() if not (imported & left.keys()) - {name}]:
+        for name in ready:
+            del left[name]
+    assert left == {}
 
 
 @pytest.mark.parametrize("module", ALLOWED)

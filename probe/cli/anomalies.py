@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from probe.core.anomaly_processor import first, write
-from probe.core.causes.analysis import Analysis, Diagnosis, analyse
-from probe.core.causes.card import summary
-from probe.core.causes.classes import Cause
-from probe.core.causes.extent import nothing_judged
-from probe.core.causes.located import Located
-from probe.core.causes.objects import as_json, entry, key_of_entry
-from probe.core.causes.runs import Kept
-from probe.core.causes.words import value
+from probe.core.analysis.anomaly_processor import first, write
+from probe.core.analysis.diagnosis.analyse import Analysis, Diagnosis, analyse
+from probe.core.analysis.diagnosis.causality import Cause
+from probe.core.analysis.diagnosis.explain import value
+from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
+from probe.core.analysis.diagnosis.extent import nothing_judged
+from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.report.card import summary
 from probe.core.messages import complain
 from probe.core.naming import cell_name
 from probe.core.printable import printable
-from probe.core.reading.directories import find
-from probe.core.reading.problems import Problems
+from probe.core.storage.anomaly_runs import Kept
+from probe.core.storage.directories import find
+from probe.core.storage.problems import Problems
 
 WIDTH = 160
 """Characters of a line where there is no terminal."""

@@ -11,8 +11,8 @@ import typer
 from probe.core.messages import complain
 
 if TYPE_CHECKING:
-    from probe.core.compare.comparing import Comparison
-    from probe.core.compare.sides import Options
+    from probe.core.analysis.compare.compare import Comparison
+    from probe.core.analysis.compare.pairing import Options
 
 
 def compare(
@@ -39,7 +39,7 @@ def compare(
     They may be of whatever machine, framework, version or precision. Exit code 0 if the runs are the same within the
     tolerance; 1 if they differ, or if data had to be left out; 2 for wrong use.
     """
-    from probe.core.compare.comparing import compare as compared
+    from probe.core.analysis.compare.compare import compare as compared
 
     try:
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
@@ -49,18 +49,18 @@ def compare(
     except (ValueError, ImportError) as error:
         complain(str(error))
         raise typer.Exit(2) from None
-    from probe.core.compare import telling
+    from probe.core.analysis.compare import explain
 
     if as_json:
-        typer.echo(telling.as_json(found))
+        typer.echo(explain.as_json(found))
     else:
-        telling.show(found, out)
+        explain.show(found, out)
     raise typer.Exit(0 if found.same and not found.skipped else 1)
 
 
 def _write(out: Path, found: Comparison) -> None:
-    from probe.core.compare.page import page
-    from probe.core.sinks.files import replacing
+    from probe.core.analysis.compare.page import page
+    from probe.core.storage.atomic_files import replacing
 
     if not out.resolve().parent.is_dir():
         raise ValueError(f"{out}: expected a folder that is there")
@@ -75,8 +75,8 @@ def _write(out: Path, found: Comparison) -> None:
 def _options(
     mapping: Path | None, steps: str, offset: int, rank: str, signals: str, ops: str, rtol: float | None, common: bool
 ) -> Options:
-    from probe.core.compare.mapping import NameMap, read
-    from probe.core.compare.sides import Options
+    from probe.core.analysis.compare.name_map import NameMap, read
+    from probe.core.analysis.compare.pairing import Options
 
     first, last = _span(steps)
     names = read(mapping) if mapping else NameMap()

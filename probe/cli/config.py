@@ -14,12 +14,12 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from probe.core.config.errors import nearest
+from probe.core.config.lint import without_effect
+from probe.core.config.schema import ConfigError, Settings, load
+from probe.core.fields import Variants, describe, peel
 from probe.core.messages import complain, plural
 from probe.core.printable import printable_lines
-from probe.core.settings import ConfigError, Settings, load
-from probe.core.settings_problems import nearest
-from probe.core.settings_types import Variants, describe, peel
-from probe.core.settings_vain import without_effect
 
 MOST_NAMED = 20
 """Targets whose names a summary has."""

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from probe.core import live
+from probe.core.config.errors import ConfigError
+from probe.core.control import status as live
 from probe.core.messages import complain
 from probe.core.printable import printable
-from probe.core.settings_problems import ConfigError
 
 
 class _DirectoryFirst(TyperGroup):

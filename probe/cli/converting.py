@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from probe.core.convert.choosing import Told
+from probe.core.analysis.convert.select import Told
 from probe.core.printable import printable
-from probe.core.reading.problems import Problems
+from probe.core.storage.problems import Problems
 
 MonitorPath = Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")]
 TimeStart = Annotated[str | None, typer.Option(help="Earliest directory, such as Dec03_21-34-40, itself included.")]

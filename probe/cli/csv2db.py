@@ -19,7 +19,7 @@ from probe.cli.converting import (
     listed,
     progress,
 )
-from probe.core.convert.csv2db import CSV2DBConfig, convert
+from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 from probe.core.messages import complain
 
 

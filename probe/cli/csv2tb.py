@@ -15,7 +15,7 @@ from probe.cli.converting import (
     listed,
     progress,
 )
-from probe.core.convert.csv2tb import convert
+from probe.core.analysis.convert.csv2tb import convert
 from probe.core.messages import complain
 
 

@@ -13,7 +13,7 @@ import typer
 
 from probe.core.extras import install, missing
 from probe.core.messages import complain
-from probe.core.output import output_root
+from probe.core.storage.run_directory import output_root
 
 FEWEST_STEPS = 24
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from probe.core.merging import merge_directory
+from probe.core.analysis.merge import merge_directory
 from probe.core.messages import complain, plural
 from probe.core.printable import printable
 

@@ -24,10 +24,10 @@ def report(
     The file needs no network and nothing but a browser. Exit code 0 if everything was read; 1 if data were left out,
     which is told line by line; 2 for wrong use.
     """
-    from probe.core.causes.analysis import analyse
-    from probe.core.causes.card import card
+    from probe.core.analysis.diagnosis.analyse import analyse
+    from probe.core.analysis.report.card import card
+    from probe.core.analysis.report.write import check_target, write_report
     from probe.core.printable import printable, printable_lines
-    from probe.core.report.writing import check_target, write_report
 
     console = Console()
     try:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from probe.core.config.errors import nearest
+from probe.core.instrumentation.selection import PLACES
 from probe.core.messages import complain, plural
 from probe.core.printable import printable_json
-from probe.core.selection import PLACES
-from probe.core.settings_problems import nearest
 
 _CONTAINER = re.compile(r"(tuple|list|dict)\[(\d+)\]")
 

@@ -1,5 +1,5 @@
 """Where ``CSV2DBConfig`` and ``csv2db`` are documented to be: ``probe.core.csv2db``."""
 
-from probe.core.convert.csv2db import CSV2DBConfig, csv2db
+from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db
 
 __all__ = ["CSV2DBConfig", "csv2db"]

@@ -51,7 +51,7 @@ SIGNALS: dict[str, Signal] = {
 """Every fixed signal. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 
 FEATURES = ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook")
-"""Signals of features that no moments make: see :mod:`probe.core.features`."""
+"""Signals of features that no moments make: see :mod:`probe.core.instrumentation.signals.features`."""
 
 STATE_PHASE = 5
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from probe.core.anomaly import causal_order, diagnose, explain, module_of
 from probe.core.naming import row_name
 from probe.core.records import Finding
+from probe.core.rules.evaluate import causal_order, diagnose, explain, module_of
 
 
 class Diagnosis(NamedTuple):

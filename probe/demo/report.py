@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from probe.core.anomaly import explain
 from probe.core.naming import signal_of
-from probe.core.writing import FINDINGS_KEPT
+from probe.core.output.pipeline import FINDINGS_KEPT
+from probe.core.rules.evaluate import explain
 from probe.demo.diagnosis import Diagnosis
 from probe.demo.faults import Injection
 from probe.demo.training import LOG, Outcome, Plan, Progress

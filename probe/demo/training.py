@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from probe.core.monitor.trainer_mon import Monitor
 from probe.core.records import Finding
-from probe.core.trainer_mon import Monitor
 from probe.demo import recipe
 from probe.demo.faults import Fault, Injection, Places, draw
 

@@ -4,9 +4,9 @@ import logging
 
 import mindspore
 
-from probe.core.settings_problems import ConfigError
-from probe.core.stopping import TrainingStopped
-from probe.core.versions import require_version
+from probe.core.backend.versions import require_version
+from probe.core.config.errors import ConfigError
+from probe.core.errors import TrainingStopped
 
 OLDEST_MINDSPORE = "2.4.10"
 DAMAGED = "2.7.0"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mindspore
 
-from probe.core.framework import FrameworkAdapter
-from probe.core.trainer_mon import Monitor
-from probe.mindspore import array_ops, collectives, groups, hooks, parallel, tensors
-from probe.mindspore.optimizers.every import on_every_step
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.monitor.trainer_mon import Monitor
+from probe.mindspore import collectives, groups, hooks, parallel, tensor_ops, tensors
+from probe.mindspore.optimizers.every_step import on_every_step
 
 ADAPTER = FrameworkAdapter(
     name="mindspore",
@@ -17,12 +17,12 @@ ADAPTER = FrameworkAdapter(
     groups=groups,
     collectives=collectives,
     parallel=parallel,
-    arrays=array_ops,
+    arrays=tensor_ops,
     on_every_step=on_every_step,
 )
 
 
 class TrainerMon(Monitor):
-    """Watches the training of a ``mindspore.nn.Cell``. See :class:`probe.core.trainer_mon.Monitor`."""
+    """Watches the training of a ``mindspore.nn.Cell``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
 
     framework = ADAPTER

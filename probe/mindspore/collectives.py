@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import mindspore
 from mindspore import communication
 
-from probe.core.framework import CollectiveListener, Remove
-from probe.core.leaves import leaves
-from probe.core.patching import replace
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import CollectiveListener, Remove
+from probe.core.backend.pytree import leaves
 from probe.mindspore import groups, tensors
 from probe.mindspore.collective_functions import FILLED, FUNCTIONS, HOMES, WORLD, Direction
 from probe.mindspore.tensors import Deferred

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import ops
 
-from probe.core.framework import Adam
+from probe.core.backend.protocols import Adam
 from probe.core.histogram import BINS, HISTOGRAM, INFINITE, LOWER, NAN, ZERO
-from probe.mindspore.api import no_grad
+from probe.mindspore.private_api import no_grad
 
 Array = npt.NDArray[np.float64]
 Tensor = Any

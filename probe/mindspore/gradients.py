@@ -14,9 +14,9 @@ from weakref import WeakSet
 
 from mindspore import nn
 
-from probe.core.framework import Guard, Listen, Remove, StepListener
-from probe.core.patching import replace
-from probe.mindspore.listeners import surfacing
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
+from probe.mindspore.cell_hooks import surfacing
 
 Owned = Callable[[Any], Sequence[Any]]
 """What gives an optimizer's parameters."""

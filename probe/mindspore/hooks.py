@@ -10,15 +10,15 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from probe.core.frames import callers
-from probe.core.framework import Guard, Listen, Remove
-from probe.core.leaves import leaves
-from probe.mindspore import engine, listeners, tensors
-from probe.mindspore.engine import backward_id, differentiates, feeds
+from probe.core.backend.frames import callers
+from probe.core.backend.protocols import Guard, Listen, Remove
+from probe.core.backend.pytree import leaves
+from probe.mindspore import autograd, cell_hooks, tensors
+from probe.mindspore.autograd import backward_id, differentiates, feeds
 from probe.mindspore.gradients import gradient, holds, on_gradient
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
+from probe.mindspore.loss_scale import held_scale, loss_scale
 from probe.mindspore.optimizers import adam, known, on_step, owned, state, state_names
-from probe.mindspore.scaling import held_scale, loss_scale
 
 __all__ = [
     "adam",
@@ -152,11 +152,11 @@ def trainable(parameter: Any) -> bool:
 
 def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
     """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
-    node = tensor._grad_node if engine.HAS_GRAPH else None
-    if engine.HAS_GRAPH and node is None:
+    node = tensor._grad_node if autograd.HAS_GRAPH else None
+    if autograd.HAS_GRAPH and node is None:
         return
     if node is None or node.is_leaf():
-        tensor.register_hook(listeners.surfacing(listen))
+        tensor.register_hook(cell_hooks.surfacing(listen))
         return
     index = tensor._output_index
 
@@ -166,7 +166,7 @@ def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
                 listen(value)
 
     # not Tensor.register_hook: what mindspore.jit compiles takes hooks of the tensors that it is given into its graph
-    node.register_prehook(listeners.surfacing(hear))
+    node.register_prehook(cell_hooks.surfacing(hear))
 
 
 def forward_kind(root: Any) -> str | None:
@@ -174,7 +174,7 @@ def forward_kind(root: Any) -> str | None:
 
     ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
     """
-    return None if adapted(root) and not root.training else engine.forward_kind()
+    return None if adapted(root) and not root.training else autograd.forward_kind()
 
 
 def on_forward(
@@ -188,8 +188,8 @@ def on_forward(
 ) -> Remove:
     """Listens to forwards that are not compiled."""
     with ExitStack() as placed:
-        placed.callback(listeners.before(module, guard(before)))
-        placed.callback(listeners.after(module, guard(after)))
+        placed.callback(cell_hooks.before(module, guard(before)))
+        placed.callback(cell_hooks.after(module, guard(after)))
         return placed.pop_all().close
 
 
@@ -211,16 +211,16 @@ def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
         except Exception:  # noqa: BLE001 - nothing of ours may raise into training
             _log.debug("outputs that cannot be looked into: hooks stay until the process ends", exc_info=True)
 
-    return listeners.after(model, ended)
+    return cell_hooks.after(model, ended)
 
 
 def at_work() -> bool:
     """Whether on this thread a backward runs, or a cell goes through its hooks: it does so as they are (2.10), and
     raises if one is taken away."""
-    return backward_id() != -1 or any(frame.f_code.co_name in listeners.ITERATING for frame in callers())
+    return backward_id() != -1 or any(frame.f_code.co_name in cell_hooks.ITERATING for frame in callers())
 
 
 def recomputed_by() -> int | None:
     """Identity of the recomputed cell that is running, in the forward or again in the backward, if any."""
-    again = engine.recomputed_by()
+    again = autograd.recomputed_by()
     return None if again is None else again[0]

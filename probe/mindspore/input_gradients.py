@@ -12,10 +12,10 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from probe.core.edge_sum import EdgeSum
-from probe.core.framework import Guard, Listen
-from probe.mindspore.engine import HAS_IDENTITIES, at_end_of_backward
-from probe.mindspore.listeners import surfacing
+from probe.core.backend.input_gradient import EdgeSum
+from probe.core.backend.protocols import Guard, Listen
+from probe.mindspore.autograd import HAS_IDENTITIES, at_end_of_backward
+from probe.mindspore.cell_hooks import surfacing
 
 Edge = tuple[int, int]
 """A node's identity and the number of its output."""

@@ -3,6 +3,6 @@ nothing differs from one process."""
 
 from __future__ import annotations
 
-from probe.core.alone import acting, check_again, has_store, meet, named, pipelined, store
+from probe.core.backend.single_process import acting, check_again, has_store, meet, named, pipelined, store
 
 __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "store"]

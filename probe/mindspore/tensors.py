@@ -15,13 +15,13 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from probe.core import array_moments
-from probe.core.framework import Adam
+from probe.core.backend import numpy_moments
+from probe.core.backend.protocols import Adam
 from probe.mindspore import device_moments
 
 Array = npt.NDArray[np.float64]
 
-HELD_ELEMENTS = array_moments.SMALL
+HELD_ELEMENTS = numpy_moments.SMALL
 """Host tensors up to this size are copied and reduced together: the copy costs less than one reduction."""
 ROW = 511
 """Eight-byte words of one sum of :func:`checksum`. Odd: negating all elements of a row then changes its sum."""
@@ -118,14 +118,14 @@ def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: A
     for those in host memory (read at once, there is nothing to wait for), a tensor for those on a device (no wait)."""
     if all(isinstance(tensor, np.ndarray) or _on_host(tensor) for tensor in tensors):
         arrays = [tensor if isinstance(tensor, np.ndarray) else read(tensor) for tensor in tensors]
-        return array_moments.moments(arrays, columns, eps if scale is None else eps * float(read(scale)))
+        return numpy_moments.moments(arrays, columns, eps if scale is None else eps * float(read(scale)))
     return device_moments.moments(tensors, columns, eps if scale is None else eps * scale)
 
 
 def agreement(one: Any, other: Any) -> Any:
     """The fraction of elements that have the same sign, 0-d: computed where the tensors are."""
     if _on_host(one) and _on_host(other):
-        return mindspore.Tensor(array_moments.agreement(read(one), read(other)))
+        return mindspore.Tensor(numpy_moments.agreement(read(one), read(other)))
     return device_moments.agreement(one, other)
 
 
@@ -135,7 +135,7 @@ def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
         return device_moments.adam(first, second, about)
     beta1, beta2, eps, steps = (_number(x) for x in (about.beta1, about.beta2, about.eps, about.steps))
     known = Adam(beta1, beta2, eps, steps, about.early)
-    update, ratio = array_moments.update_and_ratio(read(first), read(second), known)
+    update, ratio = numpy_moments.update_and_ratio(read(first), read(second), known)
     return mindspore.Tensor(update), mindspore.Tensor(ratio)
 
 

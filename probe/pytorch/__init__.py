@@ -2,9 +2,9 @@
 
 import torch
 
-from probe.core.settings_problems import ConfigError
-from probe.core.stopping import TrainingStopped
-from probe.core.versions import require_version
+from probe.core.backend.versions import require_version
+from probe.core.config.errors import ConfigError
+from probe.core.errors import TrainingStopped
 
 OLDEST_TORCH = "2.4"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from probe.core.framework import FrameworkAdapter
-from probe.core.trainer_mon import Monitor
-from probe.pytorch import array_ops, collectives, compiled, device_clock, groups, hooks, parallel, tensors
-from probe.pytorch.optimizers.every import on_every_step
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.monitor.trainer_mon import Monitor
+from probe.pytorch import collectives, compiled, device_clock, groups, hooks, parallel, tensor_ops, tensors
+from probe.pytorch.engines.every_step import on_every_step
 
 ADAPTER = FrameworkAdapter(
     name="pytorch",
@@ -17,7 +17,7 @@ ADAPTER = FrameworkAdapter(
     groups=groups,
     collectives=collectives,
     parallel=parallel,
-    arrays=array_ops,
+    arrays=tensor_ops,
     prepare=compiled.prepare,
     capturing=device_clock.capturing if torch.backends.cuda.is_built() else lambda: False,
     clock=device_clock if torch.backends.cuda.is_built() else None,
@@ -26,6 +26,6 @@ ADAPTER = FrameworkAdapter(
 
 
 class TrainerMon(Monitor):
-    """Watches the training of a ``torch.nn.Module``. See :class:`probe.core.trainer_mon.Monitor`."""
+    """Watches the training of a ``torch.nn.Module``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
 
     framework = ADAPTER

@@ -21,12 +21,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.frames import callers
-from probe.core.framework import Guard, Listen, Remove
-from probe.core.leaves import DEPTH
-from probe.core.versions import is_at_least
-from probe.pytorch.forms import left_out, read, written
-from probe.pytorch.wrappers.placing import Own
+from probe.core.backend.frames import callers
+from probe.core.backend.protocols import Guard, Listen, Remove
+from probe.core.backend.pytree import DEPTH
+from probe.core.backend.versions import is_at_least
+from probe.pytorch.compiled_args import left_out, read, written
+from probe.pytorch.hook_handles import Own
 
 Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""

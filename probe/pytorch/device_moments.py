@@ -13,7 +13,7 @@ import torch
 
 from probe.core.histogram import BINS, HIGH, HISTOGRAM, INFINITE, LOW, NAN, ZERO
 from probe.core.moments import repeated
-from probe.pytorch.layouts import distinct
+from probe.pytorch.dtensor import distinct
 
 Array = npt.NDArray[np.float64]
 
@@ -87,10 +87,10 @@ def _full(value: float, device: torch.device) -> torch.Tensor:
 def _kernels() -> ModuleType | None:
     """The Triton kernels; torch for CUDA on Linux comes with Triton."""
     try:
-        from probe.pytorch import multi_tensor
+        from probe.pytorch import triton_moments
     except ImportError:
         return None
-    return multi_tensor
+    return triton_moments
 
 
 def _row(tensor: torch.Tensor, columns: Sequence[str], eps: Any) -> torch.Tensor:

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.frames import callers
-from probe.core.framework import Guard, Listen, Remove
-from probe.pytorch import compiled, wrappers
+from probe.core.backend.frames import callers
+from probe.core.backend.protocols import Guard, Listen, Remove
+from probe.pytorch import compiled
+from probe.pytorch.engines import models as wrappers
+from probe.pytorch.engines import names, native, pipelining
+from probe.pytorch.engines.names import modules
+from probe.pytorch.engines.steps import adam, check, gradient, holds, on_step, owned, state, state_names, value
+from probe.pytorch.hook_handles import Own, on_accumulated, on_own
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs
-from probe.pytorch.optimizers import adam, check, gradient, holds, native, on_step, owned, state, state_names, value
-from probe.pytorch.optimizers.scaling import held_scale, loss_scale
-from probe.pytorch.wrappers import names, pipelining
-from probe.pytorch.wrappers.names import modules
-from probe.pytorch.wrappers.placing import Own, on_accumulated, on_own
+from probe.pytorch.loss_scale import held_scale, loss_scale
 
 __all__ = [
     "adam",

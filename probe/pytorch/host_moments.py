@@ -1,8 +1,8 @@
 """Moments of tensors in host memory.
 
 Small tensors are concatenated and reduced by NumPy in float64, whatever their number. Larger ones go through torch's
-own reductions in float32, or one compiled pass (:mod:`probe.core.fused`), in pieces that stay near the cache, and again
-in float64 only where float32 ran out of range.
+own reductions in float32, or one compiled pass (:mod:`probe.core.backend.fused_reduce`), in pieces that stay near the
+cache, and again in float64 only where float32 ran out of range.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from probe.core import fused
-from probe.core.array_moments import SMALL, together, with_histograms
-from probe.core.fused import SQUARES_TOO_SMALL
+from probe.core.backend import fused_reduce
+from probe.core.backend.fused_reduce import SQUARES_TOO_SMALL
+from probe.core.backend.numpy_moments import SMALL, together, with_histograms
 from probe.core.histogram import BINS, HISTOGRAM, ZERO, counts
 from probe.core.moments import merge, repeated
-from probe.pytorch.layouts import distinct
+from probe.pytorch.dtensor import distinct
 
 Array = npt.NDArray[np.float64]
 Row = dict[str, float]
@@ -29,7 +29,7 @@ PIECE = 1 << 20
 """Elements reduced at a time: bounds the copy of a converted or strided tensor."""
 SHORT = 1 << 15
 """Elements up to which one float32 dot product is exact enough (4e-6 of the norm) and cheaper."""
-KINDS = {getattr(torch, kind): kind for kind in fused.KINDS}
+KINDS = {getattr(torch, kind): kind for kind in fused_reduce.KINDS}
 """Dtypes that one compiled pass reads."""
 ONE_PASS = {"min": 0, "max": 1, "sum": 2, "sumsq": 3, "nans": 4, "infs": 5}
 """The moments that one compiled pass gives, where there is neither NaN nor Inf, and their places."""
@@ -41,14 +41,14 @@ equal elements, 1e-6 here). The norms of longer tensors' runs are put together i
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Array | None:
     """As :func:`moments`, in a tenth of the time for short tensors; they need not be detached, and no operator of torch
     runs. None where that cannot be: another dtype, a layout with gaps, columns that need more, NaN or Inf."""
-    places, dtype = _places(columns) if fused.available else None, tensors[0].dtype
+    places, dtype = _places(columns) if fused_reduce.available else None, tensors[0].dtype
     kind = KINDS.get(dtype)
     if places is None or kind is None or not all(_ready(tensor, dtype) for tensor in tensors):
         return None
     if len(tensors) == 1:
-        four = fused.one(tensors[0].data_ptr(), tensors[0].numel(), kind)
+        four = fused_reduce.one(tensors[0].data_ptr(), tensors[0].numel(), kind)
         return None if four is None else np.array([[(*four, 0.0, 0.0)[place] for place in places]])
-    rows, sound = fused.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors], kind)
+    rows, sound = fused_reduce.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors], kind)
     return np.concatenate([rows, np.zeros((len(rows), 2))], axis=1)[:, places] if sound.all() else None
 
 
@@ -181,9 +181,9 @@ def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     return _rest(x, row, wanted, eps)
 
 
-def _four(x: torch.Tensor) -> fused.Four | None:
+def _four(x: torch.Tensor) -> fused_reduce.Four | None:
     """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
-    return fused.one(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
+    return fused_reduce.one(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
 
 
 def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:

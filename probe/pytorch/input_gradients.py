@@ -12,10 +12,10 @@ import torch
 from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
 
-from probe.core.edge_sum import EdgeSum
-from probe.core.framework import Guard, OutOfReach
+from probe.core.backend.input_gradient import EdgeSum
+from probe.core.backend.protocols import Guard, OutOfReach
 from probe.pytorch import compiled
-from probe.pytorch.layouts import add
+from probe.pytorch.dtensor import add
 from probe.pytorch.tensors import unseen
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from probe.core.framework import Adam
+from probe.core.backend.protocols import Adam
 from probe.core.records import Coverage
 from probe.pytorch import device_moments, host_moments
-from probe.pytorch.layouts import coverage, local
+from probe.pytorch.dtensor import coverage, local
 
 Array = npt.NDArray[np.float64]
 

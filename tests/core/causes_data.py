@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from probe.core.output.sinks.csv import CsvSink
 from probe.core.records import Batch, Key
-from probe.core.sinks.csv_files import CsvSink
 from tests.core.sink_data import context, snapshot
 
 OPS = ("norm", "min", "max")

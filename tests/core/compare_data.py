@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.array_moments import moments
+from probe.core.backend.numpy_moments import moments
 from probe.core.moments import columns_for
-from probe.core.output import write_manifest
+from probe.core.output.sinks.context import SinkContext
+from probe.core.output.sinks.csv import CsvSink
 from probe.core.records import Batch, Key, Snapshot
-from probe.core.sinks.context import SinkContext
-from probe.core.sinks.csv_files import CsvSink
+from probe.core.storage.run_directory import write_manifest
 
 Array = npt.NDArray[np.float64]
 OPS = ("min", "max", "mean", "norm", "zeros", "nans", "infs", "std")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from probe.core.output import write_manifest
+from probe.core.output.sinks.context import SinkContext
+from probe.core.output.sinks.csv import CsvSink
 from probe.core.records import Batch, Key, Snapshot
-from probe.core.sinks.context import SinkContext
-from probe.core.sinks.csv_files import CsvSink
+from probe.core.storage.run_directory import write_manifest
 
 OPS = ("min", "max", "norm")
 Value = Callable[[int, int, int, int], float]

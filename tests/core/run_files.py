@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from probe.core.output.sinks import SINKS
 from probe.core.records import Key
-from probe.core.sinks import SINKS
 from tests.core.sink_data import batch, context, snapshot
 
 KEYS = (Key("fc", "input"), Key("fc", "output"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Finding, Key, Snapshot
-from probe.core.sinks.context import SinkContext
 
 
 def context(root: Path, **fields: Any) -> SinkContext:

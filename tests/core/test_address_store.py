@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.address_store import STRANGERS, Client, Server
+from probe.core.distributed.address_store import STRANGERS, Client, Server
 from probe.core.faults import Faults
 
 SECRET = b"of the ranks of this test"

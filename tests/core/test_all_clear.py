@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from probe.cli import app
-from probe.core.anomaly_processor import main
-from probe.core.causes.analysis import analyse
-from probe.core.causes.card import card
-from probe.core.output import write_manifest
-from probe.core.reading.directories import last_run
-from probe.core.reading.problems import Problems
+from probe.core.analysis.anomaly_processor import main
+from probe.core.analysis.diagnosis.analyse import analyse
+from probe.core.analysis.report.card import card
+from probe.core.analysis.report.findings import dumped, sentence
+from probe.core.output.sinks.anomaly_file import AnomalyFile
 from probe.core.records import Finding, Key
-from probe.core.report.diagnosis import dumped, sentence
-from probe.core.sinks.anomaly_file import AnomalyFile
+from probe.core.storage.directories import last_run
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import write_manifest
 from tests.core.causes_data import bad, write_rank, write_run
 from tests.core.sink_data import context, finding
 from tests.required import require

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from probe.core.anomaly import causal_order, diagnose, explain, find, module_of
 from probe.core.records import Batch, Finding, Key
 from probe.core.rules import factory
+from probe.core.rules.evaluate import causal_order, diagnose, explain, find, module_of
 
 nan = math.nan
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from probe.core.anomaly_processor import main
-from probe.core.causes.entries import entry_of
+from probe.core.analysis.anomaly_processor import main
+from probe.core.output.sinks.anomaly import AnomalySink
 from probe.core.records import Key
-from probe.core.sinks.anomaly import AnomalySink
+from probe.core.storage.anomaly_json import entry_of
 from tests.core.sink_data import context, finding, snapshot
 
 FIELDS = ["rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id", "tag_name", "message", "group_mates"]

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.anomaly_processor import main
-from probe.core.output import write_manifest
-from probe.core.sinks.anomaly_file import AnomalyFile
+from probe.core.analysis.anomaly_processor import main
+from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.storage.run_directory import write_manifest
 from tests.core.causes_data import write_rank
 from tests.core.sink_data import context, finding
 from tests.required import require

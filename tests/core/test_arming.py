@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from probe.core.ahead import FEWEST, Ahead
-from probe.core.arming import Arming
+from probe.core.control.agreement import FEWEST, Ahead
+from probe.core.control.on_anomaly import Arming
+from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
-from probe.core.notices import FolderNotices
 from tests.core.sink_data import finding
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core import fused
-from probe.core.array_moments import BLOCK, RUN, SMALL, moments
+from probe.core.backend import fused_reduce
+from probe.core.backend.numpy_moments import BLOCK, RUN, SMALL, moments
 from probe.core.moments import MOMENTS, merge
 
 NAN, INF = math.nan, math.inf
@@ -27,8 +27,8 @@ Elements = np.ndarray[Any, Any]
 def _(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything holds with the compiled pass and without."""
     if request.param == "by NumPy":
-        monkeypatch.setattr(fused, "available", False)
-    elif not fused.available:
+        monkeypatch.setattr(fused_reduce, "available", False)
+    elif not fused_reduce.available:
         pytest.skip("no C compiler was at hand when probe was installed")
 
 

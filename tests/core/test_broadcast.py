@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from probe.core.broadcast import MOST_AT_ONCE, Broadcast, StoreNotices, of_configuration
-from probe.core.control import follow
+from probe.core.config.errors import ConfigError
+from probe.core.config.schema import load
+from probe.core.control.config_follower import follow
+from probe.core.distributed.broadcast import MOST_AT_ONCE, Broadcast, StoreNotices, of_configuration
+from probe.core.distributed.secret import VARIABLE, Seal
 from probe.core.faults import Faults
-from probe.core.secret import VARIABLE, Seal
-from probe.core.settings import load
-from probe.core.settings_problems import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

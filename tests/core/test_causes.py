@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.causes.analysis import Analysis, analyse
-from probe.core.causes.card import card
-from probe.core.causes.classes import Cause, Story
-from probe.core.causes.evidence import Evidence
-from probe.core.causes.located import Located
-from probe.core.causes.objects import as_json
-from probe.core.causes.words import kind_of, paragraph
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
+from probe.core.analysis.diagnosis.causality import Cause, Story
+from probe.core.analysis.diagnosis.evidence import Evidence
+from probe.core.analysis.diagnosis.explain import kind_of, paragraph
+from probe.core.analysis.diagnosis.export import as_json
+from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.report.card import card
 from probe.core.naming import cell_name
 from probe.core.records import Batch, Key
 from tests.core.causes_data import Change, bad, everything_after, write_rank, write_run

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core import collectives
-from probe.core.call_log import DISTINCT, CallLog
-from probe.core.call_sites import Lines, Sites, stack
-from probe.core.collectives import EARLY, LOST_EARLY, Listening
-from probe.core.cost import Cost
+from probe.core.backend.call_stack import Lines, Sites, stack
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config.schema import ConfigError, load
+from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
-from probe.core.framework import FrameworkAdapter
+from probe.core.instrumentation.context import Clock
+from probe.core.instrumentation.overhead import Cost
+from probe.core.instrumentation.recorder import Recorder
+from probe.core.instrumentation.signals import collectives
+from probe.core.instrumentation.signals.call_log import DISTINCT, CallLog
+from probe.core.instrumentation.signals.collectives import EARLY, LOST_EARLY, Listening
 from probe.core.moments import derive
-from probe.core.recorder import Recorder
 from probe.core.records import Batch, Key
 from probe.core.rules.comm_nan import AnomalyCommNan
-from probe.core.run import Clock
-from probe.core.settings import ConfigError, load
-from probe.core.stopping import TrainingStopped
 from tests.core.test_recorder import Array, NumPy
 
 
@@ -224,7 +224,7 @@ def test_log_only_collects_nothing_and_stops_once(wire: Wire) -> None:
 
 
 def test_an_uncaught_stop_ends_the_process_as_if_it_had_come_to_its_end() -> None:
-    code = "from probe.core.stopping import TrainingStopped; raise TrainingStopped('as configured')"
+    code = "from probe.core.errors import TrainingStopped; raise TrainingStopped('as configured')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

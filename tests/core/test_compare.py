@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.core.compare.comparing import Comparison, compare
-from probe.core.compare.sides import Options
-from probe.core.compare.tolerance import RELATIVE, coarsest
+from probe.core.analysis.compare.compare import Comparison, compare
+from probe.core.analysis.compare.pairing import Options
+from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
 from tests.core.compare_data import MICRO_STEPS, MODULES, Array, Change, Where, rounding, same, write_run
 from tests.required import require
 
@@ -334,7 +334,7 @@ def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.M
     a = write_run(tmp_path / "a", ranks=(0, 1), steps=range(9), steps_per_file=2)
     b = write_run(tmp_path / "b", scaled(place, 3, rounding(6)), ranks=(0, 1), steps=range(1, 9), steps_per_file=5)
     at_once = compare(a, b)
-    monkeypatch.setattr("probe.core.compare.sides.WINDOW", 1)
+    monkeypatch.setattr("probe.core.analysis.compare.pairing.WINDOW", 1)
     in_portions = compare(a, b)
     assert in_portions == at_once
     assert at_once.rows == 2 * 8 * ROWS_A_STEP

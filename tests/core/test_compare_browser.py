@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.compare.comparing import compare
-from probe.core.compare.page import INFINITE, page
+from probe.core.analysis.compare.compare import compare
+from probe.core.analysis.compare.page import INFINITE, page
 from tests.core.browsing import browser, errors, open_page, requested, wait_until
 from tests.core.compare_data import Array, Where, write_run
 from tests.required import require

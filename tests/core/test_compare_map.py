@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.compare.comparing import compare
-from probe.core.compare.mapping import NameMap, Pairs, entry, pair, read
-from probe.core.compare.sides import Options
+from probe.core.analysis.compare.compare import compare
+from probe.core.analysis.compare.name_map import NameMap, Pairs, entry, pair, read
+from probe.core.analysis.compare.pairing import Options
 from tests.core.compare_data import Array, Where, write_run
 from tests.required import require
 

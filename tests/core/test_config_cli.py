@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from probe.cli.config import app, entries
-from probe.core.settings import Settings
+from probe.core.config.schema import Settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from probe.core.control import Control
+from probe.core.config.schema import load
+from probe.core.control.config_follower import Control
 from probe.core.faults import Faults
-from probe.core.settings import load
 
 AHEAD = 3
 """Steps after which all ranks have seen what is written."""

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.live import states
+from probe.core.control.status import states
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

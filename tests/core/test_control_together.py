@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core import live
-from probe.core.output import write_manifest
+from probe.core.control import status
+from probe.core.storage.run_directory import write_manifest
 
 KEYS = ("collect_times", "step_interval", "start_step", "ndigits", "step_count_per_record")
 NOBODY = 65534
@@ -27,7 +27,7 @@ def a_run(root: Path) -> tuple[Path, Path]:
     config.write_text(json.dumps({"ops": ["norm"], **dict.fromkeys(KEYS, 1)}))
     rank = output / "Dec03_21-34-40-rank0-00000000"
     rank.mkdir(parents=True)
-    write_manifest(rank, {"rank": 0, "run": 0, "control": live.followed(config, 0)})
+    write_manifest(rank, {"rank": 0, "run": 0, "control": status.followed(config, 0)})
     return output, config
 
 

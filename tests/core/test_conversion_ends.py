@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from tests.core.run_files import write_run
 from tests.required import require

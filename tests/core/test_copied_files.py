@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from probe.core.csv2db import CSV2DBConfig, csv2db
-from probe.core.output import write_manifest
-from probe.core.reading.directories import last_run
-from probe.core.reading.problems import Problems
+from probe.core.storage.directories import last_run
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import write_manifest
 from tests.core.run_files import write_run
 from tests.core.test_damaged_files import commands, ended
 from tests.required import require

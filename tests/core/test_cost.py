@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.cost import MEASURED_EVERY
+from probe.core.instrumentation.overhead import MEASURED_EVERY
+from probe.core.output.sinks.context import SinkContext
+from probe.core.output.sinks.overhead import CostSink
 from probe.core.records import Snapshot
-from probe.core.sinks.context import SinkContext
-from probe.core.sinks.cost import CostSink
 from tests.matrix import numpy_harness
 from tests.matrix.numpy_framework import TENSORS, Tensor, TrainerMon
 from tests.required import require

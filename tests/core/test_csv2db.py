@@ -17,11 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
-from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
-from probe.core.reading.files import tables
-from probe.core.reading.problems import Problems
+from probe.core.storage.layout import tables
+from probe.core.storage.problems import Problems
 from tests.core.run_files import Place, cells_of, write_run
 
 KINDS = ["actv", "grad_reduced"]
@@ -81,11 +81,11 @@ def test_a_script_without_a_main_guard_may_ask_for_processes(tmp_path: Path) -> 
     script = tmp_path / "csv2db.py"
     script.write_text(f"""
 print("begun")
-from probe.core.convert.workers import AHEAD, WorkersDiedError, in_order
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.convert.workers import AHEAD, WorkersDiedError, in_order
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.csv2db import CSV2DBConfig, csv2db
-from probe.core.reading.files import tables
-from probe.core.reading.problems import Problems
+from probe.core.storage.layout import tables
+from probe.core.storage.problems import Problems
 config = CSV2DBConfig(monitor_path={str(tmp_path)!r}, process_num=2, output_dirpath={str(tmp_path / "db")!r})
 csv2db(config)
 """)
@@ -275,21 +275,21 @@ def test_what_a_file_left_behind_is_undone_with_it(tmp_path: Path) -> None:
 
 def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No row is lost or doubled where a piece ends, wherever that is; bad lines keep their numbers."""
-    from probe.core.convert import parsing
+    from probe.core.storage import chunks
 
     directory = write_run(tmp_path, 0, range(7), steps_per_file=100)
     file = tables(directory, Problems())[0]
     text = file.path.read_text()
     expected = [(int(row["step"]), row["name"], float(row["min"])) for row in csv.DictReader(text.splitlines())]
     for size in range(1, 200):
-        monkeypatch.setattr(parsing, "PIECE_BYTES", size)
+        monkeypatch.setattr(chunks, "PIECE_BYTES", size)
         found = []
-        for piece in parsing.pieces(file, 0, len(text)):
-            if rows := parsing.parse(piece).rows:
+        for piece in chunks.pieces(file, 0, len(text)):
+            if rows := chunks.parse(piece).rows:
                 names = [rows.targets[target].name for target in rows.target]
                 found += zip(rows.steps.tolist(), names, rows.values["min"].tolist(), strict=True)
         assert found == expected
-    monkeypatch.setattr(parsing, "PIECE_BYTES", 97)
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 97)
     assert convert(tmp_path, tmp_path / "db").rows == 7 * 6
     assert held(tmp_path / "db") == written((directory, 0))
     lines = (directory / "actv_0-99.csv").read_text().splitlines()
@@ -343,7 +343,7 @@ def test_rows_of_an_earlier_directory_never_replace_later_ones(tmp_path: Path) -
 
 KILLED = """
 import sys
-from probe.core.convert.csv2db import CSV2DBConfig, convert
+from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 config = CSV2DBConfig(sys.argv[1], process_num=int(sys.argv[3]), output_dirpath=sys.argv[2])
 def told(done, total, what):
     print(done, flush=True)

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from tests.core.run_files import cells_of, write_run
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -173,10 +173,10 @@ def test_a_row_that_comes_twice_is_one_point(tmp_path: Path) -> None:
 
 def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that a piece ends and the next goes on with is one step."""
-    from probe.core.convert import parsing
+    from probe.core.storage import chunks
 
     directory = write_run(tmp_path, 0, range(5), steps_per_file=10)
-    monkeypatch.setattr(parsing, "PIECE_BYTES", 100)
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 100)
     done = convert(tmp_path, tmp_path / "tb")
     assert read_all(tmp_path / "tb") == written((directory, 0))
     assert done.problems.lines() == []
@@ -286,7 +286,7 @@ def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     """Ten times the steps of a file take no more memory to convert."""
     program = """
 import resource, sys
-from probe.core.convert.csv2tb import convert
+from probe.core.analysis.convert.csv2tb import convert
 done = convert(sys.argv[1], output_dirpath=sys.argv[2])
 print(done.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

@@ -20,12 +20,12 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.output import write_manifest
-from probe.core.reading.batches import steps
-from probe.core.reading.directories import last_run
-from probe.core.reading.plain import PlainRows
-from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Rows
+from probe.core.storage.batches import steps
+from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.directories import last_run
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import write_manifest
 from tests.core.run_files import write_run
 from tests.required import require
 

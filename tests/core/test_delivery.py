@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 
-from probe.core.delivery import Delivery
 from probe.core.faults import Faults
+from probe.core.output.delivery import Delivery
 
 SECONDS = 30.0
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from probe.core import endings
-from probe.core.endings import Endings, put_back
-from probe.core.toggling import Toggle
+from probe.core.control.toggle import Toggle
+from probe.core.monitor import process_exit
+from probe.core.monitor.process_exit import Endings, put_back
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +35,8 @@ class Owner:
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGUSR1])
 def came(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The signals that a handler of the user's has got; the first entry is the number of the signal."""
-    monkeypatch.setattr(endings, "_live", [])  # another test may have left a monitor attached
-    monkeypatch.setattr(endings, "_installed", None)
+    monkeypatch.setattr(process_exit, "_live", [])  # another test may have left a monitor attached
+    monkeypatch.setattr(process_exit, "_installed", None)
     seen = [int(request.param)]
     before = signal.signal(request.param, lambda number, _: seen.append(number))
     yield seen

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core import fused
+from probe.core.backend import fused_reduce
 
-pytestmark = pytest.mark.skipif(not fused.available, reason="no C compiler was at hand when probe was installed")
+pytestmark = pytest.mark.skipif(not fused_reduce.available, reason="no C compiler was at hand when probe was installed")
 
 
-def of(x: Any) -> fused.Four | None:
-    return fused.one(x.ctypes.data, x.size)
+def of(x: Any) -> fused_reduce.Four | None:
+    return fused_reduce.one(x.ctypes.data, x.size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1023, 1024, 1025, 1056, 4097, 100_003])
@@ -67,11 +67,11 @@ def test_bfloat16_is_read_as_it_is(size: int) -> None:
     """Its numbers are those float32 numbers whose lower half is zero."""
     bits = np.random.default_rng(size).normal(0.5, 2, size).astype(np.float32).view(np.uint32) & 0xFFFF0000
     x, halves = bits.view(np.float32), (bits >> 16).astype(np.uint16)
-    assert fused.one(halves.ctypes.data, size, "bfloat16") == of(x)
+    assert fused_reduce.one(halves.ctypes.data, size, "bfloat16") == of(x)
 
 
 def test_many_at_once_are_as_one_by_one() -> None:
     arrays = [np.linspace(-i, 2, i * 700 + 1, dtype=np.float32) for i in range(1, 6)] + [np.full(3, np.nan, np.float32)]
-    rows, sound = fused.each([x.ctypes.data for x in arrays], [x.size for x in arrays])
+    rows, sound = fused_reduce.each([x.ctypes.data for x in arrays], [x.size for x in arrays])
     assert sound.tolist() == [True] * 5 + [False]
     assert [tuple(row) for row in rows[:5].tolist()] == [of(x) for x in arrays[:5]]

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.array_moments import moments
+from probe.core.backend.numpy_moments import moments
+from probe.core.distributed.exchange import ROWS
+from probe.core.distributed.global_stats import GlobalStats
 from probe.core.faults import Faults
-from probe.core.global_stats import GlobalStats
 from probe.core.histogram import HISTOGRAM, quantile
 from probe.core.records import Batch, Coverage, Key
-from probe.core.tables import ROWS
 
 SECONDS = 5.0
 

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from probe.cli import app
-from probe.core.settings import Settings, load
+from probe.core.config.schema import Settings, load
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.array_moments import moments
+from probe.core.analysis.merge import merge_directory
+from probe.core.backend.numpy_moments import moments
 from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, NAN, QUANTILES, parsed, quantile, shifted, text_of
-from probe.core.merging import merge_directory
 from probe.core.moments import columns_for, derive, merge_columns
-from probe.core.output import write_manifest
-from probe.core.past import Past
+from probe.core.output.history_buffer import Past
+from probe.core.output.sinks import SINKS
 from probe.core.records import Coverage
-from probe.core.sinks import SINKS
+from probe.core.storage.run_directory import write_manifest
 from tests.core.sink_data import batch, context, finding, snapshot
 
 RANDOM = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.leaves import DEPTH, children, kind, leaves, numbered
+from probe.core.backend.pytree import DEPTH, children, kind, leaves, numbered
 
 
 class Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.core.sinks import SINKS
+from probe.core.output.sinks import SINKS
 from tests.core.sink_data import batch, context, snapshot
 from tests.required import require
 

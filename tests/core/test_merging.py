@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.array_moments import moments
-from probe.core.merging import merge_directory
+from probe.core.analysis.merge import merge_directory
+from probe.core.backend.numpy_moments import moments
 from probe.core.moments import MOMENTS, columns_for, derive, merge_columns
-from probe.core.output import write_manifest
+from probe.core.output.sinks.context import SinkContext
+from probe.core.output.sinks.csv import CsvSink
 from probe.core.records import Batch, Coverage, Key, Snapshot, ranks_text
-from probe.core.sinks.context import SinkContext
-from probe.core.sinks.csv_files import CsvSink
+from probe.core.storage.run_directory import write_manifest
 
 OPS = ("min", "max", "mean", "norm", "zeros", "nans", "infs", "std")
 COLUMNS = columns_for(OPS)

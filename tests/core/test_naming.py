@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from probe.core.instrumentation.selection import Names
 from probe.core.naming import SIGNALS, row_name, signal_of, squash_name, tag
 from probe.core.records import Key
-from probe.core.selection import Names
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.older_names import older_name, read
-from probe.core.settings import Settings, load
+from probe.core.config.schema import Settings, load
+from probe.core.instrumentation.target_aliases import older_name, read
 
 DECODER = [
     "",

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from probe.core.output import stamp
+from probe.core.storage.run_directory import stamp
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = """
 import json, pathlib, time
 from probe.core import output
-from probe.core.convert.choosing import output_folder
-from probe.core.resuming import Resumed
+from probe.core.analysis.convert.select import output_folder
+from probe.core.output.resume import Resumed
 
 class Before:
     path, manifest = pathlib.Path("."), {}

@@ -14,21 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.core import output
-from probe.core.sinks.files import append, open_for_append, replacing
+from probe.core.storage import run_directory
+from probe.core.storage.atomic_files import append, open_for_append, replacing
 
 
 def test_root_is_the_environment_variable_with_home_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     """``~`` is the home directory; without the variable, or with an empty one, the default is used."""
     monkeypatch.setenv("HOME", "/somewhere")
-    assert output.output_root({"MONITOR_OUTPUT_DIR": "~/out put"}) == Path("/somewhere/out put")
-    assert output.output_root({}) == output.output_root({"MONITOR_OUTPUT_DIR": ""}) == Path("monitor_output")
+    assert run_directory.output_root({"MONITOR_OUTPUT_DIR": "~/out put"}) == Path("/somewhere/out put")
+    assert (
+        run_directory.output_root({}) == run_directory.output_root({"MONITOR_OUTPUT_DIR": ""}) == Path("monitor_output")
+    )
 
 
 def test_directory_is_named_after_the_time_in_shanghai(tmp_path: Path) -> None:
     """2 December, 20:04:05 UTC is 3 December, 04:04:05 there."""
     now = datetime(2024, 12, 2, 20, 4, 5, tzinfo=timezone.utc).timestamp()
-    directory = output.create(tmp_path / "输出 目录", output.directory_name(3, now))
+    directory = run_directory.create(tmp_path / "输出 目录", run_directory.directory_name(3, now))
     assert directory.is_dir()
     assert re.fullmatch(r"Dec03_04-04-05-rank3-[0-9a-f]{8}", directory.name)
 
@@ -42,7 +44,7 @@ def test_months_are_english_in_any_locale(tmp_path: Path) -> None:
         except locale.Error:
             continue
         now = datetime(2024, 5, 1, tzinfo=timezone.utc).timestamp()
-        made = output.create(tmp_path, output.directory_name(0, now))
+        made = run_directory.create(tmp_path, run_directory.directory_name(0, now))
         locale.setlocale(locale.LC_TIME, before)
         assert made.name.startswith("May01_08-00-00-")
 
@@ -52,7 +54,7 @@ def test_directories_of_one_second_differ_and_leave_random_alone(tmp_path: Path)
     random.seed(1)
     expected = random.random()
     random.seed(1)
-    first, second = (output.create(tmp_path, output.directory_name(0, 0.0)) for _ in range(2))
+    first, second = (run_directory.create(tmp_path, run_directory.directory_name(0, 0.0)) for _ in range(2))
     assert random.random() == expected
     assert first != second
 
@@ -66,7 +68,7 @@ def test_manifest_is_strict_json_with_a_schema(tmp_path: Path) -> None:
         "path": Path("x y"),
         "rank": np.int64(0),
     }
-    output.write_manifest(tmp_path / "gone", fields)
+    run_directory.write_manifest(tmp_path / "gone", fields)
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -85,18 +87,18 @@ def test_manifest_is_replaced_as_a_whole(tmp_path: Path) -> None:
         def __str__(self) -> str:
             raise ValueError("no text")
 
-    output.write_manifest(tmp_path, {"end": None})
+    run_directory.write_manifest(tmp_path, {"end": None})
     with pytest.raises(ValueError, match="no text"):
-        output.write_manifest(tmp_path, {"end": Unprintable()})
+        run_directory.write_manifest(tmp_path, {"end": Unprintable()})
     assert json.loads((tmp_path / "manifest.json").read_text()) == {"schema": 1, "end": None}
-    output.write_manifest(tmp_path, {"end": 5.0})
+    run_directory.write_manifest(tmp_path, {"end": 5.0})
     assert json.loads((tmp_path / "manifest.json").read_text())["end"] == 5.0
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_manifest_takes_names_that_are_no_unicode(tmp_path: Path) -> None:
     """A path of undecodable bytes is escaped, not an error."""
-    output.write_manifest(tmp_path, {"path": "a\udc80"})
+    run_directory.write_manifest(tmp_path, {"path": "a\udc80"})
     assert json.loads((tmp_path / "manifest.json").read_bytes())["path"] == "a\udc80"
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.core.agreed_interval import AgreedPace
+from probe.core.control.agreed_interval import AgreedPace
+from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
-from probe.core.notices import FolderNotices
-from probe.core.pace import Pace
-from probe.core.schedule import Schedule
+from probe.core.instrumentation.pace import Pace
+from probe.core.instrumentation.schedule import Schedule
 
 
 def run(schedule: Schedule, steps: int, step: float, sampling: float) -> list[int]:

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from probe.core.past import Past
+from probe.core.output.history_buffer import Past
 from probe.core.records import Batch, Coverage, Key, Snapshot
 from tests.core.sink_data import batch, finding, snapshot
 

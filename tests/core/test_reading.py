@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.array_moments import moments
+from probe.core.backend.numpy_moments import moments
 from probe.core.moments import columns_for
-from probe.core.output import write_manifest
-from probe.core.reading.batches import Step, steps
-from probe.core.reading.directories import RankDirectory, last_run
-from probe.core.reading.plain import PlainRows
-from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Rows, connect
+from probe.core.output.sinks.csv import CsvSink
+from probe.core.output.sinks.parquet import ParquetSink
 from probe.core.records import Batch, Coverage, Key, Snapshot
-from probe.core.sinks.csv_files import CsvSink
-from probe.core.sinks.parquet import ParquetSink
+from probe.core.storage.batches import Step, steps
+from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.directories import RankDirectory, last_run
+from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import write_manifest
 from tests.core.sink_data import context
 from tests.required import require
 

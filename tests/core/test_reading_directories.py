@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.reading.batches import steps
-from probe.core.reading.directories import RankDirectory, Run, find, last_run, runs
-from probe.core.reading.plain import PlainRows
-from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Rows
+from probe.core.storage.batches import steps
+from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.directories import RankDirectory, Run, find, last_run, runs
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.problems import Problems
 from tests.required import require
 
 duckdb = require("duckdb")

@@ -20,16 +20,16 @@ MIB = 1 << 20
 READ = """
 import json, resource, sys
 from pathlib import Path
-from probe.core.reading.batches import steps
-from probe.core.reading.directories import last_run
-from probe.core.reading.plain import PlainRows
-from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Rows, connect
+from probe.core.storage.batches import steps
+from probe.core.storage.directories import last_run
+from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.problems import Problems
+from probe.core.storage.duckdb_reader import Rows, connect
 
 way, root = sys.argv[1], Path(sys.argv[2])
 if way == "compare":
-    from probe.core.compare import sides
-    from probe.core.compare.comparing import compare
+    from probe.core.analysis.compare import sides
+    from probe.core.analysis.compare.compare import compare
 
     sides.WINDOW = 1 << 21
     number = compare(root, root).rows

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.reading import databases
-from probe.core.reading.batches import Step, steps
-from probe.core.reading.directories import last_run
-from probe.core.reading.problems import Problems
+from probe.core.output.sinks import SINKS
 from probe.core.records import Batch, Key
-from probe.core.sinks import SINKS
+from probe.core.storage import sqlite_reader
+from probe.core.storage.batches import Step, steps
+from probe.core.storage.directories import last_run
+from probe.core.storage.problems import Problems
 from tests.core.sink_data import batch, context, snapshot
 from tests.core.test_sinks_killed import MANY, ROWS, announced, writing
 from tests.required import require
 
 require("duckdb")
 
-from probe.core.reading.rows import Rows  # noqa: E402 - needs DuckDB
+from probe.core.storage.duckdb_reader import Rows  # noqa: E402 - needs DuckDB
 
 FORWARD = (Key("a", "input"), Key("a", "output"), Key("b", "output", call=1), Key("b", "output", micro_step=1, stage=2))
 NAME = "Dec03_21-34-40-rank0-00000000"
@@ -104,7 +104,7 @@ def test_pieces_end_with_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """However few rows are taken at a time, no step is torn."""
     write(tmp_path, "sqlite", range(9))
     whole, _ = read(tmp_path)
-    monkeypatch.setattr(databases, "PIECE", 5)
+    monkeypatch.setattr(sqlite_reader, "PIECE", 5)
     assert plain(read(tmp_path)[0]) == plain(whole)
 
 
@@ -155,7 +155,7 @@ def test_an_unfinished_transaction_is_undone_in_a_copy(tmp_path: Path) -> None:
 
 def test_a_locked_database_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left out after a while; the other ranks are read."""
-    monkeypatch.setattr(databases, "LOCKED_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_reader, "LOCKED_SECONDS", 0.05)
     directory = write(tmp_path, "sqlite", range(3))
     write(tmp_path, "sqlite", range(3), "Dec03_21-34-40-rank1-00000001", rank=1)
     with closing(sqlite3.connect(directory / "monitor_metrics.db", isolation_level=None)) as other:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from probe.core.faults import Faults
+from probe.core.instrumentation.recorder import Recorder
 from probe.core.moments import columns_for
-from probe.core.recorder import Recorder
 from probe.core.records import Batch, Key
 
 

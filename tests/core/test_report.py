@@ -12,15 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.reading.directories import RankDirectory, Run
-from probe.core.reading.problems import Problems
+from probe.core.analysis.report import findings as diagnosing
+from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, preliminary
+from probe.core.analysis.report.page import Section, page
+from probe.core.analysis.report.write import write_report
+from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Key
-from probe.core.report import diagnosis as diagnosing
-from probe.core.report.diagnosis import Diagnosis, Mark, dumped, preliminary
-from probe.core.report.page import Section, page
-from probe.core.report.writing import write_report
-from probe.core.sinks.anomaly_file import AnomalyFile
-from probe.core.sinks.context import SinkContext
+from probe.core.storage.directories import RankDirectory, Run
+from probe.core.storage.problems import Problems
 from tests.core.report_data import write_run
 from tests.core.sink_data import finding
 from tests.required import require

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.report import plan
-from probe.core.report.writing import write_report
+from probe.core.analysis.report import layout
+from probe.core.analysis.report.write import write_report
 from tests.core.browsing import browser, click_cell, errors, open_page, requested, wait_until
 from tests.core.report_data import varied, write_run, written_rows
 from tests.required import require
@@ -256,8 +256,8 @@ def test_a_column_of_many_steps_shows_the_extreme_and_where_it_was(
     driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 90 steps in 9 columns none of the extremes is lost: the cell tells the very row."""
-    monkeypatch.setattr(plan, "MOST_COLUMNS", 9)
-    monkeypatch.setattr(plan, "FEWEST_COLUMNS", 1)
+    monkeypatch.setattr(layout, "MOST_COLUMNS", 9)
+    monkeypatch.setattr(layout, "FEWEST_COLUMNS", 1)
 
     def spike(step: int, rank: int, micro_step: int, row: int) -> float:
         return -12345.6 if (step, rank, row) == (47, 1, 1) else 1 + step / 1000

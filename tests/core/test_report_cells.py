@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.reading.directories import last_run
-from probe.core.reading.problems import Problems
-from probe.core.reading.rows import Rows
-from probe.core.report import plan as planning
-from probe.core.report.cells import Cells, heatmaps, ranks
-from probe.core.report.plan import Plan, plan
-from probe.core.report.survey import survey
+from probe.core.analysis.report import layout as planning
+from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
+from probe.core.analysis.report.layout import Plan, plan
+from probe.core.analysis.report.survey import survey
+from probe.core.storage.directories import last_run
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.problems import Problems
 from tests.core.report_data import varied, write_run, written_rows
 from tests.required import require
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.report.packing import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
-from probe.core.report.plan import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, Plan, plan
-from probe.core.report.survey import Row, SignalSurvey, Survey
+from probe.core.analysis.report.encode import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
+from probe.core.analysis.report.layout import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, Plan, plan
+from probe.core.analysis.report.survey import Row, SignalSurvey, Survey
 
 
 def surveyed(signals: int, names: int, ops: int, steps: int, interval: int = 1) -> Survey:

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from probe.core.config.schema import RULE_ARGS
 from probe.core.records import Batch, Key
 from probe.core.rules import RULES, factory
 from probe.core.rules.history import FORGET_AFTER, Field, History
 from probe.core.rules.nan import AnomalyNan
 from probe.core.rules.spike import AnomalySpike
 from probe.core.rules.turbulence import AnomalyTurbulence
-from probe.core.settings import RULE_ARGS
 from tests.core.rule_batches import OPS, W, batch_of, norms
 
 nan, inf = math.nan, math.inf

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from probe.core.config.alerts import DEFAULT_RULES, RULE_ARGS
 from probe.core.records import Batch, Key
 from probe.core.rules import factory
-from probe.core.settings_alerts import DEFAULT_RULES, RULE_ARGS
 
 OPS = ("norm", "min", "max", "zeros")
 KEYS = tuple(Key(f"layers.{n}.weight") for n in range(6))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from probe.core.distributed.replicas import digests
 from probe.core.records import Key
-from probe.core.replicas import digests
 from probe.core.rules.replica import AGREEING, COPIES, OTHER, AnomalyReplica, odd_ones, replicated
 from tests.core.rule_batches import W, batch_of
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from probe.core.config.schema import ConfigError, load
 from probe.core.records import Key
 from probe.core.rules.threshold import AnomalyThreshold
-from probe.core.settings import ConfigError, load
 from tests.core.rule_batches import OPS, W, batch_of
 
 

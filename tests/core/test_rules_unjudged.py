@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from probe.core.config.alerts import SIGNAL_NEEDS
+from probe.core.config.schema import ConfigError, load
 from probe.core.naming import SIGNALS
-from probe.core.settings import ConfigError, load
-from probe.core.settings_alerts import SIGNAL_NEEDS
 
 WG = {"wg_distribution": True}
 ARMED = {"on_anomaly": {"arm": {"xy_distribution": True}}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from probe.core.run import Clock
-from probe.core.turns import Turns
+from probe.core.instrumentation.context import Clock
+from probe.core.instrumentation.step_boundary import Turns
 
 
 def micro_steps(events: str) -> list[int]:

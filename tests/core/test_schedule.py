@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probe.core.schedule import Schedule
+from probe.core.instrumentation.schedule import Schedule
 
 
 def sampled(schedule: Schedule, steps: range = range(12)) -> list[int]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.selection import PLACES, Selection, Watched, watched
-from probe.core.settings import Selector, load
+from probe.core.config.schema import Selector, load
+from probe.core.instrumentation.selection import PLACES, Selection, Watched, watched
 
 
 def selection(targets: dict[str, dict[str, str]] | None = None, **more: Any) -> Selection:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from probe.core.config.schema import RULE_ARGS, ConfigError, Selector, Settings, dynamic, load
 from probe.core.moments import OPS
-from probe.core.settings import RULE_ARGS, ConfigError, Selector, Settings, dynamic, load
 
 CONFIGS = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from probe.core.settings_edit import change, edit
-from probe.core.settings_files import read
-from probe.core.settings_problems import ConfigError
+from probe.core.config.edit import change, edit
+from probe.core.config.errors import ConfigError
+from probe.core.config.parse import read
 
 JSON = """// my run
 {

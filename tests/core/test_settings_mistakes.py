@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from probe.core.settings import ConfigError, Settings, load
-from probe.core.settings_edit import change
-from probe.core.settings_files import MOST_JSON, MOST_YAML
+from probe.core.config.edit import change
+from probe.core.config.parse import MOST_JSON, MOST_YAML
+from probe.core.config.schema import ConfigError, Settings, load
 
 
 def refused(path: Path, text: str) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def bomb(levels: int) -> str:
 
 READING = """
 import resource, sys, time
-from probe.core.settings import ConfigError, load
+from probe.core.config.schema import ConfigError, load
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 begun = time.process_time()
 try:

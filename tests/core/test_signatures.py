@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.signatures import Attachment, read
+from probe.core.monitor.attachment import Attachment, read
 
 
 class Optimizer:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.anomaly import explain
+from probe.core.output.sinks import SINKS, Sink, anomaly_file
 from probe.core.records import Key
-from probe.core.sinks import SINKS, Sink, anomaly_file
+from probe.core.rules.evaluate import explain
 from tests.core.sink_data import context, finding, snapshot
 from tests.core.test_sinks_csv import largest_file
 

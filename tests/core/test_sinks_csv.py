@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core.output.sinks import SINKS
 from probe.core.records import Key
-from probe.core.sinks import SINKS
 from tests.core.sink_data import batch, context, snapshot
 
 NAN, INF = float("nan"), float("inf")

@@ -18,7 +18,7 @@ ROWS = 500
 WRITER = """
 import sys
 from pathlib import Path
-from probe.core.sinks import SINKS
+from probe.core.output.sinks import SINKS
 from tests.core.sink_data import batch, context, finding, snapshot
 sink = SINKS[sys.argv[1]](context(Path(sys.argv[2]), steps_per_file=10**6, dump=True))
 sink.open()

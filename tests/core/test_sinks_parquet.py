@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks import parquet as parquet_sink
 from probe.core.records import Coverage, Key
-from probe.core.sinks import SINKS
-from probe.core.sinks import parquet as parquet_sink
 from tests.core.run_files import cells_of, write_run
 from tests.core.sink_data import batch, context, snapshot
 from tests.core.test_sinks_killed import MANY, announced, writing
@@ -195,8 +195,8 @@ def test_without_duckdb_the_error_says_what_to_install(tmp_path: Path) -> None:
 import sys
 sys.modules["duckdb"] = None
 from pathlib import Path
-from probe.core.sinks import SINKS
-from probe.core.sinks.context import SinkContext
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks.context import SinkContext
 context = SinkContext(Path("run"), Path("."), 0)
 SINKS["csv"](context), SINKS["sqlite"](context)
 try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from probe.core.output.sinks import SINKS
 from probe.core.records import Key
-from probe.core.sinks import SINKS
 from tests.core.sink_data import batch, context, finding, snapshot
 from tests.required import require
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from probe.core.csv2db import CSV2DBConfig, csv2db
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks import sqlite as sqlite_sink
 from probe.core.records import Coverage, Key
-from probe.core.sinks import SINKS
-from probe.core.sinks import sqlite as sqlite_sink
 from tests.core.run_files import write_run
 from tests.core.sink_data import batch, context, snapshot
 from tests.core.test_sinks_killed import FEW, MANY, ROWS, announced, writing

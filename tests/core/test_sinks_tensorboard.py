@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probe.core.output.sinks import SINKS
 from probe.core.records import Key
-from probe.core.sinks import SINKS
 from tests.core.sink_data import batch, context, snapshot
 
 pytest.importorskip("tensorboardX")
@@ -112,7 +112,7 @@ def test_checksum_is_that_of_tensorboardx() -> None:
     """The NumPy checksum equals the byte-by-byte one for every length, and RFC 3720's example."""
     from tensorboardX.record_writer import masked_crc32c
 
-    from probe.core.sinks.crc32c import crc32c, masked
+    from probe.core.storage.crc32c import crc32c, masked
 
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
@@ -128,8 +128,8 @@ def test_without_tensorboardx_the_error_says_what_to_install(tmp_path: Path) -> 
 import sys
 sys.modules["tensorboardX"] = None
 from pathlib import Path
-from probe.core.sinks import SINKS
-from probe.core.sinks.context import SinkContext
+from probe.core.output.sinks import SINKS
+from probe.core.output.sinks.context import SinkContext
 context = SinkContext(Path("run"), Path("."), 0)
 SINKS["csv"](context), SINKS["anomaly"](context)
 try:
@@ -143,6 +143,6 @@ except ImportError as error:
 
 def test_importing_sinks_imports_no_writer() -> None:
     """tensorboardX is imported only when a tensorboard sink is made."""
-    program = "import sys, probe.core.sinks; print([name for name in sys.modules if 'tensorboard' in name])"
+    program = "import sys, probe.core.output.sinks; print([name for name in sys.modules if 'tensorboard' in name])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

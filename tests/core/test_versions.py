@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.versions import require_version
+from probe.core.backend.versions import require_version
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core import wholes
-from probe.core.delivery import Delivery
+from probe.core.distributed import whole_tensors
+from probe.core.distributed.global_stats import GlobalStats
+from probe.core.distributed.whole_tensors import LATE, WAITING, Line, Wholes
 from probe.core.faults import Faults
-from probe.core.global_stats import GlobalStats
+from probe.core.output.delivery import Delivery
 from probe.core.records import Batch, Coverage
-from probe.core.wholes import LATE, WAITING, Line, Wholes
 from tests.core.test_global_stats import batch_of
 
 SECONDS = 30.0
@@ -135,7 +135,7 @@ def test_a_rank_that_does_not_come_is_waited_for_once(other: Other) -> None:
 def test_what_waits_for_late_ranks_is_bounded(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many bytes the exchange ends for good, and everything is written."""
     a_step = sum(column.nbytes for column in batch_of(0, 2).columns.values())
-    monkeypatch.setattr(wholes, "MOST_BYTES", 50 * a_step)
+    monkeypatch.setattr(whole_tensors, "MOST_BYTES", 50 * a_step)
     writing = Writing(other)
     writing.submit(0)
     assert other.awaited.wait(SECONDS)  # else the exchange may end before it has begun

@@ -40,7 +40,7 @@ print("done")
 """A process that can reach the store in which the ranks have met, and puts a configuration where theirs are kept."""
 RAW_STRANGER = """
 import socket, sys, threading
-from probe.core.address_store import Client
+from probe.core.distributed.address_store import Client
 address = sys.argv[1], int(sys.argv[2])
 try:
     Client(address, b"a guess of somebody", "run 0 changes")

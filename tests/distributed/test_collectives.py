@@ -25,7 +25,7 @@ dist = torch.distributed
 from torch import nn  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
-from probe.core.collectives import LOST_OUTPUTS  # noqa: E402
+from probe.core.instrumentation.signals.collectives import LOST_OUTPUTS  # noqa: E402
 from probe.core.records import Finding  # noqa: E402
 from probe.pytorch import TrainerMon, TrainingStopped  # noqa: E402
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.merging import merge_directory
+from probe.core.analysis.merge import merge_directory
 from tests.distributed.models import Net, batch, by_hand, loss_of
 from tests.distributed.ranks import Ranks
 from tests.pytorch.watching import numbers, watch

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.wholes import LATE, WAITING
+from probe.core.distributed.whole_tensors import LATE, WAITING
 from tests.distributed.ranks import Ranks
 from tests.pytorch.watching import watch
 from tests.required import require
@@ -135,7 +135,7 @@ def absent(otherwise: bool) -> tuple[Counter[str], dict[str, int], set[int], int
 def come(places: list[str]) -> None:
     """Meets rank 0, until its run has ended, where it waits: it does not at a place that it had no time to reach before
     its configuration changed."""
-    from probe.pytorch.exchange import meet, store
+    from probe.pytorch.gloo import meet, store
 
     job, pause = dist.distributed_c10d._get_default_store(), threading.Event()
     ended = f"{places[0].partition(' from ')[0]} has ended"

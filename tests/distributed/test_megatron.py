@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from probe.core.merging import merge_directory
+from probe.core.analysis.merge import merge_directory
 from probe.core.moments import merge
 from tests.distributed.ranks import Ranks
 from tests.tables import EVERY_SIGNAL

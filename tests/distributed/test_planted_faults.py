@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.anomaly import module_of
-from probe.core.causes.analysis import Analysis, analyse
-from probe.core.causes.classes import Cause
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
+from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.naming import row_name
+from probe.core.rules.evaluate import module_of
 from tests.distributed.planting import Fault, draw, train
 from tests.distributed.ranks import Ranks
 from tests.required import require

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import tiny_net
 from tests.matrix.watching import inputs, rows_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 
 Array = npt.NDArray[Any]
 Tensor = Any

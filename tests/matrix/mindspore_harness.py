@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import nn, ops
 
 from probe.mindspore import TrainerMon
-from probe.mindspore.api import executor
+from probe.mindspore.private_api import executor
 from tests.matrix.harness import attributes
 
 __all__ = ["TrainerMon"]

@@ -1,7 +1,7 @@
 """A toy framework on NumPy and its adapter: the worked example of adding a framework, in under a hundred lines of code.
 
 First the framework: tensors that know what they were made of, modules, an optimizer. Then core's questions about it,
-answered one a line; :mod:`probe.core.framework` says what each of them means.
+answered one a line; :mod:`probe.core.backend.protocols` says what each of them means.
 """
 
 from itertools import count
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from probe.core import array_ops
-from probe.core.array_moments import agreement, moments, update_and_ratio
-from probe.core.framework import FrameworkAdapter
-from probe.core.trainer_mon import Monitor
+from probe.core.backend import numpy_ops
+from probe.core.backend.numpy_moments import agreement, moments, update_and_ratio
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.monitor.trainer_mon import Monitor
 
 
 class Tensor:
@@ -131,7 +131,7 @@ HOOKS = SimpleNamespace(
     **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "recomputed_by"), lambda *_: None),
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
-ARRAYS = SimpleNamespace(**vars(array_ops) | {"numbers": lambda x: x.data, "member": lambda m, n: m.members.get(n)})
+ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"numbers": lambda x: x.data, "member": lambda m, n: m.members.get(n)})
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of)
 
 

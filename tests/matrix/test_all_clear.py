@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from probe.cli import app
-from probe.core.anomaly_processor import main
+from probe.core.analysis.anomaly_processor import main
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import LR, MOMENTUM, watching

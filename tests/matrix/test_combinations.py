@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from probe.core.moments import GROUPS, OPS
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import called_twice, noisy, residual, tiny_net, tower
 from tests.matrix.watching import inputs

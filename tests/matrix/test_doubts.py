@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.succession import FIRST
-from probe.core.trainer_mon import Monitor
+from probe.core.instrumentation.succession import FIRST
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import GRADIENTS, LR, MOMENTUM, names_of, rows_of

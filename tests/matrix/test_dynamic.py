@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.editing import Edits, collected, config, rewriting, training
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net

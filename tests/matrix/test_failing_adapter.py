@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from probe.core.framework import FrameworkAdapter
+from probe.core.backend.protocols import FrameworkAdapter
 from tests.matrix.harness import Harness, Loop, Module, Tensor, train_step
 from tests.matrix.models import SQUARE
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, Module, train_step
 from tests.matrix.models import FC2_WEIGHT, FC_BIAS, FC_WEIGHT, X, container, product, tiny_net
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs, names_of, rows_of, watching

@@ -138,7 +138,7 @@ import numpy as np
 from importlib import import_module
 from pathlib import Path
 harness = import_module(sys.argv[1])
-from probe.core.features import linear
+from probe.core.instrumentation.signals.features import linear
 ops = harness.TrainerMon.framework.arrays
 weight = ops.numbers(harness.tensor(np.random.default_rng(0).standard_normal((4096, 2048), dtype=np.float32)))
 def run(weight):

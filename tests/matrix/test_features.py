@@ -341,7 +341,7 @@ import resource, sys
 import numpy as np
 from importlib import import_module
 harness = import_module(sys.argv[1])
-from probe.core.features import attention
+from probe.core.instrumentation.signals.features import attention
 ops = harness.TrainerMon.framework.arrays
 arrays = [np.random.RandomState(seed).standard_normal((8192, 1, 1, 16)).astype(np.float32) for seed in (0, 1)]
 made = [ops.numbers(harness.tensor(array)) for array in arrays]

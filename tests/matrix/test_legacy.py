@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from probe.core.legacy import OPTIMIZER_TYPES
-from probe.core.settings import ConfigError
-from probe.core.trainer_mon import Monitor
+from probe.core.config.schema import ConfigError
+from probe.core.monitor.legacy import OPTIMIZER_TYPES
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import LR, MOMENTUM, lines_of, rows_of, train_tiny

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core import framework as contract
+from probe.core.backend import protocols as contract
 from tests.matrix import numpy_framework
 from tests.matrix.harness import FRAMEWORKS, Harness
 from tests.matrix.known_differences import KNOWN_DIFFERENCES, without

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.by_hand import TinyNetByHand, numbers
 from tests.matrix.harness import Harness, Loop, train_step
 from tests.matrix.models import X, tiny_net

@@ -20,6 +20,19 @@ IMPORTED = {
     "msprobe.pytorch": ("TrainerMon",),
     "msprobe.mindspore": ("TrainerMon",),
 }
+OURS = {
+    "probe.pytorch": ("TrainerMon", "TrainingStopped"),
+    "probe.mindspore": ("TrainerMon", "TrainingStopped"),
+    "probe.core.csv2db": ("CSV2DBConfig", "csv2db"),
+    "probe.pytorch.csv2tb": ("csv2tensorboard_by_step",),
+    "probe.mindspore.csv2tb": ("csv2tensorboard_by_step",),
+    "probe.core.analysis.report.findings": ("Diagnosis", "Mark"),
+    "probe.core.analysis.report.write": ("write_report",),
+    "probe.core.rules.replica": ("odd_ones",),
+    "probe.core.report.diagnosis": ("Diagnosis", "Mark"),
+    "probe.core.report.writing": ("write_report",),
+}
+"""Paths in our own documentation, today's and those of one version ago."""
 RUN = ("msprobe.core.monitor.anomaly_processor", "msprobe.pytorch.monitor.anomaly_analyse")
 
 
@@ -30,11 +43,11 @@ def needed(path: str) -> None:
             require(package)
 
 
-@pytest.mark.parametrize("path", IMPORTED)
+@pytest.mark.parametrize("path", [*IMPORTED, *OURS])
 def test_what_is_imported_from_a_documented_path_is_there(path: str) -> None:
     """A script works when `msprobe` is replaced by `probe`."""
     needed(path)
-    script = f"from {path} import {', '.join(IMPORTED[path])}".replace("msprobe", "probe")
+    script = f"from {path} import {', '.join((IMPORTED | OURS)[path])}".replace("msprobe", "probe")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from probe.core.reading.directories import last_run
-from probe.core.reading.problems import Problems
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
+from probe.core.storage.directories import last_run
+from probe.core.storage.problems import Problems
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import LR, MOMENTUM, lines_of, rows_of, watching

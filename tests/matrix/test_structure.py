@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
-from probe.core.leaves import DEPTH
-from probe.core.settings import load
-from probe.core.stopping import TrainingStopped
+from probe.core.backend.pytree import DEPTH
+from probe.core.config.schema import load
+from probe.core.errors import TrainingStopped
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import SQUARE, X, container, keywords, tiny_net, with_idle
 from tests.matrix.watching import ACTIVATIONS, LR, MOMENTUM, inputs, rows_of, train, watching

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, Optimizer, train_step
 from tests.matrix.models import product, tiny_net
 from tests.matrix.watching import EVERYTHING, inputs, rows_of

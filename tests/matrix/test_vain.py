@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.settings_vain import without_effect
-from probe.core.trainer_mon import Monitor
+from probe.core.config.lint import without_effect
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.editing import config as written
 from tests.matrix.editing import rewriting, training
 from tests.matrix.harness import Harness, train_step
@@ -133,7 +133,7 @@ def test_keys_that_have_an_effect_are_not_named(
 
 def test_the_examples_of_the_project_have_no_key_in_vain() -> None:
     """Neither those for reading nor those that tests run."""
-    from probe.core.settings import load
+    from probe.core.config.schema import load
 
     files = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
     assert len(files) >= 15

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from probe.core import anomaly_processor
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.config.schema import load
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
-from probe.core.settings import load
 from tests.matrix.harness import Harness
 from tests.matrix.models import tiny_net
 from tests.matrix.watching import LR, MOMENTUM

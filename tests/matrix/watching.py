@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from probe.core.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.by_hand import numbers
 from tests.matrix.harness import Harness, Tensor, train_step
 from tests.matrix.models import X, tiny_net

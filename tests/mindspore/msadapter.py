@@ -29,7 +29,7 @@ ms = require("mindspore")
 from mindspore import nn, ops  # noqa: E402 - only where MindSpore is
 from mindspore._c_expression import run_backward  # noqa: E402
 
-from probe.mindspore.api import executor  # noqa: E402
+from probe.mindspore.private_api import executor  # noqa: E402
 
 Hooks = dict[int, tuple[Callable[..., Any], bool]]
 

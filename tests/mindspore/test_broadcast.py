@@ -25,7 +25,7 @@ MOST_STEPS = 100_000
 ADDRESS = "TEST_BROADCAST_ADDRESS"
 STRANGER = """
 import socket, sys
-from probe.core.address_store import Client
+from probe.core.distributed.address_store import Client
 host, port = sys.argv[1].split(":")
 try:
     Client((host, int(port)), b"a guess of somebody", "run 0 changes")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.compare.comparing import compare
-from probe.core.compare.sides import Options
+from probe.core.analysis.compare.compare import compare
+from probe.core.analysis.compare.pairing import Options
 from tests.mindspore import test_same_gpt as gpt
 from tests.required import require
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from probe.core.anomaly import module_of
-from probe.core.causes.analysis import Analysis, analyse
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.naming import row_name
+from probe.core.rules.evaluate import module_of
 from tests.mindspore.processes import run
 from tests.mindspore.toys import HAS_IDENTITIES, ms, nn, tensor, watch
 from tests.required import require

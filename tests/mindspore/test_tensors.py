@@ -12,8 +12,8 @@ import pytest
 
 from probe.core.faults import Faults
 from probe.core.histogram import QUANTILES
+from probe.core.instrumentation.recorder import Recorder
 from probe.core.moments import OPS, columns_for, derive
-from probe.core.recorder import Recorder
 from probe.core.records import Key
 from tests.required import require
 

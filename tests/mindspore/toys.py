@@ -18,7 +18,7 @@ ms = require("mindspore")
 nn = ms.nn
 
 from probe.mindspore import TrainerMon  # noqa: E402 - only where MindSpore is
-from probe.mindspore.engine import HAS_IDENTITIES  # noqa: E402
+from probe.mindspore.autograd import HAS_IDENTITIES  # noqa: E402
 from tests.tables import EVERY_SIGNAL, Rows, read  # noqa: E402
 
 with_input_gradients = pytest.mark.skipif(not HAS_IDENTITIES, reason="MindSpore records these from 2.9 on")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.anomaly import diagnose
 from probe.core.records import Finding
+from probe.core.rules.evaluate import diagnose
 from tests.pytorch.runs import one_step, train_tiny, watching
 from tests.pytorch.toys import Product, TinyNet, X
 from tests.required import require

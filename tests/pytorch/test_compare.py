@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.compare.comparing import compare
-from probe.core.compare.sides import Options
+from probe.core.analysis.compare.compare import compare
+from probe.core.analysis.compare.pairing import Options
 from probe.demo.recipe import Size, batches
 from tests.required import require
 

@@ -431,7 +431,7 @@ def test_a_backend_that_cannot_tell_gradients_apart_says_so() -> None:
 
 def test_the_structure_of_a_compiled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """``print_struct`` tells the modules inside a graph, too."""
-    from probe.core.stopping import TrainingStopped
+    from probe.core.errors import TrainingStopped
 
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
     with pytest.raises(TrainingStopped):

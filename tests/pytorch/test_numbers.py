@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core import fused
+from probe.core.backend import fused_reduce
 from probe.core.moments import OPS, columns_for, derive, merge
 from probe.pytorch import device_moments, tensors
 from tests.required import require
@@ -38,10 +38,10 @@ NAN, INF = math.nan, math.inf
 def moments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Moments:
     """All reductions: those of host tensors, and that of tensors on a device (which can be run anywhere)."""
     if request.param == "host, compiled":
-        if not fused.available:
+        if not fused_reduce.available:
             pytest.skip("no C compiler was at hand when probe was installed")
         return tensors.moments
-    monkeypatch.setattr(fused, "available", False)
+    monkeypatch.setattr(fused_reduce, "available", False)
     return tensors.moments if request.param == "host" else device_moments.moments
 
 

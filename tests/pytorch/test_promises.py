@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probe.core.output.sinks import SINKS
 from probe.core.rules import RULES
-from probe.core.sinks import SINKS
 from tests.pytorch.toys import SmallGPT, TinyNet, X, language_loss, token_batch
 from tests.pytorch.watching import EVERYTHING, Row, numbers, read, rows_of, watch, weights_only
 from tests.required import require

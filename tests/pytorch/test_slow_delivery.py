@@ -13,7 +13,7 @@ from tests.tables import read
 
 STUCK = """
 from probe.core import run_output
-from probe.core.sinks import SINKS
+from probe.core.output.sinks import SINKS
 
 run_output.FLUSH_SECONDS = 0.5
 

@@ -1,5 +1,1 @@
-"""One HTML page about a run, which needs nothing but a browser.
-
-:mod:`page` is the frame that pages share, :mod:`heatmaps` the numbers of a run in as many cells as a screen has room
-for, :mod:`contents` what the page says besides, and :mod:`diagnosis` what it is told about the cause.
-"""
+"""Documented paths of :mod:`probe.core.analysis.report` until version 0.2; they go with the next one."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.records import Batch, Finding
-from probe.core.rules.findings import Reporter
+from probe.core.rules.reporter import Reporter
 
 OP = "nonfinite"
 """What findings call the number of NaN and Inf elements: an op of its own, so that what other rules find in the same

@@ -9,8 +9,8 @@ import numpy as np
 
 from probe.core.moments import numels
 from probe.core.records import Batch, Finding
-from probe.core.rules.findings import Reporter
 from probe.core.rules.history import Field, History, measures
+from probe.core.rules.reporter import Reporter
 
 FEW = 16
 """An output of fewer elements than this may be zero for good reason: a penalty that is not due, a flag."""

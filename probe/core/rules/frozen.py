@@ -11,8 +11,8 @@ import numpy.typing as npt
 from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, columns_for
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.findings import Reporter
 from probe.core.rules.history import Alignment, Field, History
+from probe.core.rules.reporter import Reporter
 
 Mask = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from probe.core.histogram import HISTOGRAM, INFINITE, NAN, QUANTILES, ZERO
 from probe.core.moments import COUNTS, OPS
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.findings import Reporter
+from probe.core.rules.reporter import Reporter
 
 FINITE = ("kernel_norm", "entropy", "per_token_expert_entropy")
 """What features have a number for wherever what they are made of is finite."""

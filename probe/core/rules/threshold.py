@@ -12,7 +12,7 @@ import numpy.typing as npt
 from probe.core.moments import OPS
 from probe.core.naming import row_name
 from probe.core.records import Array, Batch, Finding, Key
-from probe.core.rules.findings import Reporter
+from probe.core.rules.reporter import Reporter
 
 Mask = npt.NDArray[np.bool_]
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.findings import Reporter
 from probe.core.rules.history import Field, History
+from probe.core.rules.reporter import Reporter
 
 DECAY = 0.99
 OPS = ("norm", "mean")

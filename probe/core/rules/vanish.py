@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.findings import Reporter
 from probe.core.rules.history import Field, History, Indices, Readings, measures
+from probe.core.rules.reporter import Reporter
 from probe.core.rules.spike import medians_of
 
 Mask = npt.NDArray[np.bool_]

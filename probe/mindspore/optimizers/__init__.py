@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from probe.core.framework import Adam, StepListener
-from probe.mindspore.optimizers import cells, stepping
+from probe.core.backend.protocols import Adam, StepListener
+from probe.mindspore.optimizers import nn_cell, torch_style
 
-DIALECTS: tuple[Any, ...] = (stepping, cells)
+DIALECTS: tuple[Any, ...] = (torch_style, nn_cell)
 
 
 def _dialect(optimizer: Any) -> Any:

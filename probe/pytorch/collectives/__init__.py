@@ -13,10 +13,10 @@ from contextlib import ExitStack
 import torch
 import torch.distributed as dist
 
-from probe.core.framework import CollectiveListener, Remove
-from probe.core.patching import replace
-from probe.pytorch.collectives import functional, transfers
-from probe.pytorch.collectives.telling import listeners
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import CollectiveListener, Remove
+from probe.pytorch.collectives import functional, process_group
+from probe.pytorch.collectives.dispatch import listeners
 
 _placed: list[ExitStack] = []
 """What takes the listening off torch, while anybody listens."""
@@ -47,21 +47,21 @@ def bytes_of(tensor: torch.Tensor) -> int:
 def _place() -> ExitStack:
     placed = ExitStack()
     try:
-        for name, sides in transfers.TRANSFERS.items():
+        for name, sides in process_group.TRANSFERS.items():
             if hasattr(dist.ProcessGroup, name):
-                placed.callback(replace(dist.ProcessGroup, name, transfers.method(name, sides)))
+                placed.callback(replace(dist.ProcessGroup, name, process_group.method(name, sides)))
         for name in ("wait", "synchronize", "block_current_stream"):
             if hasattr(dist.Work, name):
-                placed.callback(replace(dist.Work, name, transfers.waiting(getattr(dist.Work, name))))
+                placed.callback(replace(dist.Work, name, process_group.waiting(getattr(dist.Work, name))))
         for name, edge in (
-            ("_start_coalescing", transfers.coalescing_began),
-            ("_end_coalescing", transfers.coalescing_ended),
+            ("_start_coalescing", process_group.coalescing_began),
+            ("_end_coalescing", process_group.coalescing_ended),
         ):
             if hasattr(dist.ProcessGroup, name):
                 placed.callback(replace(dist.ProcessGroup, name, edge(getattr(dist.ProcessGroup, name))))
         for packet in functional.operators():
             placed.callback(replace(packet, "_op", functional.listening(packet)))
-        placed.callback(transfers.forget)
+        placed.callback(process_group.forget)
         placed.callback(functional.forget)
     except BaseException:
         placed.close()

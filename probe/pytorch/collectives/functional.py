@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from probe.core.framework import CollectiveListener
-from probe.pytorch.collectives.telling import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+from probe.core.backend.protocols import CollectiveListener
+from probe.pytorch.collectives.dispatch import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
 
 IN_FLIGHT = 10_000
 """Functional collectives that may wait to be waited for; the oldest are given up."""

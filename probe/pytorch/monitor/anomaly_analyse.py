@@ -2,7 +2,7 @@
 
 import sys
 
-from probe.core.anomaly_processor import main
+from probe.core.analysis.anomaly_processor import main
 
 if __name__ == "__main__":
     sys.exit(main())

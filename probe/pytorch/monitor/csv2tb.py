@@ -1,5 +1,5 @@
 """Where scripts of earlier tools import ``csv2tensorboard_by_step`` from."""
 
-from probe.core.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 
 __all__ = ["csv2tensorboard_by_step"]

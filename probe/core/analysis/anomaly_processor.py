@@ -1,0 +1,160 @@
+"""Findings of all ranks in order: ``python -m probe.core.anomaly_processor -d DIR``.
+
+Reads what runs have dumped in ``anomaly_detected/rank*/anomaly.json``, puts it in the order in which a training step
+takes its course, and writes the first ones of the latest run, or of the one asked for, to ``anomaly_analyse.json``.
+:mod:`probe.core.analysis.diagnosis` does more: it judges the files of all ranks and separates the first cause from its
+consequences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import heapq
+import json
+import signal
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from probe.core.messages import complain
+from probe.core.naming import SIGNALS
+from probe.core.printable import printable
+from probe.core.rules.evaluate import AFTER, BEFORE, DURING
+from probe.core.storage.anomaly_json import FOLDER, Entry
+from probe.core.storage.anomaly_runs import Kept
+from probe.core.storage.atomic_files import replacing
+from probe.core.storage.problems import Problems
+
+RESULT = "anomaly_analyse.json"
+FORWARD = SIGNALS["actv"].phase
+
+
+def order(entry: Entry) -> tuple[int, ...]:
+    """Sorts entries such that a cause stands before what it causes.
+
+    Step; within it weights, then one micro step after the other, then what there is once a step; within a micro step
+    forward before backward; the forward goes up the virtual and the pipeline stages, the backward down. What there is
+    once a step goes down as the backward does. Then the call id, and the rank.
+    """
+    when, micro_step = DURING, entry.micro_step
+    if not entry.micro_stepped:
+        when, micro_step = BEFORE if entry.phase == SIGNALS["param_origin"].phase else AFTER, 0
+    sign = 1 if entry.phase <= FORWARD else -1
+    stages = sign * entry.vpp_stage, sign * entry.pp_stage
+    return entry.step, when, micro_step, entry.phase, *stages, entry.call_id, entry.rank
+
+
+def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] = ()) -> list[tuple[str, Entry]]:
+    """The ``most`` earliest of ``found`` in order, of ``steps`` only if there are any."""
+    chosen = ((key, entry) for key, entry in found if not steps or entry.step in steps)
+    return heapq.nsmallest(most, chosen, key=lambda pair: order(pair[1]))
+
+
+def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
+    """Writes ``path``; where it is a folder, or has no extension, ``anomaly_analyse.json`` in it. Returns the file.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    target = path = path.expanduser()
+    entries: dict[str, object] = {}
+    for key, fields in found:
+        entries[_free(key, entries)] = fields
+    try:
+        target = path if path.suffix and not path.is_dir() else path / RESULT
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as file:
+            json.dump(entries, file, indent=1)
+    except OSError as error:
+        raise ValueError(f"{target}: expected a file or folder that can be written; {error}") from None
+    return target
+
+
+def _free(key: str, taken: Collection[str]) -> str:
+    number, wanted = 1, key
+    while key in taken:
+        number += 1
+        key = f"{wanted}_{number}"
+    return key
+
+
+def step_list(text: str) -> list[int]:
+    """What ``-s`` says, such as ``[1,2]``; an empty list for all steps.
+
+    Raises:
+        ValueError: if it is no list of steps.
+    """
+    try:
+        steps = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        steps = None
+    if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps):
+        raise ValueError(f'-s: expected a list of steps such as "[1,2]", or "[]" for all; got {text!r}')
+    return steps
+
+
+def _topk(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number of findings, 1 or more; got {text!r}; leave it out for 8")
+    return int(text)
+
+
+def _steps(text: str) -> list[int]:
+    try:
+        return step_list(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("-s: ")) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anomaly_processor",
+        description=f"Put the findings of all ranks in order and write the first ones to {RESULT}.",
+        epilog="Exit code 0 if all was read, 1 if something was left out, 2 for wrong use.",
+    )
+    add = parser.add_argument
+    add("-d", "--data_path", type=Path, required=True, help=f"the folder {FOLDER}, or the one that holds it")
+    add(
+        "-o",
+        "--out_path",
+        type=Path,
+        help=f"a file (a name with an extension) or a folder; else {RESULT} beside the findings",
+    )
+    add("-k", "--topk", type=_topk, default=8, help="number of findings that are kept (default 8)")
+    add(
+        "--run",
+        default="",
+        help="how a directory of one run begins, such as Dec03_21-34-40; all for every run (default the latest run)",
+    )
+    add("-s", "--step_list", "--step", type=_steps, default=[], help='steps to look at, such as "[1,2]" (default all)')
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; gives its exit code."""
+    args = _parser().parse_args(arguments)
+    problems = Problems()
+    data: Path = args.data_path.expanduser()
+    inside = data / FOLDER if (data / FOLDER).is_dir() else data
+    try:
+        kept = Kept(data, problems, args.run)
+        found = first(kept, args.topk, set(args.step_list))
+        target = write(args.out_path or inside, [(key, entry.fields()) for key, entry in found])
+    except ValueError as error:
+        complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("anomaly_processor: interrupted\n")
+        return 128 + signal.SIGINT
+    for number, (_, entry) in enumerate(found):
+        sys.stdout.write(f"{number}: {printable(entry.message)}\n")
+    for line in [*kept.left_out(), *problems.lines()]:
+        complain(line, "warning")
+    where = f"{len(found)} of {kept.number:,} finding{'s' * (kept.number != 1)} of {kept.of} in {target}"
+    sys.stdout.write(printable(where) + "\n")
+    return int(problems.skipped)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

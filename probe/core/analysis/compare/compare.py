@@ -1,0 +1,222 @@
+"""Two runs compared: the verdict and all that shows why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.analysis.compare.differences import Tables
+from probe.core.analysis.compare.first_difference import Row, executed, first_rows
+from probe.core.analysis.compare.name_map import nearest
+from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides
+from probe.core.analysis.compare.runs import opened
+from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
+
+MOST_POINTS = 1000
+"""Steps for which growth is told; of more, ranges of steps with the largest in each."""
+MOST_NAMES = 400
+"""Names of a signal for which growth is told."""
+MOST_LISTED = 100
+"""Names that are in one run alone which are listed."""
+
+
+class Growth(NamedTuple):
+    """The largest relative difference of a signal over steps."""
+
+    signal: str
+    steps: list[int]
+    """Of A; the first of each range."""
+    differences: list[float]
+    """Infinite where just one run has NaN or Inf."""
+
+
+class Layers(NamedTuple):
+    """The largest relative difference of each name over steps."""
+
+    signal: str
+    names: list[str]
+    """In the order of A's first rows."""
+    steps: list[int]
+    """The first of each range of steps."""
+    differences: list[list[float | None]]
+    """By name, then range; None where there is nothing to compare."""
+
+
+class Comparison(NamedTuple):
+    """What came of comparing two runs."""
+
+    a: str
+    b: str
+    """The directories."""
+    tolerance: float
+    """Relative."""
+    dtype: str
+    """The coarsest that either computes in, from which the tolerance follows; empty if it was given."""
+    rows: int
+    """Pairs of rows compared."""
+    beyond: int
+    """Those that differ by more than the tolerance."""
+    first: list[Row]
+    """The first of them, in causal order."""
+    before: float
+    """The largest relative difference in the steps before the first that is beyond; 0 if there is none."""
+    steps: tuple[int, int]
+    """The first and the last step compared."""
+    ranks: list[tuple[int, int]]
+    signals: dict[str, str]
+    """A's, with B's name of each."""
+    renamed: int
+    """Names that are called otherwise in B."""
+    by_framework: int
+    """Those of them because of the framework."""
+    common: bool
+    """Whether what only one run has is no difference."""
+    only_rows: tuple[int, int]
+    """Rows in A alone and in B alone, at steps that both have."""
+    only_names: OnlyIn
+    only_steps: OnlyIn
+    only_ranks: OnlyIn
+    only_signals: OnlyIn
+    counts: list[tuple[str, int, int, float]]
+    """For each signal the pairs of rows, those beyond the tolerance, and the largest relative difference."""
+    growth: list[Growth]
+    layers: list[Layers]
+    problems: list[str]
+    """What could not be read."""
+    skipped: bool
+    """Whether data were left out because of them."""
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether one run has what the other has not."""
+        only = (*self.only_names, *self.only_steps, *self.only_ranks, *self.only_signals)
+        return any(only) or any(self.only_rows)
+
+    @property
+    def same(self) -> bool:
+        return not self.beyond and self.rows > 0 and (self.common or not self.one_sided)
+
+
+def compare(a: Path, b: Path, options: Options = Options(), most: int = 20) -> Comparison:  # noqa: B008 - it is frozen
+    """Compares the runs that began last in two directories.
+
+    Memory does not grow with the number of ranks or steps: what is found lies in DuckDB's tables, which may go to disk.
+
+    Args:
+        most: rows that are told.
+
+    Raises:
+        ValueError: if one of them cannot be read, if they have nothing in common, or if the options are about others.
+        ImportError: if DuckDB is missing.
+    """
+    with opened(a, b) as (side_a, side_b):
+        sides = Sides(side_a, side_b, options)
+        dtype = coarsest(sides.dtypes())
+        relative = RELATIVE[dtype] if options.relative is None else options.relative
+        tables = Tables(sides, relative)
+        first = first_rows(tables, most)
+        rows, beyond, only_a, only_b = _totals(tables)
+        found = Comparison(
+            a=str(a),
+            b=str(b),
+            tolerance=relative,
+            dtype="" if options.relative is not None else dtype,
+            rows=rows,
+            beyond=beyond,
+            first=first,
+            before=_before(tables, first),
+            steps=tables.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0],
+            ranks=sides.ranks,
+            signals=sides.signals,
+            renamed=len(sides.pairs.renamed),
+            by_framework=sides.pairs.frameworks,
+            common=options.common,
+            only_rows=(only_a, only_b),
+            only_names=_only_names(tables, rows),
+            only_steps=sides.only_steps,
+            only_ranks=sides.only_ranks,
+            only_signals=sides.only_signals,
+            counts=_counts(tables),
+            growth=[_growth(tables, signal) for signal in sides.signals],
+            layers=[_layers(tables, signal) for signal in sides.signals],
+            problems=[],
+            skipped=False,
+        )
+        duplicated = [f"{signal}: rows come twice in a step: one of each is taken" for signal in tables.duplicated]
+        read = [side.problems for side in (sides.a, sides.b)]
+    told = [line for problems in read for line in problems.lines()]
+    return found._replace(problems=told + duplicated, skipped=any(problems.skipped for problems in read))
+
+
+def _totals(tables: Tables) -> tuple[int, int, int, int]:
+    query = "SELECT sum(rows), sum(beyond), sum(only_a), sum(only_b) FROM by_step"
+    rows, beyond, only_a, only_b = (int(number or 0) for number in tables.connection.execute(query).fetchall()[0])
+    return rows, beyond, only_a, only_b
+
+
+def _before(tables: Tables, first: list[Row]) -> float:
+    if not first:
+        return 0.0
+    query = "SELECT coalesce(max(excess), 0) FROM by_step WHERE step < ?"
+    return float(tables.connection.execute(query, [first[0].step]).fetchall()[0][0]) * tables.relative
+
+
+def _counts(tables: Tables) -> list[tuple[str, int, int, float]]:
+    query = "SELECT signal, sum(rows), sum(beyond), coalesce(max(excess), 0) FROM by_step GROUP BY signal"
+    found = {row[0]: row for row in tables.connection.execute(query).fetchall()}
+    return [
+        (signal, int(found[signal][1]), int(found[signal][2]), found[signal][3] * tables.relative)
+        for signal in tables.sides.signals
+        if signal in found
+    ]
+
+
+def _only_names(tables: Tables, rows: int) -> OnlyIn:
+    """With their signals; if the runs share no name at all, with the nearest of the other run."""
+    lists = []
+    for column in ("only_a", "only_b"):
+        query = (
+            f"SELECT signal, name, sum({column}) FROM by_name GROUP BY ALL "  # noqa: S608 - our own words
+            f"HAVING sum({column}) > 0 ORDER BY signal, name LIMIT {MOST_LISTED}"
+        )
+        lists.append(tables.connection.execute(query).fetchall())
+    others = [[name for _, name, _ in listed] for listed in lists[::-1]]
+    return OnlyIn(*(_described(listed, [] if rows else names) for listed, names in zip(lists, others, strict=True)))
+
+
+def _described(listed: Iterable[tuple[str, str, int]], others: list[str]) -> list[str]:
+    return [f"{signal} {name} ({rows} row{'s' * (rows > 1)}){nearest(name, others)}" for signal, name, rows in listed]
+
+
+def _growth(tables: Tables, signal: str) -> Growth:
+    query = (
+        "WITH span AS (SELECT min(step) AS first, (max(step) - min(step)) // ? + 1 AS width FROM steps) "
+        "SELECT min(step), max(excess) FROM by_step, span WHERE signal = ? AND excess IS NOT NULL "
+        "GROUP BY (step - first) // width ORDER BY 1"
+    )
+    found = tables.connection.execute(query, [MOST_POINTS, signal]).fetchall()
+    return Growth(signal, [row[0] for row in found], [row[1] * tables.relative for row in found])
+
+
+def _layers(tables: Tables, signal: str) -> Layers:
+    """Of the names that differ most."""
+    chosen = (
+        "SELECT name FROM by_name WHERE signal = $signal GROUP BY name HAVING max(excess) IS NOT NULL "  # noqa: S608
+        f"ORDER BY max(excess) DESC, name LIMIT {MOST_NAMES}"
+    )
+    query = (
+        "SELECT name, bin, max(excess) FROM by_name "  # noqa: S608 - our own words
+        f"WHERE signal = $signal AND name IN ({chosen}) GROUP BY name, bin"
+    )
+    cells = {(row[0], row[1]): row[2] for row in tables.connection.execute(query, {"signal": signal}).fetchall()}
+    places = executed(tables, signal)
+    names = sorted({name for name, _ in cells}, key=lambda name: (places.get(name, math.inf), name))
+    bins = sorted({bin_ for _, bin_ in cells})
+    differences = [[_scaled(cells.get((name, bin_)), tables.relative) for bin_ in bins] for name in names]
+    return Layers(signal, names, [tables.first_step + bin_ * tables.bin_width for bin_ in bins], differences)
+
+
+def _scaled(excess: float | None, relative: float) -> float | None:
+    return None if excess is None else excess * relative

@@ -1,0 +1,155 @@
+"""What came of a comparison, in words, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from probe.core.analysis.compare.compare import Comparison
+from probe.core.analysis.compare.first_difference import Row
+from probe.core.messages import plural
+from probe.core.naming import signal_of
+from probe.core.printable import printable
+
+LISTED = 10
+"""Names in one run alone that are shown."""
+SUDDEN = 10
+"""Times the largest difference of the steps before, from which on a difference has not grown out of rounding."""
+
+
+def verdict(found: Comparison) -> str:
+    """One sentence or two: whether the runs are the same, and what differs first."""
+    if found.beyond:
+        return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}"
+    within = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{_left_out(found)}."
+    if not found.rows:
+        return "The runs have no row in common: their names differ. Give a file of names with --map."
+    if found.one_sided and not found.common:
+        return f"The runs differ: one has what the other has not (--common leaves that out). {within}"
+    return f"The runs are the same: {within}"
+
+
+def sentence(row: Row) -> str:
+    """Where a row is and what differs in it."""
+    micro = f", micro step {row.micro_step}" if row.micro_stepped else ""
+    name = row.name + (f" ({row.name_b} in B)" if row.name_b != row.name else "")
+    return (
+        f"step {row.step}{micro}, rank {row.rank}: {row.signal} {name} ({signal_of(row.signal).meaning}): {what(row)}"
+    )
+
+
+def what(row: Row) -> str:
+    """The number that differs most."""
+    if row.shapes_differ:
+        return f"shape {row.shape} against {row.shape_b}"
+    number = row.numbers[0]
+    return f"{number.op} {_text(number.a)} against {_text(number.b)}, relative difference {number.difference:.2g}"
+
+
+COLUMNS = ("step", "signal", "name", "number", "A", "B", "relative")
+"""Of a table of rows."""
+
+
+def place(row: Row) -> tuple[str, ...]:
+    """A row as cells of a table: see :data:`COLUMNS`."""
+    step = f"{row.step}.{row.micro_step}" if row.micro_stepped else str(row.step)
+    name = row.name + (f" = {row.name_b}" if row.name_b != row.name else "")
+    if row.shapes_differ:
+        return step, row.signal, name, "shape", row.shape, row.shape_b, ""
+    number = row.numbers[0]
+    return step, row.signal, name, number.op, _text(number.a), _text(number.b), f"{number.difference:.2g}"
+
+
+def about(found: Comparison) -> Iterator[str]:
+    """What has been compared, and what only one run has."""
+    ranks = ", ".join(str(a) if a == b else f"{a}:{b}" for a, b in found.ranks[:8]) + ", ..." * (len(found.ranks) > 8)
+    dtype = f" ({found.dtype})" if found.dtype else ""
+    of = plural(len(found.ranks), "rank")
+    yield f"steps {found.steps[0]} to {found.steps[1]}, {of} {ranks}, relative tolerance {found.tolerance:g}{dtype}"
+    renamed = found.renamed - found.by_framework
+    if renamed:
+        yield f"{renamed} {plural(renamed, 'name is', 'names are')} called otherwise in B"
+    if found.by_framework:
+        are = plural(found.by_framework, "parameter is", "parameters are")
+        yield f"{found.by_framework} {are} called as the other framework does (gamma for weight, ...)"
+    for kind, only in (("signals", found.only_signals), ("ranks", found.only_ranks), ("steps", found.only_steps)):
+        for run, there in zip("AB", only, strict=True):
+            if there:
+                yield f"{kind} in {run} alone: {_some(there)}"
+    for run, names, rows in zip("AB", found.only_names, found.only_rows, strict=True):
+        if names:
+            yield f"{rows} row{'s' * (rows > 1)} in {run} alone: {_some(names)}"
+
+
+def show(found: Comparison, page: Path | None) -> None:
+    """Prints it all for people."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    if found.first:
+        title = f"the first {len(found.first)} of {found.beyond} rows that differ (7.1: step 7, micro step 1)"
+        ranks = ["rank"] if len(found.ranks) > 1 else []
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column in (*ranks, *COLUMNS):
+            texts = column in ("signal", "name", "number")
+            table.add_column(column, overflow="fold", no_wrap=column != "name", justify="left" if texts else "right")
+        for row in found.first:
+            table.add_row(*([str(row.rank)] if ranks else []), *(escape(printable(cell)) for cell in place(row)))
+        console.print(table)
+    for line in (*about(found), *found.problems):
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(verdict(found)), markup=False, highlight=False, soft_wrap=True)
+    if page:
+        console.print(printable(f"page: {page}"), markup=False, highlight=False, soft_wrap=True)
+
+
+def as_json(found: Comparison) -> str:
+    """All of it; NaN and Inf are texts."""
+    said = {"verdict": verdict(found), "same": found.same, **_plain(found._asdict())}
+    return json.dumps(said, indent=1, allow_nan=False)
+
+
+def _plain(value: object) -> dict[str, object]:
+    plain = _json(value)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _json(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _json(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): _json(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_json(each) for each in value]
+    return value
+
+
+def _growth(found: Comparison) -> str:
+    first = found.first[0].step
+    if first == found.steps[0]:
+        return "It is there from the first step that both have."
+    before = f"In the steps before it nothing differed by more than {found.before:.2g}"
+    if found.first[0].numbers[0].difference > SUDDEN * found.before:
+        return f"{before}: it appears at once."
+    return f"{before}: it may have grown out of rounding, as differences do."
+
+
+def _left_out(found: Comparison) -> str:
+    return ", as far as they could be read" if found.skipped else ""
+
+
+def _some(texts: Sequence[str]) -> str:
+    rest = len(texts) - LISTED
+    return ", ".join(texts[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -1,0 +1,186 @@
+"""The rows that differ first, in the order in which a step takes its course."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from probe.core.analysis.compare.differences import Tables, selected_numbers
+from probe.core.analysis.compare.tolerance import difference
+from probe.core.naming import cell_name, signal_of
+from probe.core.rules.evaluate import AFTER, BEFORE, DURING
+from probe.core.storage.batches import steps as steps_of
+from probe.core.storage.duckdb_reader import Rows
+
+ONCE_A_STEP = 0
+"""Micro step of a row of a signal that is there once a step."""
+
+
+class Number(NamedTuple):
+    """One number of a row in both runs."""
+
+    op: str
+    a: float | None
+    b: float | None
+    difference: float
+    """Relative, as :mod:`probe.core.analysis.compare.tolerance` measures it; infinite if just one is NaN, or infinite.
+    Of counts and of fractions of zeros as it is."""
+    beyond: bool
+    """Whether it is more than the tolerance."""
+
+
+class Row(NamedTuple):
+    """One row that differs."""
+
+    signal: str
+    step: int
+    """Of A."""
+    micro_step: int
+    micro_stepped: bool
+    """Whether micro steps tell rows of the signal apart."""
+    rank: int
+    """Of A."""
+    stage: int
+    name: str
+    """In A."""
+    name_b: str
+    call: int
+    shape: str
+    shape_b: str
+    dtype: str
+    dtype_b: str
+    excess: float
+    """The largest difference of its numbers, in multiples of the tolerance."""
+    numbers: tuple[Number, ...]
+    """The one that differs most at the beginning."""
+
+    @property
+    def shapes_differ(self) -> bool:
+        """By their sizes, where both are known: frameworks write ``[3, 2]`` or ``(3, 2)``."""
+        return bool(self.shape and self.shape_b) and _sizes(self.shape) != _sizes(self.shape_b)
+
+
+def _sizes(shape: str) -> list[str]:
+    return re.findall("[0-9]+", shape)
+
+
+class _Group(NamedTuple):
+    """Rows of one signal in one micro step."""
+
+    step: int
+    micro_step: int
+    signal: str
+    beyond: int
+
+
+def first_rows(tables: Tables, most: int) -> list[Row]:
+    """The first ``most`` rows that are beyond the tolerance.
+
+    Order: step; then weights, then one micro step after the other, forward before backward, then what there is once a
+    step; then as the rows were executed in A; then by rank.
+    """
+    groups = list(_first_groups(tables, most))
+    found: list[Row] = []
+    for signal in dict.fromkeys(group.signal for group in groups):
+        found += _ordered(tables, signal, [group for group in groups if group.signal == signal])
+    places = {(group.step, group.micro_step, group.signal): n for n, group in enumerate(groups)}
+    return sorted(found, key=lambda row: places[row.step, row.micro_step, row.signal])[:most]
+
+
+def _first_groups(tables: Tables, most: int) -> Iterator[_Group]:
+    """Those that hold the first ``most`` rows, in causal order."""
+    micro_stepped = _micro_stepped(tables)
+    query = "SELECT step, micro_step, signal, beyond FROM by_step WHERE beyond > 0 ORDER BY step LIMIT ?"
+    limit = most * max(1, _widest(tables))
+    groups = [_Group(*row) for row in tables.connection.execute(query, [limit]).fetchall()]
+    taken = 0
+    for group in sorted(groups, key=lambda group: _causal_order(group, micro_stepped)):
+        if taken >= most:
+            return
+        taken += group.beyond
+        yield group
+
+
+def _widest(tables: Tables) -> int:
+    """The largest number of groups in a step."""
+    query = "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM by_step GROUP BY step)"
+    return int(tables.connection.execute(query).fetchall()[0][0])
+
+
+def _micro_stepped(tables: Tables) -> frozenset[str]:
+    """Signals of which there are rows for each micro step."""
+    several = tables.connection.execute("SELECT DISTINCT signal FROM by_step WHERE micro_step > 0").fetchall()
+    always = ("actv", "actv_grad")
+    return frozenset([row[0] for row in several]).union(always)
+
+
+def _causal_order(group: _Group, micro_stepped: frozenset[str]) -> tuple[int, int, int, int, str]:
+    """As :func:`probe.core.rules.evaluate.causal_order` sorts findings."""
+    phase = signal_of(group.signal).phase
+    if group.signal in micro_stepped:
+        return group.step, DURING, group.micro_step, phase, group.signal
+    return group.step, BEFORE if phase == 0 else AFTER, ONCE_A_STEP, phase, group.signal
+
+
+def _ordered(tables: Tables, signal: str, groups: list[_Group]) -> list[Row]:
+    """The rows of some groups of a signal, by step and as they were executed."""
+    found: list[Row] = []
+    for step, same in groupby(sorted(groups), key=lambda group: group.step):
+        rows = list(_rows(tables, signal, step, {group.micro_step for group in same}))
+        places = _positions(tables.sides.a.rows, signal, step, {row.rank for row in rows})
+        found += sorted(rows, key=lambda row: (places[row.rank].get(_key(row), len(places[row.rank])), row.rank))
+    return found
+
+
+def _rows(tables: Tables, signal: str, step: int, micro_steps: Iterable[int]) -> Iterator[Row]:
+    measure, micro_stepped = tables.measure(signal), signal in _micro_stepped(tables)
+    about = ("coalesce(a.own, '')", "coalesce(b.own, '')", "a.shape", "b.shape", "a.dtype", "b.dtype")
+    named = [f"{cell} AS about{n}" for n, cell in enumerate(about)]
+    tables.scale(signal)
+    pairs = tables.pairs(signal, step, step, *named, *selected_numbers(measure.ops, measure))
+    wanted = ", ".join(map(str, sorted(micro_steps)))
+    query = f"SELECT * FROM ({pairs}) WHERE excess > 1 AND micro_step IN ({wanted})"  # noqa: S608 - our own numbers
+    cursor = tables.connection.execute(query)
+    columns = [column[0] for column in cursor.description]
+    for cells in cursor.fetchall():
+        row = dict(zip(columns, cells, strict=True))
+        name, name_b, shape, shape_b, dtype, dtype_b = (row[f"about{n}"] or "" for n in range(len(about)))
+        each = (_number(op, row[f"a{n}"], row[f"b{n}"], row[f"e{n}"], tables) for n, op in enumerate(measure.ops))
+        numbers = tuple(number for _, number in sorted(each, key=lambda pair: -pair[0]))
+        yield Row(
+            signal, step, row["micro_step"], micro_stepped, row["rank"], row["stage"], name, name_b, row["call"],
+            shape, shape_b, dtype, dtype_b, row["excess"], numbers,
+        )  # fmt: skip
+
+
+def _number(op: str, a: float | None, b: float | None, excess: float, tables: Tables) -> tuple[float, Number]:
+    """With its excess."""
+    return excess, Number(op, a, b, difference(op, a, b, excess, tables.relative), excess > 1)
+
+
+_Key = tuple[int, str, int, int]
+
+
+def _key(row: Row) -> _Key:
+    return row.stage, row.name, row.micro_step, row.call
+
+
+def _positions(rows: Rows, signal: str, step: int, ranks: Iterable[int]) -> dict[int, dict[_Key, int]]:
+    """For each rank, where in the step's order of execution each row stands."""
+    found: dict[int, dict[_Key, int]] = {}
+    for rank in ranks:
+        batches = [batch for each in steps_of(rows, rank, step, step, [signal]) for batch in each.batches]
+        keys = [key for batch in batches for key in batch.keys]
+        found[rank] = {(k.stage, cell_name(k), k.micro_step, k.call): n for n, k in enumerate(keys)}
+    return found
+
+
+def executed(tables: Tables, signal: str) -> dict[str, int]:
+    """Where names stand in the order of execution of the first step of A that is compared, by its first rank."""
+    places = _positions(tables.sides.a.rows, signal, tables.first_step, [tables.sides.ranks[0][0]])
+    found: dict[str, int] = {}
+    for (_, name, *_), place in next(iter(places.values())).items():
+        found.setdefault(name, place)
+    return found

@@ -1,0 +1,273 @@
+"""The two runs in one database, and which rows of one stand beside which of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
+from probe.core.analysis.compare.runs import Side
+from probe.core.naming import STATE_PHASE, signal_of
+from probe.core.storage.duckdb_reader import quoted
+
+KEY = ("rank", "stage", "name", "step", "micro_step", "call")
+"""What pairs rows of the two runs."""
+WINDOW = 1 << 25
+"""Bytes of files of one signal of one run that are read at a time."""
+
+
+class Options(NamedTuple):
+    """What to compare, and how."""
+
+    first_step: int | None = None
+    last_step: int | None = None
+    """Steps of A, both included."""
+    step_offset: int = 0
+    """What is added to a step of A to get that of B."""
+    ranks: tuple[int, int] | None = None
+    """One rank of A and one of B; else all that both have."""
+    signals: tuple[str, ...] = ()
+    """Names in A; else all."""
+    ops: tuple[str, ...] = ()
+    """Else all that both have."""
+    relative: float | None = None
+    """The relative tolerance; else by dtype."""
+    common: bool = False
+    """Whether what only one run has is no difference."""
+    mapping: NameMap = NameMap()
+
+
+class OnlyIn(NamedTuple):
+    """What there is in one run alone."""
+
+    a: list[str]
+    b: list[str]
+
+
+class Sides:
+    """Both runs, open. What SQL needs to know of them is in the tables ``ranks``, ``names``, ``steps`` and ``seen``.
+
+    Raises:
+        ValueError: if a run cannot be read, if the two have nothing in common, or if the mapping is about other runs.
+    """
+
+    def __init__(self, a: Side, b: Side, options: Options) -> None:
+        self.a, self.b, self.options = a, b, options
+        self.connection = a.rows.connection
+        self.ranks = self._pair_ranks()
+        self.signals = self._pair_signals()
+        """Signals of A that B has too, with their names there; in causal order."""
+        self.only_signals = self._only_signals()
+        self.only_ranks = OnlyIn(
+            [] if options.ranks else [str(rank) for rank in a.run.ranks if rank not in b.run.ranks],
+            [] if options.ranks else [str(rank) for rank in b.run.ranks if rank not in a.run.ranks],
+        )
+        self._see()
+        self.pairs = self._pair_names()
+        self.only_steps = self._pair_steps()
+
+    def dtypes(self) -> list[str]:
+        """Every dtype that is compared."""
+        found = self.connection.execute("SELECT DISTINCT dtype FROM seen WHERE dtype IS NOT NULL ORDER BY 1").fetchall()
+        return [row[0] for row in found]
+
+    def ops(self, signal: str) -> tuple[str, ...]:
+        """Numbers of a signal that both sides have."""
+        of_b = self.b.rows.numbers(self.signals[signal])
+        return tuple(op for op in self.a.rows.numbers(signal) if op in of_b)
+
+    def chosen(self, signal: str) -> tuple[str, ...]:
+        """Those of them that are to be compared."""
+        return tuple(op for op in self.ops(signal) if not self.options.ops or op in self.options.ops)
+
+    def windows(self, signal: str) -> Iterator[tuple[int, int]]:
+        """Ranges of A's steps, first and last, that are compared at a time, of all steps."""
+        begin, last = self.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0]
+        held = 0
+        for first, size in sorted((file.first, file.path.stat().st_size) for _, file in self.a.rows.files[signal]):
+            if held >= WINDOW and begin < first <= last:
+                yield begin, first - 1
+                begin, held = first, 0
+            held += size
+        yield begin, last
+
+    def selected(self, signal: str, first: int, last: int) -> tuple[str, str]:
+        """A's and B's rows of a signal in some of A's steps, with :data:`KEY` as A has it but ``name`` as B has it."""
+        ops = self.ops(signal)
+        offset = self.options.step_offset
+        idle = _idle(ops) if signal_of(signal).phase == STATE_PHASE else "false"
+        cells = f"shape, dtype, elements(shape) AS elements, {idle} AS idle" + "".join(f", {quoted(op)}" for op in ops)
+        a = (
+            "SELECT r.a AS rank, vpp_stage AS stage, coalesce(n.b, f.name, '') AS name, f.name AS own, f.step, "  # noqa: S608
+            f"micro_step, call, {cells} FROM {self.a.rows.between(signal, first, last)} AS f "
+            "JOIN ranks AS r ON r.a = f.rank LEFT JOIN names AS n ON n.a = f.name JOIN steps AS t ON t.step = f.step"
+        )
+        of_b = self.b.rows.between(self.signals[signal], first + offset, last + offset)
+        b = (
+            "SELECT r.a AS rank, vpp_stage AS stage, coalesce(f.name, '') AS name, f.name AS own, t.step, "  # noqa: S608
+            f"micro_step, call, {cells} FROM {of_b} AS f "
+            f"JOIN ranks AS r ON r.b = f.rank JOIN steps AS t ON t.step = f.step - {offset}"
+        )
+        return a, b
+
+    def _pair_ranks(self) -> list[tuple[int, int]]:
+        a, b = self.a.run.ranks, self.b.run.ranks
+        chosen = self.options.ranks
+        if chosen:
+            for rank, side in zip(chosen, (self.a, self.b), strict=True):
+                if rank not in side.run.ranks:
+                    raise ValueError(
+                        f"{side.root}: expected rank {rank}; there are {', '.join(map(str, side.run.ranks))}"
+                    )
+        ranks = [chosen] if chosen else [(rank, rank) for rank in a if rank in b]
+        if not ranks:
+            raise ValueError(f"the runs have no rank in common: A has {list(a)}, B {list(b)}; choose with --rank A:B")
+        self.connection.execute("CREATE TEMP TABLE ranks (a INTEGER, b INTEGER)")
+        self.connection.executemany("INSERT INTO ranks VALUES (?, ?)", ranks)
+        return ranks
+
+    def _named_in_b(self) -> dict[str, str]:
+        """What B calls A's signals."""
+        return {signal: self.options.mapping.signals.get(signal, signal) for signal in self.a.rows.signals}
+
+    def _wanted(self, signals: Sequence[str]) -> set[str]:
+        return set(self.options.signals or signals)
+
+    def _pair_signals(self) -> dict[str, str]:
+        mapping, a, b = self.options.mapping, self.a.rows.signals, self.b.rows.signals
+        told = [f"--signals: {s!r} is no signal of A{nearest(s, a)}" for s in self.options.signals if s not in a]
+        for of_a, of_b in mapping.signals.items():
+            told += [f"{mapping.source}: signals: {of_a!r} is no signal of A{nearest(of_a, a)}"] * (of_a not in a)
+            told += [f"{mapping.source}: signals: {of_b!r} is no signal of B{nearest(of_b, b)}"] * (of_b not in b)
+        if told:
+            raise ValueError("\n".join(told))
+        wanted = self._wanted(a)
+        shared = {s: name for s, name in self._named_in_b().items() if s in wanted and name in b}
+        common = {s: b for s, b in shared.items() if _alike(_micro_stepped(self.a, s), _micro_stepped(self.b, b))}
+        if not common:
+            raise ValueError(
+                f"the runs have no signal in common: A has {', '.join(a) or 'none'}; B {', '.join(b) or 'none'}"
+            )
+        known = {op for signal in common for op in self.a.rows.numbers(signal)}
+        unknown = [f"--ops: {op!r} is no number of A{nearest(op, known)}" for op in self.options.ops if op not in known]
+        if unknown:
+            raise ValueError("\n".join(unknown))
+        return dict(sorted(common.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])))
+
+    def _only_signals(self) -> OnlyIn:
+        """A signal that one run has for each micro step and the other once a step is in neither of them the same."""
+        of_a = [s for s in self.a.rows.signals if s in self._wanted(self.a.rows.signals) and s not in self.signals]
+        told = {name for s, name in self._named_in_b().items() if s in self.signals}
+        of_b = [s for s in self.b.rows.signals if s not in told and not self.options.signals]
+        return OnlyIn(
+            [_described(self.a, s) if self._named_in_b()[s] in self.b.rows.files else s for s in sorted(of_a)],
+            [_described(self.b, s) if s in self._named_in_b().values() else s for s in sorted(of_b)],
+        )
+
+    def _see(self) -> None:
+        """Looks through all rows once: names, steps, dtypes, and how large elements are."""
+        self.connection.execute(_ELEMENTS)
+        self.connection.execute(_SEEN)
+        for of_a, of_b in self.signals.items():
+            for side, signal, offset in ((self.a, of_a, 0), (self.b, of_b, self.options.step_offset)):
+                norm = "norm" in side.rows.numbers(signal)
+                rms = "norm / sqrt(greatest(elements(shape), 1))" if norm else "NULL::DOUBLE"
+                first = "-9223372036854775808" if self.options.first_step is None else self.options.first_step
+                query = _SEE.format(
+                    view=side.rows.view(signal),
+                    rms=rms,
+                    letter=side.letter,
+                    offset=offset,
+                    first=first,
+                    last=self._last_step(),
+                )
+                self.connection.execute(query, {"side": side.letter, "signal": of_a})
+
+    def _last_step(self) -> int:
+        last = self.options.last_step
+        return (1 << 62) if last is None else last
+
+    def _names(self, letter: str) -> list[str]:
+        query = "SELECT DISTINCT name FROM seen WHERE name IS NOT NULL AND side = ? ORDER BY name"
+        return [row[0] for row in self.connection.execute(query, [letter]).fetchall()]
+
+    def _pair_names(self) -> Pairs:
+        frameworks = {side.framework or self._by_dtypes(side.letter) for side in (self.a, self.b)} - {""}
+        pairs = pair(self.options.mapping, self._names("a"), self._names("b"), len(frameworks) > 1)
+        self.connection.execute("CREATE TEMP TABLE names (a VARCHAR, b VARCHAR)")
+        if pairs.renamed:
+            self.connection.executemany("INSERT INTO names VALUES (?, ?)", list(pairs.renamed.items()))
+        return pairs
+
+    def _by_dtypes(self, letter: str) -> str:
+        """The framework that spells dtypes as a run does whose manifest names none; empty if it cannot be told."""
+        query = "SELECT DISTINCT dtype FROM seen WHERE dtype <> '' AND side = ?"
+        dtypes = [row[0] for row in self.connection.execute(query, [letter]).fetchall()]
+        if any(dtype.startswith("torch.") for dtype in dtypes):
+            return "pytorch"
+        return "mindspore" if any(dtype[0].isupper() for dtype in dtypes) else ""
+
+    def _pair_steps(self) -> OnlyIn:
+        self.connection.execute(
+            "CREATE TEMP TABLE steps AS SELECT step FROM seen WHERE step IS NOT NULL GROUP BY step "
+            "HAVING count(DISTINCT side) = 2 ORDER BY step"
+        )
+        only = [
+            self.connection.execute(_ONLY_STEPS, {"side": side, "offset": offset}).fetchall()
+            for side, offset in (("a", 0), ("b", self.options.step_offset))
+        ]
+        told = [[f"{first}-{last}" if first < last else str(first) for first, last in spans] for spans in only]
+        if not self.connection.execute("SELECT count(*) FROM steps").fetchall()[0][0]:
+            spans = [", ".join(each[:5]) or "none" for each in told]
+            raise ValueError(
+                f"the runs have no step in common: A has {spans[0]}; B {spans[1]} (see --steps, --step-offset)"
+            )
+        return OnlyIn(told[0], told[1])
+
+
+def _micro_stepped(side: Side, signal: str) -> bool | None:
+    """Whether the signal's files have a column for micro steps; None if that cannot be seen, as in Parquet files."""
+    columns = [file.columns for _, file in side.rows.files[signal] if file.columns]
+    return any("micro_step" in each for each in columns) if columns else None
+
+
+def _alike(one: bool | None, other: bool | None) -> bool:
+    return one is None or other is None or one == other
+
+
+def _described(side: Side, signal: str) -> str:
+    return f"{signal} ({'each micro step' if _micro_stepped(side, signal) else 'once a step'})"
+
+
+def _idle(ops: Sequence[str]) -> str:
+    """Whether a row is of zeros alone, as optimizer state before the first update, which not everyone writes."""
+    if "norm" in ops:
+        return "coalesce(norm = 0, false)"
+    if "min" in ops and "max" in ops:
+        return 'coalesce("min" = 0 AND "max" = 0, false)'
+    return "false"
+
+
+_ELEMENTS = """
+CREATE OR REPLACE TEMP MACRO elements(shape) AS
+    coalesce(list_product(list_transform(string_split(trim(shape, '[]()'), ','), lambda x: TRY_CAST(x AS DOUBLE))), 1)
+"""
+_SEEN = """
+CREATE TEMP TABLE seen
+    (side VARCHAR, signal VARCHAR, name VARCHAR, rank INTEGER, step BIGINT, dtype VARCHAR, rows BIGINT, rms DOUBLE)
+"""
+"""By name, by rank and step (of A), and by dtype: the other columns are NULL."""
+_SEE = """
+INSERT INTO seen
+SELECT $side, $signal, name, rank, step, dtype, count(*), max(rms) FILTER (isfinite(rms))
+FROM (SELECT name, r.a AS rank, step - {offset} AS step, dtype, {rms} AS rms
+      FROM {view} AS f JOIN ranks AS r ON r.{letter} = f.rank
+      WHERE step - {offset} BETWEEN {first} AND {last})
+GROUP BY GROUPING SETS ((name), (rank, step), (dtype))
+"""
+_ONLY_STEPS = """
+WITH own AS (SELECT DISTINCT step + $offset AS step FROM seen
+             WHERE side = $side AND step IS NOT NULL AND step NOT IN (SELECT step FROM steps)),
+spans AS (SELECT step, step - row_number() OVER (ORDER BY step) AS span FROM own)
+SELECT min(step), max(step) FROM spans GROUP BY span ORDER BY 1
+"""

@@ -1,0 +1,66 @@
+"""The two runs, each found in its directory and read into one database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.storage.directories import RankDirectory, Run, last_run
+from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.layout import first_step
+from probe.core.storage.problems import Problems
+
+
+class Side(NamedTuple):
+    """One run."""
+
+    letter: str
+    root: Path
+    run: Run
+    rows: Rows
+    problems: Problems
+
+    @property
+    def framework(self) -> str:
+        return str(self.run.directories[0].manifest.get("framework") or "")
+
+    @property
+    def decimals(self) -> float:
+        """The unit of the last decimal place that was written, where their number is fixed; else 0."""
+        config = self.run.directories[0].manifest.get("config")
+        given = config.get("ndigits") if isinstance(config, dict) else None
+        return 10.0**-given if isinstance(given, int) else 0.0
+
+
+@contextmanager
+def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
+    """The last run in each of two directories, in one database.
+
+    Raises:
+        ValueError: if one of them cannot be read.
+        ImportError: if DuckDB is missing.
+    """
+    with ExitStack() as stack:
+        connection = connect()
+        stack.callback(connection.close)
+        sides = []
+        for letter, root in (("a", a), ("b", b)):
+            problems = Problems()
+            run = _run(root.expanduser(), problems)
+            rows = stack.enter_context(Rows(run.directories, problems, connection, letter))
+            if not rows.files:
+                raise ValueError(
+                    "\n".join([f"{root}: expected files of the monitor; none can be read", *problems.lines()])
+                )
+            sides.append(Side(letter, root, run, rows, problems))
+        yield sides[0], sides[1]
+
+
+def _run(root: Path, problems: Problems) -> Run:
+    """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
+    merged = root.is_dir() and any(root.glob("*.csv")) and not (root / "manifest.json").exists()
+    if merged and not any(root.glob("*-rank*")):
+        return Run((RankDirectory(root, 0, "", 0.0, {}, first_step(root)),), ())
+    return last_run(root, problems)

@@ -1,0 +1,284 @@
+"""The files of all ranks into one SQLite database."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.analysis.convert.select import (
+    Chosen,
+    Told,
+    Unit,
+    checked_folder,
+    checked_kinds,
+    checked_number,
+    choose,
+    output_folder,
+)
+from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+from probe.core.messages import plural
+from probe.core.storage.chunks import Parsed, Piece, parse, pieces
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.layout import TableFile
+from probe.core.storage.metrics_db import FILE_NAME, MetricsDatabase
+from probe.core.storage.problems import Problems
+
+logger = logging.getLogger("probe.convert")
+
+MOST_PROCESSES = 128
+MOST_STEPS = 10_000_000
+
+
+@dataclass(frozen=True)
+class CSV2DBConfig:
+    """What is converted, and where to.
+
+    Raises:
+        ValueError: if a value is not what its field says.
+    """
+
+    monitor_path: str | PathLike[str]
+    """The directory in which the ranks have written; ``~`` is the home directory."""
+    time_start: str | None = None
+    """Earliest directory, such as ``Dec03_21-34-40``, itself included; None for no limit."""
+    time_end: str | None = None
+    """Latest directory, itself included; None for no limit."""
+    process_num: int = 1
+    """Processes that read; one more writes, unless it is 1."""
+    data_type_list: Sequence[str] | None = None
+    """Kinds, by the prefix of their files; None for all."""
+    step_partition: int | None = None
+    """Steps in one table; None for those of the database that is gone on with, 500 in a new one."""
+    output_dirpath: str | PathLike[str] | None = None
+    """Folder of the database; None for ``{curtime}_csv2db`` in ``monitor_path``. A folder that has one is gone on with:
+    what it holds already is not read again."""
+
+    def __post_init__(self) -> None:
+        checked_folder("monitor_path", self.monitor_path)
+        if self.output_dirpath is not None:
+            checked_folder("output_dirpath", self.output_dirpath)
+        checked_number("process_num", self.process_num, 1, MOST_PROCESSES)
+        if self.step_partition is not None:
+            checked_number("step_partition", self.step_partition, 1, MOST_STEPS)
+        checked_kinds(self.data_type_list)
+
+
+@dataclass
+class Imported:
+    """What a conversion has done."""
+
+    path: Path
+    """The database."""
+    problems: Problems = field(default_factory=Problems)
+    rows: int = 0
+    """Those that are in a CSV and in a Parquet file of a directory count once."""
+    files: int = 0
+    known: int = 0
+    """Files that the database held already."""
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.files + self.known:
+            return f"nothing could be converted: {self.path} was not written"
+        known = f", {self.known} {plural(self.known, 'was', 'were')} there already" if self.known else ""
+        rows, files = plural(self.rows, "row"), plural(self.files, "file")
+        return f"{self.rows} {rows} of {self.files} {files} in {self.path}{known}"
+
+
+class _Work(NamedTuple):
+    """A file to be imported."""
+
+    directory: RankDirectory
+    file: TableFile
+    size: int
+    modified_ns: int
+    afresh: bool
+    """Whether what the database holds of this rank and kind goes first."""
+    twice: bool
+    """Whether the directory has files of this kind as CSV and as Parquet."""
+
+    @property
+    def name(self) -> str:
+        """What the database remembers it by: a run that is moved elsewhere stays known."""
+        return f"{self.directory.path.name}/{self.file.path.name}"
+
+
+def csv2db(config: CSV2DBConfig) -> Imported:
+    """As :func:`convert`; what was written is logged at INFO, what is wrong at WARNING.
+
+    Raises:
+        TypeError: if ``config`` is no :class:`CSV2DBConfig`.
+    """
+    if not isinstance(config, CSV2DBConfig):
+        advice = 'write csv2db(CSV2DBConfig(monitor_path="monitor_output"))'
+        raise TypeError(f"csv2db: config: expected a CSV2DBConfig, got {type(config).__name__}; {advice}")
+    done = convert(config)
+    for line in done.problems.lines():
+        logger.warning("%s", line)
+    logger.info("%s", done.summary)
+    return done
+
+
+def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
+    """Writes ``monitor_metrics.db``; what cannot be read is reported, and the rest is converted.
+
+    Args:
+        told: is told how many files are done.
+
+    Raises:
+        ValueError: if there is nothing to convert, or the output belongs to something else.
+        sqlite3.Error: if the database cannot be written. What was written is whole: go on by converting again.
+    """
+    problems = Problems()
+    chosen = choose(
+        config.monitor_path, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems
+    )
+    folder = output_folder(config.monitor_path, config.output_dirpath, "csv2db")
+    done = Imported(folder / FILE_NAME, problems)
+    with _nothing_left(done):
+        database = MetricsDatabase(done.path, config.step_partition)
+        try:
+            _Import(database, chosen, done, told or _nobody).run(config.process_num)
+            database.index()
+        finally:
+            database.close()
+    return done
+
+
+@contextmanager
+def _nothing_left(done: Imported) -> Iterator[None]:
+    """At the end a database that is new and got no file is not there, nor is a folder that was made for it."""
+    folder, is_new = done.path.parent, not done.path.exists()
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        if is_new and not done.files:
+            with suppress(OSError):
+                done.path.unlink(missing_ok=True)
+                for each in made:
+                    each.rmdir()
+
+
+class _Import:
+    def __init__(self, database: MetricsDatabase, chosen: Chosen, done: Imported, told: Told) -> None:
+        self._database, self._chosen, self._done, self._told = database, chosen, done, told
+        self._total = sum(chosen.kinds.values())
+        self._counted = _Counted()
+
+    def run(self, processes: int) -> None:
+        results = in_order(_parse, self._pieces(), min(processes, self._total))
+        try:
+            for work, parts in groupby(results, key=lambda result: result[0][0]):
+                self._import(work, ((piece, parsed) for (_, piece), parsed in parts))
+                self._told(self._done.files + self._done.known, self._total, work.name)
+        except WorkersDiedError as died:
+            self._done.problems.add(
+                self._database.path, f"{died}: convert again to go on after {self._done.files} files"
+            )
+
+    def _pieces(self) -> Iterator[tuple[_Work, Piece]]:
+        for unit in self._chosen.units(self._done.problems):
+            for work in self._missing(unit):
+                try:
+                    parts = list(pieces(work.file, work.directory.rank, work.size))
+                except (ImportError, OSError, ValueError) as error:
+                    self._done.problems.add(work.file.path, f"{error}: left out")
+                    continue
+                yield from ((work, piece) for piece in parts)
+
+    def _missing(self, unit: Unit) -> list[_Work]:
+        """Those files of ``unit`` that the database does not hold as they are.
+
+        If an earlier one has changed, all are imported again, so that later ones still replace its rows.
+        """
+        works = []
+        formats: dict[Path, set[str]] = {}
+        for directory, file in unit.files:
+            formats.setdefault(directory.path, set()).add(file.format)
+        for directory, file in unit.files:
+            try:
+                stat = file.path.stat()
+            except OSError as error:
+                self._done.problems.add(file.path, f"{error}: left out")
+                continue
+            twice = len(formats[directory.path]) > 1
+            works.append(_Work(directory, file, stat.st_size, stat.st_mtime_ns, afresh=False, twice=twice))
+        held = self._database.imported(unit.kind, unit.rank)
+        known = [held.get(work.name) == (work.size, work.modified_ns) for work in works]
+        new = known.index(False) if False in known else len(works)
+        if any(known[new:]) or any(work.name in held for work in works[new:]):
+            new = 0
+            works[0] = works[0]._replace(afresh=held.keys() <= {work.name for work in works})
+        self._done.known += new
+        return works[new:]
+
+    def _import(self, work: _Work, parts: Iterable[tuple[Piece, Parsed | Exception]]) -> None:
+        """One file, in one transaction."""
+        rows = bad = 0
+        steps: Counter[int] = Counter()
+        try:
+            with self._database.transaction():
+                if work.afresh:
+                    self._database.remove(work.file.signal, work.directory.rank)
+                for _, parsed in parts:
+                    if isinstance(parsed, Exception):
+                        raise _FileError(f"{type(parsed).__name__}: {parsed}") from parsed
+                    bad += parsed.bad
+                    for line, what in parsed.troubles:
+                        self._done.problems.add(work.file.path, what, line)
+                    if parsed.rows is not None:
+                        self._database.add(parsed.rows)
+                        rows += len(parsed.rows.steps)
+                        if work.twice:
+                            steps.update(parsed.rows.steps.tolist())
+                self._database.remember(
+                    work.name, work.file.signal, work.directory.rank, work.size, work.modified_ns, rows, bad
+                )
+        except (_FileError, ValueError) as error:
+            self._done.problems.add(work.file.path, f"{error}: left out")
+            return
+        self._done.rows += self._counted.new(work, steps) if work.twice else rows
+        self._done.files += 1
+
+
+class _Counted:
+    """Rows of a directory and kind that was written as CSV and as Parquet: of each step those of the format that has
+    more count."""
+
+    def __init__(self) -> None:
+        self._about: tuple[Path, str] | None = None
+        self._steps: dict[str, Counter[int]] = {}
+
+    def new(self, work: _Work, steps: Counter[int]) -> int:
+        """How many of the rows of a file, counted by step, no file of the other format had."""
+        about = work.directory.path, work.file.signal
+        if about != self._about:
+            self._about, self._steps = about, {"csv": Counter(), "parquet": Counter()}
+        before = self._most(steps)
+        self._steps[work.file.format].update(steps)
+        return self._most(steps) - before
+
+    def _most(self, steps: Iterable[int]) -> int:
+        csv, parquet = self._steps["csv"], self._steps["parquet"]
+        return sum(max(csv[step], parquet[step]) for step in steps)
+
+
+class _FileError(Exception):
+    """A file could not be read."""
+
+
+def _parse(item: tuple[_Work, Piece]) -> Parsed:
+    return parse(item[1])
+
+
+def _nobody(done: int, total: int, what: str) -> None:
+    """Nobody asked."""

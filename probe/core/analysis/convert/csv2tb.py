@@ -1,0 +1,148 @@
+"""The files of all ranks into curves for TensorBoard, a folder a rank and kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from probe.core.analysis.convert.csv2db import MOST_PROCESSES
+from probe.core.analysis.convert.curve_folders import Outcome, write_folder
+from probe.core.analysis.convert.select import Told, Unit, checked_kinds, checked_number, choose, output_folder
+from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+from probe.core.messages import plural
+from probe.core.storage.problems import Problems
+
+logger = logging.getLogger("probe.convert")
+
+
+@dataclass
+class Converted:
+    """What a conversion has done."""
+
+    path: Path
+    """The folder that TensorBoard is given."""
+    problems: Problems = field(default_factory=Problems)
+    rows: int = 0
+    files: int = 0
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        return f"{self.rows} {plural(self.rows, 'row')} of {self.files} {plural(self.files, 'file')} in {self.path}"
+
+
+def csv2tensorboard_by_step(
+    monitor_path: str | PathLike[str],
+    time_start: str | None = None,
+    time_end: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: str | PathLike[str] | None = None,
+) -> Converted:
+    """As :func:`convert`; what was written is logged at INFO, what is wrong at WARNING."""
+    done = convert(monitor_path, time_start, time_end, process_num, data_type_list, output_dirpath)
+    for line in done.problems.lines():
+        logger.warning("%s", line)
+    logger.info("%s", done.summary)
+    return done
+
+
+def convert(
+    monitor_path: str | PathLike[str],
+    time_start: str | None = None,
+    time_end: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: str | PathLike[str] | None = None,
+    told: Told | None = None,
+) -> Converted:
+    """Writes ``rank{rank}/{kind}/events...``; what cannot be read is reported, and the rest is converted.
+
+    Args:
+        monitor_path: the directory in which the ranks have written; ``~`` is the home directory.
+        time_start: earliest directory, such as ``Dec03_21-34-40``, itself included; None for no limit.
+        time_end: latest directory, itself included; None for no limit.
+        process_num: processes that convert.
+        data_type_list: kinds, by the prefix of their files; None for all.
+        output_dirpath: None for ``{curtime}_csv2tensorboard_by_step`` in ``monitor_path``.
+        told: is told how many folders are done.
+
+    Raises:
+        ValueError: if a value is not what it must be, there is nothing to convert, or the output cannot be written or
+            has curves of the same ranks and kinds already.
+        KeyboardInterrupt: leaving nothing behind.
+    """
+    checked_number("process_num", process_num, 1, MOST_PROCESSES)
+    problems = Problems()
+    chosen = choose(monitor_path, time_start, time_end, checked_kinds(data_type_list), problems)
+    done = Converted(output_folder(monitor_path, output_dirpath, "csv2tensorboard_by_step"), problems)
+    ranks = {directory.rank for directory in chosen.directories}
+    total = len(ranks) * len(chosen.kinds)
+    try:
+        done.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{done.path}: expected a folder that can be written to; {error.strerror}") from None
+    folders = [_folder(done.path, rank, kind) for rank in ranks for kind in chosen.kinds]
+    for folder in folders:
+        _check_empty(folder)
+    works = (_Work(unit, _folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
+    try:
+        for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
+            _gather(done, work, outcome)
+            if told:
+                told(number, total, f"rank{work.unit.rank}/{work.unit.kind}")
+    except WorkersDiedError as died:
+        problems.add(done.path, f"{died}: not all is converted")
+    except BaseException:  # Ctrl-C: half of a run would look like all of it
+        _remove(folders)
+        raise
+    return done
+
+
+class _Work(NamedTuple):
+    unit: Unit
+    folder: Path
+
+
+def _folder(root: Path, rank: int, kind: str) -> Path:
+    return root / f"rank{rank}" / quote(kind, safe="")
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.is_dir() and any("tfevents" in path.name for path in folder.iterdir()):
+        raise ValueError(
+            f"{folder}: there are curves already, and every point would be there twice: choose another output"
+        )
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    """Removes the event files, none of which was there before, and the folders that are empty then."""
+    with suppress(OSError):
+        for folder in filter(Path.is_dir, folders):
+            for path in folder.iterdir():
+                if "tfevents" in path.name or (path.name.startswith(".") and path.suffix == ".tmp"):
+                    path.unlink()
+    for folder in folders:
+        for each in (folder, folder.parent, folder.parent.parent):
+            with suppress(OSError):
+                each.rmdir()
+
+
+def _gather(done: Converted, work: _Work, outcome: Outcome | Exception) -> None:
+    if isinstance(outcome, Exception):
+        done.problems.add(work.folder, f"{type(outcome).__name__}: {outcome}: left out")
+        return
+    done.rows += outcome.rows
+    done.files += outcome.files
+    for trouble in outcome.troubles:
+        done.problems.add(*trouble)
+
+
+def _convert(work: _Work) -> Outcome:
+    return write_folder(work.unit, work.folder)

@@ -1,0 +1,155 @@
+"""All files of one rank and kind into one folder of event files."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.analysis.convert.curves import CurveFile
+from probe.core.analysis.convert.select import Unit
+from probe.core.storage.chunks import parse, pieces
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.event_file import file_name
+from probe.core.storage.layout import TableFile
+from probe.core.storage.metric_rows import Rows
+
+Steps = npt.NDArray[np.int64]
+
+
+class Trouble(NamedTuple):
+    """Something in a file that is wrong; its fields are what problems are told by."""
+
+    path: Path
+    what: str
+    line: int | None = None
+    skipped: bool = True
+
+
+class Outcome(NamedTuple):
+    """What was converted."""
+
+    rows: int
+    files: int
+    troubles: list[Trouble]
+
+
+class _Stretch(NamedTuple):
+    """Rows of one step that lie together."""
+
+    number: int
+    """The same for those that a piece of a file ends and the next goes on with."""
+    step: int
+    time: float
+    rows: Rows
+
+
+def write_folder(unit: Unit, folder: Path) -> Outcome:
+    """Converts the last directory first, because what that has earlier ones need not give."""
+    writer = _Folder(folder)
+    for directory, files in reversed(_parts(unit)):
+        writer.add(directory, files)
+    return Outcome(writer.rows, len(unit.files), writer.troubles)
+
+
+def _parts(unit: Unit) -> list[tuple[RankDirectory, list[TableFile]]]:
+    """The files of each directory, those of each format apart: what a run has written in two is given once, by the
+    Parquet files, which have all digits."""
+    parts = []
+    for directory, own in groupby(unit.files, key=lambda pair: pair[0]):
+        files = sorted((file for _, file in own), key=lambda file: file.format)
+        parts += [(directory, list(alike)) for _, alike in groupby(files, key=lambda file: file.format)]
+    return parts
+
+
+class _Folder:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder
+        self._done: Steps = np.array([], dtype=np.int64)
+        """Steps that are written: eight bytes each are all that is kept of them."""
+        self._latest: Path | None = None
+        """The directory that was added last."""
+        self.rows = 0
+        self.troubles: list[Trouble] = []
+
+    def add(self, directory: RankDirectory, files: Sequence[TableFile]) -> None:
+        """Writes the event file of one directory, under its name only when it is complete."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        hidden = self._path / f".{os.getpid()}.tmp"
+        try:
+            steps, rows = self._write(directory, files, hidden)
+            if rows:
+                hidden.replace(self._path / file_name(directory.began))
+        finally:
+            hidden.unlink(missing_ok=True)
+        again = np.intersect1d(steps, self._done)
+        if len(again) and directory.path != self._latest:
+            self._tell(directory, f"{_listed(again)} come again in a later directory, which is taken")
+        self.rows += rows
+        self._done, self._latest = np.union1d(self._done, steps), directory.path
+
+    def _write(self, directory: RankDirectory, files: Sequence[TableFile], path: Path) -> tuple[Steps, int]:
+        """The steps of ``files``, and how many of their rows are now in ``path``."""
+        steps, rows = self._write_stretches(directory, files, path, None)
+        found, last = np.unique(steps[::-1], return_index=True)
+        if len(found) < len(steps):
+            numbers = len(steps) - 1 - last
+            _, rows = self._write_stretches(directory, files, path, set(numbers.tolist()))
+            again = found[np.bincount(np.searchsorted(found, steps)) > 1]
+            self._tell(directory, f"{_listed(again)} come again in the same directory: the later rows are taken")
+        return found, rows
+
+    def _write_stretches(
+        self, directory: RankDirectory, files: Sequence[TableFile], path: Path, chosen: set[int] | None
+    ) -> tuple[Steps, int]:
+        """The step of each stretch, and how many rows of those that are ``chosen`` (None: of all) were written."""
+        steps, rows = array("q"), 0
+        with path.open("wb") as opened:
+            curves = CurveFile(opened, directory.began)
+            for stretch in self._stretches(files, directory.rank):
+                if stretch.number == len(steps):
+                    steps.append(stretch.step)
+                if not _holds(self._done, stretch.step) and (chosen is None or stretch.number in chosen):
+                    curves.add(stretch.step, stretch.time, stretch.rows)
+                    rows += len(stretch.rows.steps)
+        return np.array(steps, dtype=np.int64), rows
+
+    def _stretches(self, files: Sequence[TableFile], rank: int) -> Iterator[_Stretch]:
+        number, current = -1, None
+        for file in files:
+            for rows, time in self._read(file, rank):
+                edges = [0, *(np.flatnonzero(np.diff(rows.steps)) + 1).tolist(), len(rows.steps)]
+                for begin, end in pairwise(edges):
+                    step = int(rows.steps[begin])
+                    number, current = (number if step == current else number + 1), step
+                    yield _Stretch(number, step, time, rows.taken(slice(begin, end)))
+
+    def _read(self, file: TableFile, rank: int) -> Iterator[tuple[Rows, float]]:
+        """What can be read of ``file``, and when it was written."""
+        try:
+            stat = file.path.stat()
+            for piece in pieces(file, rank, stat.st_size):
+                parsed = parse(piece)
+                self.troubles += (Trouble(file.path, what, line) for line, what in parsed.troubles)
+                if parsed.rows is not None:
+                    yield parsed.rows, stat.st_mtime
+        except (ImportError, OSError, ValueError) as error:
+            self.troubles.append(Trouble(file.path, f"{error}: left out"))
+
+    def _tell(self, directory: RankDirectory, what: str) -> None:
+        self.troubles.append(Trouble(directory.path, f"{self._path.name}: {what}", skipped=False))
+
+
+def _holds(steps: Steps, step: int) -> bool:
+    place = int(np.searchsorted(steps, step))
+    return place < len(steps) and bool(steps[place] == step)
+
+
+def _listed(steps: Steps) -> str:
+    return f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"

@@ -1,0 +1,114 @@
+"""Curves as TensorBoard reads them, encoded by whole steps: an event is one template with its numbers filled in.
+
+The messages are those of TensorFlow's event.proto and summary.proto, in the encoding of Protocol Buffers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import IO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.storage.event_file import VERSION, record
+from probe.core.storage.metric_rows import Rows, Target
+
+
+class _Template(NamedTuple):
+    """The summary of a step, ready to be filled in."""
+
+    about: tuple[object, ...]
+    """What it follows from; as long as it stays the same from step to step, so does the template."""
+    summary: npt.NDArray[np.uint8]
+    places: npt.NDArray[np.int64]
+    """Of each of the four bytes of each number where it goes."""
+
+
+class CurveFile:
+    """One event file, beginning with what TensorBoard looks for.
+
+    Args:
+        file: opened for writing bytes; who opened it closes it.
+        time: seconds since the epoch, for the event that begins the file.
+    """
+
+    def __init__(self, file: IO[bytes], time: float) -> None:
+        self._file = file
+        self._template: _Template | None = None
+        version = VERSION.encode()
+        file.write(record(struct.pack("<Bd", 0x09, time) + b"\x1a" + _varint(len(version)) + version))
+
+    def add(self, step: int, time: float, rows: Rows) -> None:
+        """Every number of ``rows``, which are of one step; one beyond float32, all that an event holds, is infinite.
+
+        Where a target comes twice, the later row is taken.
+        """
+        if not rows.values:
+            return
+        table = np.stack([np.asarray(column) for column in rows.values.values()], axis=1)
+        there = np.stack([_there(column) for column in rows.values.values()], axis=1)
+        last = _last_of_each(rows.target)
+        if last is not None:
+            there[~last] = False
+        about = (tuple(rows.targets), rows.target.tobytes(), rows.micro_stepped, tuple(rows.values), there.tobytes())
+        if self._template is None or self._template.about != about:
+            self._template = _template(about, _tags(rows, there))
+        with np.errstate(over="ignore"):
+            numbers = table[there].astype("<f4")
+        self._template.summary[self._template.places] = numbers.view(np.uint8).reshape(-1, 4)
+        summary = self._template.summary.tobytes()
+        head = struct.pack("<Bd", 0x09, time) + b"\x10" + _varint(step) + b"\x2a" + _varint(len(summary))
+        self._file.write(record(head + summary))
+
+
+def curve_name(target: Target, micro_stepped: bool) -> str:
+    """The tag of a row without its op: ``vp0:fc.input:micro1``."""
+    micro = f":micro{target.micro_step}" if micro_stepped else ""
+    return f"vp{target.stage}:{target.name}{micro}"
+
+
+def _there(column: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which values are not missing."""
+    mask = getattr(column, "mask", None)
+    return np.ones(len(column), dtype=bool) if mask is None else ~np.broadcast_to(mask, len(column))
+
+
+def _tags(rows: Rows, there: npt.NDArray[np.bool_]) -> list[str]:
+    names = [curve_name(target, rows.micro_stepped) for target in rows.targets]
+    ops = list(rows.values)
+    lines = zip(rows.target.tolist(), there.tolist(), strict=True)
+    return [f"{names[target]}/{op}" for target, kept in lines for op, is_kept in zip(ops, kept, strict=True) if is_kept]
+
+
+def _last_of_each(target: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+    """Which rows to take so that each target comes once; None for all."""
+    _, places = np.unique(target[::-1], return_index=True)
+    if len(places) == len(target):
+        return None
+    taken = np.zeros(len(target), dtype=bool)
+    taken[len(target) - 1 - places] = True
+    return taken
+
+
+def _template(about: tuple[object, ...], tags: Sequence[str]) -> _Template:
+    parts, places, size = [], np.zeros(len(tags), dtype=np.int64), 0
+    for number, tag in enumerate(tags):
+        text = tag.encode("utf-8", "backslashreplace")
+        value = b"\x0a" + _varint(len(text)) + text + b"\x15" + bytes(4)
+        parts.append(b"\x0a" + _varint(len(value)) + value)
+        size += len(parts[-1])
+        places[number] = size - 4
+    summary = np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8)
+    return _Template(about, summary, places[:, None] + np.arange(4))
+
+
+def _varint(number: int) -> bytes:
+    """``number``, not negative, as Protocol Buffers write whole numbers."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

@@ -1,0 +1,152 @@
+"""Which files a conversion is about: of which ranks, times and kinds."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from probe.core.naming import SIGNALS
+from probe.core.storage.directories import RankDirectory, find
+from probe.core.storage.layout import KNOWN, TableFile, tables
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import stamp
+
+Told = Callable[[int, int, str], None]
+"""Is told how much is done, out of how much, and what was done last."""
+
+DOCUMENTED = (*SIGNALS, "exp_avg", "exp_avg_sq")
+"""Kinds that may be asked for even where there are none."""
+_KIND = re.compile(r"(.+)_\d+-\d+(?:_part_\d+)?\.(?:csv|parquet)")
+
+
+class Unit(NamedTuple):
+    """All files of one rank and kind."""
+
+    rank: int
+    kind: str
+    files: list[tuple[RankDirectory, TableFile]]
+    """By directory in order of time, then by step."""
+
+
+class Chosen(NamedTuple):
+    """What is to be converted."""
+
+    directories: list[RankDirectory]
+    """By rank, then time."""
+    kinds: dict[str, int]
+    """Each kind, with the number of its files."""
+
+    def units(self, problems: Problems) -> Iterator[Unit]:
+        """Every rank and kind; a rank's directories are looked at when it is its turn."""
+        for rank, directories in groupby(self.directories, key=lambda directory: directory.rank):
+            files: dict[str, list[tuple[RankDirectory, TableFile]]] = {kind: [] for kind in self.kinds}
+            for directory in directories:
+                for file in tables(directory.path, problems):
+                    if file.signal in files:
+                        files[file.signal].append((directory, file))
+            yield from (Unit(rank, kind, of_kind) for kind, of_kind in files.items() if of_kind)
+
+
+def choose(
+    monitor_path: str | PathLike[str],
+    time_start: str | None,
+    time_end: str | None,
+    kinds: Sequence[str] | None,
+    problems: Problems,
+) -> Chosen:
+    """The directories between two times, themselves included, and of the kinds that are there those of ``kinds``.
+
+    Raises:
+        ValueError: if there is none, or none of ``kinds``, or one of these is neither there nor documented.
+    """
+    root = checked_folder("monitor_path", monitor_path)
+    # What manifests say is not needed here, and would go to the workers with every file.
+    directories = [found._replace(manifest={}) for found in find(root, problems, time_start, time_end)]
+    there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
+    if not there:
+        raise ValueError(f"{root}: its {len(directories)} directories hold no files such as actv_0-0.csv")
+    if kinds is None:
+        return Chosen(directories, dict(sorted(there.items())))
+    unknown = [kind for kind in kinds if kind not in there and kind not in DOCUMENTED]
+    if unknown:
+        raise ValueError(f"data_type_list: there is no {', '.join(unknown)}; there are {', '.join(sorted(there))}")
+    if not set(kinds) & set(there):
+        raise ValueError(
+            f"data_type_list: the run has no files of {', '.join(kinds)}; there are {', '.join(sorted(there))}"
+        )
+    for kind in kinds:
+        if kind not in there:
+            problems.add(root, f"there are no files of {kind}", skipped=False)
+    return Chosen(directories, {kind: there[kind] for kind in sorted(set(kinds)) if kind in there})
+
+
+def _kinds_in(directory: Path) -> Iterator[str]:
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        found = _KIND.fullmatch(name)
+        if found and name not in KNOWN and not name.startswith("."):
+            yield unquote(found[1])
+
+
+def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:
+    """``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, the time as directories of ranks have it.
+
+    Raises:
+        ValueError: if ``given`` is no path, or that of a file.
+    """
+    if given is not None:
+        folder = checked_folder("output_dirpath", given)
+        try:
+            is_file = folder.exists() and not folder.is_dir()
+        except OSError as error:  # no name that a file system could have
+            raise ValueError(f"{folder}: expected a folder to write to; {error.strerror}") from None
+        if is_file:
+            raise ValueError(f"{folder}: expected a folder to write to; this is a file")
+        return folder
+    return checked_folder("monitor_path", monitor_path) / f"{stamp(time.time())}_{suffix}"
+
+
+def checked_folder(key: str, value: object) -> Path:
+    """``value`` as a path, with the home directory for ``~``.
+
+    Raises:
+        ValueError: if it is no path, or an empty one.
+    """
+    if not isinstance(value, str | PathLike) or not str(value):
+        raise ValueError(f"{key}: expected the path of a folder, got {value!r}; give one")
+    return Path(value).expanduser()
+
+
+def checked_number(key: str, value: object, low: int, high: int) -> int:
+    """``value``.
+
+    Raises:
+        ValueError: if it is no whole number from ``low`` to ``high``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(
+            f"{key}: expected a whole number from {low} to {high}, got {value!r}; give one, or leave it out"
+        )
+    return value
+
+
+def checked_kinds(value: object) -> tuple[str, ...] | None:
+    """``value`` as a tuple; None for all kinds.
+
+    Raises:
+        ValueError: if it is no list of names.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(kind, str) for kind in value):
+        raise ValueError(f'data_type_list: expected a list of names such as ["actv"], or None for all, got {value!r}')
+    return tuple(value) or None

@@ -1,0 +1,72 @@
+"""Collectives that were seen to carry something bad."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.moments import OPS
+from probe.core.storage.duckdb_reader import Rows, quoted
+
+Carried = tuple[frozenset[int], frozenset[int]]
+"""The ranks that gave something bad, and those that got it."""
+
+_GROUP = re.compile(r"\.ranks([\d+]+|\d+-\d+(?:by\d+)?)\.")
+
+
+def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
+    """By step, what each group of ranks passed on, of the rows of communication that hold NaN or Inf."""
+    bad = _condition(rows)
+    if not bad or not steps:
+        return {}
+    listed = ", ".join(str(int(step)) for step in sorted(steps))
+    found = rows.connection.execute(
+        f"SELECT DISTINCT step, rank, name, {bad} AS bad FROM {rows.view('other')} "  # noqa: S608 - our own words
+        f"WHERE step IN ({listed}) AND ({bad} OR name LIKE '%.pre')"
+    ).fetchall()
+    gave: dict[tuple[int, frozenset[int]], set[int]] = {}
+    got: dict[tuple[int, frozenset[int]], set[int]] = {}
+    for step, rank, name, is_bad in found:
+        group = group_of(name)
+        given = gave.setdefault((step, group), set()) if name.endswith(".pre") else None
+        if is_bad:
+            (got.setdefault((step, group), set()) if given is None else given).add(rank)
+    carried: dict[int, list[Carried]] = {}
+    for (step, group), ranks in got.items():
+        # where nothing was recorded of what is given, anybody in the group may have given it
+        givers = gave.get((step, group), set(group))
+        carried.setdefault(step, []).append((frozenset(givers), frozenset(ranks)))
+    return carried
+
+
+def _condition(rows: Rows) -> str:
+    """SQL that is true of rows with NaN or Inf; empty if there is nothing to tell by."""
+    if "other" not in rows.signals:
+        return ""
+    ops = [op for op in rows.numbers("other") if op in OPS and op != "id"]
+    counts = [f"coalesce({quoted(op)} > 0, false)" for op in ops if op in ("nans", "infs")]
+    values = [f"NOT coalesce(isfinite({quoted(op)}), true)" for op in ops if op in ("norm", "sum", "mean")]
+    # a minimum without elements is NaN and means nothing: a row of shape [0]
+    return f"(coalesce(shape, '') NOT LIKE '[0%' AND ({' OR '.join([*counts, *values])}))" if counts or values else ""
+
+
+def group_of(name: str) -> frozenset[int]:
+    """The ranks of a row's group: ``all_reduce.ranks0-3.train.py[23].post``; empty if the name does not say."""
+    found = _GROUP.search(name)
+    if found is None:
+        return frozenset()
+    if "-" not in found[1]:
+        return frozenset(int(rank) for rank in found[1].split("+"))
+    first, _, rest = found[1].partition("-")
+    last, _, stride = rest.partition("by")
+    return frozenset(range(int(first), int(last) + 1, int(stride or 1)))
+
+
+def givers(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
+    """By step, the ranks that gave NaN or Inf to others without having got any, as ``AnomalyCommNan`` has found."""
+    found: dict[int, set[int]] = {}
+    for located in findings:
+        if located.finding.rule == "AnomalyCommNan":
+            found.setdefault(located.began, set()).add(located.rank)
+    return {step: frozenset(ranks) for step, ranks in found.items()}

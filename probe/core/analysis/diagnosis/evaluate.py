@@ -1,0 +1,210 @@
+"""The files of a rank, judged by the rules once more, within bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.config.alerts import Alert
+from probe.core.config.alerts import Rule as Configured
+from probe.core.moments import OPS
+from probe.core.records import Batch, Finding
+from probe.core.rules import Rule, factory
+from probe.core.rules.evaluate import find
+from probe.core.rules.history import measures
+from probe.core.storage.batches import Step, steps
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.problems import Problems
+
+ALWAYS = "AnomalyNan"
+KEPT = 100
+"""Findings of a rank that are kept in one episode: the first of each rule and row."""
+EPISODES = 10
+"""Episodes of a rank that are kept."""
+QUIET = 12
+"""Sampled steps without a finding, after which what is found next is another story. Not less than the number of
+samples for which rules are silent after a report."""
+
+
+@dataclass
+class Episode:
+    """What a rank's rules found without a longer pause."""
+
+    first: int
+    last: int
+    until: int = 0
+    """The step up to which it has not been quiet for long enough."""
+    kept: list[Located] = field(default_factory=list)
+    """The first of each rule and row, in causal order within each step."""
+    number: int = 0
+    """All findings."""
+    by_rule: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_non_finite(self) -> bool:
+        return any(located.is_non_finite for located in self.kept)
+
+
+@dataclass
+class Judged:
+    """What is known of one rank after its files have been read."""
+
+    rank: int
+    episodes: list[Episode] = field(default_factory=list)
+    dropped: int = 0
+    """Episodes for which there was no room."""
+    sampled: int = 0
+    """Steps with rows."""
+    counted: int = 0
+    """Those of them whose findings count."""
+    rows: int = 0
+    """Rows of the steps that count."""
+    signals: set[str] = field(default_factory=set)
+    """What they are of."""
+    first_step: int = -1
+    last_step: int = -1
+    partial: bool = False
+    """Whether the last step lacks rows that the one before it had: the run ended within it."""
+    before: dict[int, int] = field(default_factory=dict)
+    """For the first step of each episode the sampled step before it, which was clean."""
+
+
+def configured(manifest: Mapping[str, Any], path: Path, problems: Problems) -> Alert:
+    """The alert rules of a run, the default ones if it does not say; ``AnomalyNan`` always."""
+    config = manifest.get("config")
+    given = config.get("alert") if isinstance(config, Mapping) else None
+    alert = Alert()
+    try:
+        if isinstance(given, Mapping) and given.get("rules"):
+            alert = Alert.model_validate({"rules": given["rules"]})
+    except ValidationError as error:
+        what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones judge"
+        problems.add(path / "manifest.json", what, skipped=False)
+    if any(rule.rule_name == ALWAYS for rule in alert.rules):
+        return alert
+    return alert.model_copy(update={"rules": (Configured(rule_name=ALWAYS, args={}), *alert.rules)})
+
+
+def rules_of(alert: Alert, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:
+    """The rules, made for a rank, and for how many samples in a row each waits."""
+    made = [factory(rule.rule_name)(rule.args, rank, ops) for rule in alert.rules]
+    waits = {rule.rule_name: int(getattr(rule.args, "steps", 1)) for rule in alert.rules}
+    return made, waits
+
+
+def ops_of(rows: Rows) -> list[str]:
+    """The ops that any signal has, in the order of their columns: that in which the run was told to write them."""
+    held = dict.fromkeys(number for signal in rows.signals for number in rows.numbers(signal))
+    return [number for number in held if number in OPS]
+
+
+class Judging:
+    """Judges one rank step by step."""
+
+    def __init__(self, rows: Rows, rank: int, alert: Alert, ops: Sequence[str], pp_stage: int = 0) -> None:
+        self._rows, self._pp_stage = rows, pp_stage
+        self._rules, self._waits = rules_of(alert, rank, ops)
+        self._latest: deque[int] = deque(maxlen=max([*self._waits.values(), 1]))
+        self._sizes: dict[str, int] = {}
+        self._seen: set[tuple[object, ...]] = set()
+        self._quiet = 0
+        self.judged = Judged(rank)
+
+    def run(self, wanted: Iterable[int] = ()) -> Judged:
+        """Reads all steps.
+
+        Args:
+            wanted: the steps whose findings count, all if there are none; rules see those before as well.
+        """
+        chosen = frozenset(wanted)
+        last = max(chosen) if chosen else None
+        for step in steps(self._rows, self.judged.rank, last=last):
+            self._count(step)
+            found, counts = find(self._rules, step.batches, self._failed), not chosen or step.step in chosen
+            self._note(step, counts)
+            self._take(step, [f for f in found if not chosen or f.step in chosen])
+        return self.judged
+
+    def _note(self, step: Step, counts: bool) -> None:
+        if counts:
+            self.judged.counted += 1
+            self.judged.rows += sum(map(len, step.batches))
+            self.judged.signals.update(batch.signal for batch in step.batches)
+
+    def _failed(self, rule: Rule, error: Exception) -> None:
+        name = type(rule).__name__
+        what = f"rule {name} failed ({type(error).__name__}: {error}): what it would have found is missing"
+        self._rows.problems.add(Path(f"rank {self.judged.rank}"), what)
+
+    def _count(self, step: Step) -> None:
+        judged, sizes = self.judged, {batch.signal: len(batch) for batch in step.batches}
+        judged.partial = any(sizes.get(signal, 0) < size for signal, size in self._sizes.items())
+        self._sizes = sizes
+        judged.first_step = step.step if judged.first_step < 0 else judged.first_step
+        judged.last_step = step.step
+        judged.sampled += 1
+
+    def _take(self, step: Step, found: Sequence[Finding]) -> None:
+        episode = self.judged.episodes[-1] if self.judged.episodes else None
+        ended = episode is None or self._quiet >= QUIET
+        if not found:
+            self._quiet += 1
+            if episode is not None and not ended:
+                episode.until = step.step
+        else:
+            if episode is None or ended:
+                episode = self._begin(step.step)
+            self._quiet = 0
+            self._keep(episode, step, found)
+        self._latest.append(step.step)
+
+    def _begin(self, step: int) -> Episode:
+        judged = self.judged
+        if len(judged.episodes) >= EPISODES:
+            place = next((n for n, episode in enumerate(judged.episodes) if not episode.is_non_finite), -1)
+            judged.before.pop(judged.episodes.pop(place).first, None)
+            judged.dropped += 1
+        self._seen.clear()
+        if self._latest:
+            judged.before[step] = self._latest[-1]
+        judged.episodes.append(Episode(step, step, step))
+        return judged.episodes[-1]
+
+    def _keep(self, episode: Episode, step: Step, found: Sequence[Finding]) -> None:
+        episode.last = episode.until = step.step
+        episode.number += len(found)
+        episode.by_rule.update(finding.rule for finding in found)
+        batches = {batch.signal: batch for batch in step.batches}
+        apart = (batch for batch in step.batches if batch.micro_stepped)
+        micro_steps = 1 + max((key.micro_step for batch in apart for key in batch.keys), default=0)
+        for finding in found:
+            row = finding.rule, finding.signal, finding.key
+            if row not in self._seen and len(episode.kept) < KEPT:
+                self._seen.add(row)
+                episode.kept.append(self._locate(finding, batches[finding.signal], micro_steps))
+
+    def _locate(self, finding: Finding, batch: Batch, micro_steps: int) -> Located:
+        wait = self._waits.get(finding.rule, 1)
+        earlier = [*self._latest, finding.step][-wait:]
+        at = batch.keys.index(finding.key)
+        coverage = batch.coverage[at] if batch.coverage else None
+        return Located(
+            finding,
+            began=earlier[0],
+            pp_stage=self._pp_stage,
+            head=batch.signal == "actv" and at == min(_peers(batch, finding), default=-1),
+            micro_steps=micro_steps,
+            ranks=coverage.ranks if coverage else (),
+        )
+
+
+def _peers(batch: Batch, finding: Finding) -> Iterator[int]:
+    """The rows of the same micro step and virtual stage that are measurements, not ids or masks."""
+    key, judged = finding.key, measures(batch.dtypes)
+    return (n for n, k in enumerate(batch.keys) if judged[n] and (k.micro_step, k.stage) == (key.micro_step, key.stage))

@@ -1,0 +1,103 @@
+"""The rows that a finding rests on, looked up in the files again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.moments import OPS
+from probe.core.naming import cell_name
+from probe.core.records import Key
+from probe.core.storage.duckdb_reader import Rows, quoted
+from probe.core.storage.layout import TableFile, is_number
+
+BEFORE = 2
+"""Earlier steps that are shown with a value."""
+
+
+class Evidence(NamedTuple):
+    """Where to see it."""
+
+    file: str
+    """The rank's directory and the file in it; empty if no file has the row."""
+    op: str
+    values: tuple[tuple[int, float], ...]
+    """Steps and values of the same row, the finding's own last."""
+    inputs: str = ""
+    """What is known of what a module was given and of its parameters, in words."""
+
+
+class _Row(NamedTuple):
+    step: int
+    name: str
+    numbers: dict[str, float]
+
+
+def evidence(rows: Rows, located: Located) -> Evidence:
+    """What the files say of a finding, and of the steps before it."""
+    finding, step = located.finding, located.began
+    files = _files(rows, finding.signal, located.rank, step)
+    name = cell_name(finding.key)
+    held = [row for file in files for row in _read(rows, file, finding.key, "name = ?", name)]
+    held = sorted((row for row in held if row.step <= step), key=lambda row: row.step)[-BEFORE - 1 :]
+    if not held or held[-1].step != step:
+        return Evidence("", finding.op, ())
+    op = finding.op if finding.op in held[-1].numbers else next(iter(held[-1].numbers), "")
+    path = rows.original(files[-1])
+    directory = next(rows.directories[n].path for n, file in rows.files[finding.signal] if file is files[-1])
+    values = tuple((row.step, row.numbers.get(op, nan)) for row in held)
+    return Evidence(str(Path(directory.name) / path.name), op, values, _inputs(rows, located))
+
+
+def _files(rows: Rows, signal: str, rank: int, step: int) -> list[TableFile]:
+    """The last files of a rank that may hold a step and those before it."""
+    found = []
+    for n, file in rows.files.get(signal, ()):
+        directory = rows.directories[n]
+        if directory.rank == rank and file.first <= step and (directory.until is None or step < directory.until):
+            found.append(file)
+    return found[-BEFORE - 1 :]
+
+
+def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> Iterator[_Row]:
+    """Rows of a file about the micro step, call and stage of ``key``, where ``condition`` asks for ``name``."""
+    asked = name.encode("utf-8", "backslashreplace").decode()  # as files have what is no text
+    source = rows.source([file])
+    columns = file.columns or rows.columns(source)
+    numbers = [column for column in columns if is_number(column)]
+    told = {"micro_step": key.micro_step, "vpp_stage": key.stage}
+    same = [f"coalesce({column}, 0) = {value}" for column, value in told.items() if column in columns]
+    chosen = ", ".join(quoted(column) for column in ("step", "name", *numbers))
+    where = " AND ".join([*same, condition])
+    query = f"SELECT {chosen} FROM {source} WHERE {where}"  # noqa: S608 - names are quoted as texts
+    for step, found, *cells in rows.connection.execute(query, [asked]).fetchall():
+        yield _Row(
+            step, found or "", {op: nan if cell is None else cell for op, cell in zip(numbers, cells, strict=True)}
+        )
+
+
+def _inputs(rows: Rows, located: Located) -> str:
+    """Of a module whose output is bad: whether what it was given, and its own parameters, were finite."""
+    finding = located.finding
+    if finding.signal != "actv" or not finding.key.part.startswith("output"):
+        return ""
+    module = finding.key.name
+    given = _are_finite(rows, located, "actv", f"{module}.input")
+    if given is None:
+        return ""
+    own = _are_finite(rows, located, "param_origin", f"{module}." if module else "")
+    first = "what the module was given was finite" if given else "what the module was given was not finite either"
+    return f"{first}, and so were its parameters" if given and own else first
+
+
+def _are_finite(rows: Rows, located: Located, signal: str, beginning: str) -> bool | None:
+    """Whether all numbers of such rows at the finding's step are finite; None if there are none."""
+    key = located.finding.key if signal == "actv" else Key("", stage=located.finding.key.stage)
+    condition = f"step = {int(located.began)} AND starts_with(name, ?)"
+    files: Sequence[TableFile] = _files(rows, signal, located.rank, located.began)[-1:]
+    found: list[Any] = [row for file in files for row in _read(rows, file, key, condition, beginning)]
+    values = [value for row in found for op, value in row.numbers.items() if op in OPS and op != "id"]
+    return all(isfinite(value) for value in values) if values else None

@@ -1,0 +1,255 @@
+"""The first cause in a paragraph: what, where, when, how far it went, what to look at next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from math import isinf, isnan
+
+from probe.core.analysis.diagnosis.causality import Cause, Story
+from probe.core.analysis.diagnosis.evidence import Evidence
+from probe.core.analysis.diagnosis.located_finding import (
+    BACKWARD,
+    EXCHANGE,
+    FORWARD,
+    REDUCED,
+    STATE,
+    UPDATED,
+    WEIGHTS,
+    Located,
+)
+from probe.core.naming import cell_name, signal_of
+from probe.core.records import Finding, ranks_text
+from probe.core.rules.evaluate import module_of
+
+
+class Kind(str, Enum):
+    """What sort of trouble a story is, by what began it."""
+
+    bad_batch = "bad batch"
+    nan = "NaN"
+    overflow = "overflow"
+    explosion = "exploding gradient"
+    spike = "spike"
+    collapse = "collapse"
+    drift = "drift"
+    vanishing = "vanishing gradient"
+    dead = "dead layer"
+    frozen = "frozen parameter"
+    replica = "divergence of replicas"
+    limit = "value beyond its limit"
+    ending = "end of the run"
+
+
+RULES = {
+    "AnomalyNan": Kind.limit,
+    "AnomalyVanish": Kind.vanishing,
+    "AnomalyDead": Kind.dead,
+    "AnomalyFrozen": Kind.frozen,
+    "AnomalyReplica": Kind.replica,
+    "AnomalyThreshold": Kind.limit,
+    "AnomalyTurbulence": Kind.drift,
+}
+HUGE = 1e30
+"""Magnitudes from here on are on the way to leaving the range of float32."""
+
+KINDS_OF_TENSOR = {
+    WEIGHTS: "weight",
+    FORWARD: "activation",
+    BACKWARD: "gradient",
+    EXCHANGE: "communication",
+    REDUCED: "reduced gradient",
+    STATE: "optimizer state",
+    UPDATED: "updated weight",
+}
+
+NEXT: dict[tuple[Kind | None, int | None], str] = {
+    (Kind.bad_batch, None): "the samples of that batch on that rank: their source, lengths, labels and preprocessing",
+    (Kind.ending, None): "how the run ended: the log of the rank that stopped first",
+    (Kind.replica, None): "the hardware of the rank that differs (memory errors, its device's log), then code that "
+    "changes parameters on one rank alone, and random generators that differ in initialisation or dropout",
+    (
+        Kind.frozen,
+        None,
+    ): "the optimizer's parameter groups (learning rate, weight decay), whether the parameter is the one "
+    "that the optimizer updates, and whether its updates are lost in rounding in half precision",
+    (Kind.dead, None): "the layer's bias and what it is given: a step with a large update that pushed it below 0, a "
+    "learning rate too high, or an initialisation that leaves it off",
+    (Kind.vanishing, None): "what lies behind it on the way to the loss: a saturated or dead activation, a detached "
+    "tensor, a mask or a scale of 0",
+    (
+        None,
+        WEIGHTS,
+    ): "what writes to that parameter between two updates: the update of the step before (its gradient and "
+    "optimizer state), a checkpoint that was loaded, code that changes weights in place, memory errors of that device",
+    (None, FORWARD): "the module's arithmetic at that step: division, square root, logarithm or exponential without a "
+    "guard, half precision, masks of -inf for a whole row; the size of its inputs in the steps before",
+    (
+        None,
+        BACKWARD,
+    ): "the backward of that module: a hand-written gradient, a square root or norm at 0, a loss scale that "
+    "is too large",
+    (
+        None,
+        EXCHANGE,
+    ): "which rank gave it (collect with cc_pre_hook to see what each gives), then that rank's own modules",
+    (None, REDUCED): "what lies between a rank's own gradient and the update: the reduction, unscaling and clipping (a "
+    "total norm that is not finite); collect unreduced gradients to see which rank gave it",
+    (None, STATE): "the optimizer's state of that parameter: a checkpoint that was loaded, precision, memory errors",
+    (None, UPDATED): "the update itself: learning rate, epsilon and the optimizer state of that parameter",
+}
+"""What to look at, by kind, else by the phase of what came first."""
+
+
+def kind_of(story: Story, first: Located, ranks: Sequence[int]) -> Kind:
+    """What sort of trouble it is.
+
+    Args:
+        ranks: those on which it began.
+    """
+    finding = first.finding
+    if not story.of(Cause.initiating):
+        return Kind.ending
+    if _is_of_batch(story, first, ranks):
+        return Kind.bad_batch
+    if finding.rule in RULES and (finding.rule == "AnomalyReplica" or not first.is_non_finite):
+        return RULES[finding.rule]
+    if first.is_non_finite:
+        return Kind.overflow if _has_infinity(story, first) else Kind.nan
+    return _leap(first)
+
+
+def _leap(first: Located) -> Kind:
+    """What a finite value that is too large or too small is."""
+    finding = first.finding
+    if not isnan(finding.expected) and abs(finding.value) < abs(finding.expected):
+        return Kind.collapse
+    if abs(finding.value) >= HUGE:
+        return Kind.overflow
+    return Kind.explosion if first.phase in (BACKWARD, REDUCED) else Kind.spike
+
+
+def _is_of_batch(story: Story, first: Located, ranks: Sequence[int]) -> bool:
+    """Whether what the model was given is the first bad thing, on one rank; or what its first layer made of it, if that
+    is finite and was over after the step."""
+    rules = ("AnomalyNan", "AnomalySpike", "AnomalyTurbulence", "AnomalyThreshold")
+    if first.phase != FORWARD or first.finding.rule not in rules or len(ranks) > 1 or first.chunk != (0, 0):
+        return False
+    forward = (located for located, _ in story.findings if located.phase == FORWARD)
+    is_over = all(located.began == first.began for located in forward) and not story.is_non_finite
+    return first.head and (first.finding.key.part.startswith("input") or is_over)
+
+
+def _has_infinity(story: Story, first: Located) -> bool:
+    """Whether the row has Inf, perhaps beside NaN: then Inf came first."""
+    same = (located.finding for located, _ in story.findings if located.place == first.place)
+    return any(finding.op == "infs" or isinf(finding.value) for finding in same)
+
+
+def origins(story: Story) -> list[Located]:
+    """The findings that began a story: the first of each rank and place that nothing before explains."""
+    found: dict[tuple[object, ...], Located] = {}
+    for located in story.of(Cause.initiating):
+        found.setdefault((located.rank, located.place), located)
+    return list(found.values())
+
+
+def rivals(begun: Sequence[Located]) -> list[Located]:
+    """What may have begun it besides the first of ``begun``: of the same step, at another place."""
+    first, found = begun[0], dict[tuple[object, ...], Located]()
+    for located in begun[1:]:
+        if located.began == first.began and located.place != first.place:
+            found.setdefault(located.place, located)
+    return list(found.values())
+
+
+def where(located: Located, ranks: Sequence[int] = ()) -> str:
+    """Module, row, rank, step and micro step."""
+    finding = located.finding
+    module = module_of(finding)
+    micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
+    stage = f" (pipeline stage {located.pp_stage})" if located.pp_stage else ""
+    chunk = f", virtual stage {finding.key.stage}" if finding.key.stage else ""
+    on = on_ranks(ranks or [located.rank])
+    in_module = f"module {module}" if module else "the root module"
+    return (
+        f"{cell_name(finding.key)} ({KINDS_OF_TENSOR[located.phase]}: {signal_of(finding.signal).meaning}) in "
+        f"{in_module}, {on}{stage}, step {located.began}{micro}{chunk}"
+    )
+
+
+def on_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-3``."""
+    ordered = sorted(set(ranks))
+    return f"rank{'s' * (len(ordered) > 1)} {ranks_text(ordered)}"
+
+
+def value(finding: Finding) -> str:
+    """The number that was found, and against what."""
+    against = f" (compared with {finding.expected:.6g})" if not isnan(finding.expected) else ""
+    return f"{finding.op} {finding.value:.6g}{against}"
+
+
+def paragraph(kind: Kind, story: Story, begun: Sequence[Located], shown: Evidence, facts: Sequence[str]) -> str:
+    """The diagnosis.
+
+    Args:
+        begun: what began it, as :func:`origins` gives it.
+        facts: sentences that others know, such as about the last clean step.
+    """
+    first = begun[0]
+    ranks = [located.rank for located in begun if located.place == first.place]
+    sentences = [
+        f"First cause: {kind.value}.",
+        f"It began in {where(first, ranks)}: {value(first.finding)}, found by {first.finding.rule}{_waited(first)}.",
+        *_ambiguity(begun, ranks),
+        *(["Nothing was found but what the end of the run has left unfinished."] if kind is Kind.ending else []),
+        *_shown(shown),
+        *facts,
+        *_what_followed(story, first),
+        f"Look next at {NEXT.get((kind, None)) or NEXT[None, first.phase]}.",
+    ]
+    return " ".join(sentences)
+
+
+def _waited(first: Located) -> str:
+    return f" at step {first.finding.step}, after several samples in a row" if first.finding.step > first.began else ""
+
+
+def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:
+    if len(set(ranks)) > 1:
+        yield (
+            f"It was there on {on_ranks(ranks)} at once, at the same place, so no rank had it from another: what they "
+            "share is to blame, or a step between that was not sampled."
+            if begun[0].finding.rule != "AnomalyReplica"
+            else f"It is ambiguous which of {on_ranks(ranks)} is wrong: there is no majority."
+        )
+    others = rivals(begun)
+    if others:
+        named = "; ".join(f"{where(located)}: {value(located.finding)}" for located in others[:3])
+        more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
+        yield f"This is ambiguous: nothing that was recorded leads from it to, or comes before, {named}{more}."
+
+
+def _shown(shown: Evidence) -> Iterator[str]:
+    if shown.values:
+        numbers = ", ".join(f"{number:.6g} at step {step}" for step, number in shown.values)
+        yield f"Evidence: {shown.op} in {shown.file}: {numbers}{f'; {shown.inputs}' if shown.inputs else ''}."
+    elif shown.file == "":
+        yield "Its row is not in the files."
+
+
+def _what_followed(story: Story, first: Located) -> Iterator[str]:
+    later = story.of(Cause.cascade)
+    if not later:
+        yield "Nothing followed from it."
+        return
+    bad = next((located for located in later if located.is_non_finite), None)
+    if bad is not None and not first.is_non_finite:
+        yield f"It became NaN or Inf in {where(bad)}."
+    others = sorted(set(story.by_rank) - {first.rank})
+    reached = f" and reached {on_ranks(others)}" if others else ""
+    yield (
+        f"It was followed by {story.number - 1} finding{'s' * (story.number > 2)} up to step {story.last}"
+        f"{reached}: first {where(later[0])}."
+    )

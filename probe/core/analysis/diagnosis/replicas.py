@@ -1,0 +1,187 @@
+"""What data-parallel replicas should hold alike, compared over the files of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.diagnosis.topology import Topology
+from probe.core.moments import OPS
+from probe.core.naming import tag
+from probe.core.records import Finding, Key
+from probe.core.rules.replica import odd_ones, replicated
+from probe.core.storage.cells import key_of
+from probe.core.storage.duckdb_reader import Rows, quoted
+
+RULE = "AnomalyReplica"
+TOLERANCE = 2e-6
+"""Relative difference of two numbers of six digits that may come from the order in which sums were added up."""
+MOST = 20
+"""Tensors of a signal that are told, at the first step at which any differs."""
+SIZES = ("norm", "min", "max", "std", "zeros")
+"""Ops that are compared. Means are left out where there is any of these: they cross zero."""
+FIRST = -1
+"""Where such findings stand among those of the same signal: what a corrupted value leads to comes after."""
+GROUP = "replica_groups"
+
+
+class Difference(NamedTuple):
+    """A tensor that replicas hold differently."""
+
+    signal: str
+    step: int
+    key: Key
+    part: str
+    rows: Mapping[int, Mapping[str, float]]
+    """Each rank's numbers."""
+    until: int
+    """The last step at which any tensor of the signal differs."""
+
+
+class Compared(NamedTuple):
+    """What came of comparing one signal."""
+
+    differences: list[Difference]
+    alien: tuple[int, ...]
+    """Ranks that do not seem to be replicas at all: more than half of their tensors differ from the first step on."""
+
+
+def compare(rows: Rows, topology: Topology, wanted: Sequence[int] = ()) -> tuple[list[Located], list[tuple[int, ...]]]:
+    """Findings about what replicas do not hold alike, and groups of ranks that are no replicas after all.
+
+    Args:
+        wanted: steps to look at; all if there are none.
+    """
+    groups = topology.replica_groups()
+    signals = [signal for signal in rows.signals if replicated(signal)]
+    if not groups or not signals:
+        return [], []
+    _list_groups(rows, groups)
+    found: list[Located] = []
+    aliens: list[tuple[int, ...]] = []
+    for number, group in enumerate(groups):
+        own: list[Located] = []
+        for signal in signals:
+            compared = _compare(rows, signal, number, topology, wanted)
+            if compared.alien and not topology.says_replicas:
+                aliens.append(group)
+                own = []
+                break
+            own += [located for each in compared.differences for located in _findings(each, topology)]
+        found += own
+    return found, aliens
+
+
+def _list_groups(rows: Rows, groups: Sequence[Sequence[int]]) -> None:
+    rows.connection.execute(f"CREATE OR REPLACE TABLE {GROUP} (rank INTEGER, replicas INTEGER)")
+    listed = [(rank, number) for number, group in enumerate(groups) for rank in group]
+    rows.connection.executemany(f"INSERT INTO {GROUP} VALUES (?, ?)", listed)  # noqa: S608 - our own word
+
+
+def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Sequence[int]) -> Compared:
+    numbers = [op for op in rows.numbers(signal) if op in SIZES] or [
+        op for op in rows.numbers(signal) if op in OPS and op != "id"
+    ]
+    if not numbers:
+        return Compared([], ())
+    relation = _alike(rows, signal, numbers, group, topology, wanted)
+    first, step, until, differing, of = rows.connection.execute(
+        "SELECT min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
+        "arg_min(apart, step) FILTER (apart > 0), "
+        "arg_min(of, step) FILTER (apart > 0) FROM (SELECT step, count(*) FILTER (differs) AS apart, count(*) AS of "
+        f"FROM ({relation}) GROUP BY step)"
+    ).fetchone()
+    if step is None:
+        return Compared([], ())
+    alien = _members(rows, group) if step == first and of > 1 and 2 * differing > of else ()
+    return Compared(list(_differences(rows, signal, numbers, group, (step, until), relation)), alien)
+
+
+def _members(rows: Rows, group: int) -> tuple[int, ...]:
+    found = rows.connection.execute(f"SELECT rank FROM {GROUP} WHERE replicas = {group} ORDER BY rank")  # noqa: S608
+    return tuple(rank for (rank,) in found.fetchall())
+
+
+KEYS = "step, vpp_stage, name, micro_step, call"
+
+
+def _source(rows: Rows, signal: str, numbers: Sequence[str], group: int) -> str:
+    """Every row that replicas of a group should hold alike, with the part that it is about."""
+    chosen = ", ".join(f"{quoted(op)}" for op in numbers)
+    return (
+        f"SELECT rank, {KEYS}, coalesce(regexp_replace(coverage, ' over ranks .*', ''), '') AS part, {chosen} "  # noqa: S608
+        f"FROM {rows.view(signal)} JOIN {GROUP} USING (rank) WHERE replicas = {group} "
+        "AND (coverage IS NULL OR coverage NOT LIKE '% term %')"
+    )
+
+
+def _alike(
+    rows: Rows, signal: str, numbers: Sequence[str], group: int, topology: Topology, wanted: Sequence[int]
+) -> str:
+    """For each row that several ranks have, whether they differ."""
+    differs = " OR ".join(_differs(quoted(op)) for op in numbers)
+    experts = any(topology.place(rank).experts for rank in topology.ranks)
+    conditions = ["name NOT LIKE '%experts%'"] if experts else []
+    conditions += [f"step IN ({', '.join(str(int(step)) for step in wanted)})"] if wanted else []
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return (
+        f"SELECT {KEYS}, part, coalesce({differs}, false) AS differs "  # noqa: S608 - no word is a user's
+        f"FROM ({_source(rows, signal, numbers, group)}){where} GROUP BY {KEYS}, part HAVING count(DISTINCT rank) > 1"
+    )
+
+
+def _differs(op: str) -> str:
+    """Whether the values of a group differ by more than digits may. NaN and Inf are other rules' affair, and would be
+    told twice; NaN is the largest number to DuckDB."""
+    low, high = f"min({op})", f"max({op})"
+    apart = f"{high} - {low} > {TOLERANCE} * greatest(abs({high}), abs({low}))"
+    return f"(isfinite({low}) AND isfinite({high}) AND {apart})"
+
+
+def _differences(
+    rows: Rows, signal: str, numbers: Sequence[str], group: int, span: tuple[int, int], relation: str
+) -> Iterator[Difference]:
+    """The tensors that differ at the first step of ``span``, with what each rank has of them."""
+    step, until = span
+    at = rows.connection.execute(
+        f"SELECT vpp_stage, name, micro_step, call, part FROM ({relation}) "  # noqa: S608 - our own words
+        f"WHERE differs AND step = {int(step)} ORDER BY ALL LIMIT {MOST}"
+    ).fetchall()
+    source = _source(rows, signal, numbers, group)
+    for vpp_stage, name, micro_step, call, part in at:
+        held = rows.connection.execute(
+            f"SELECT rank, {', '.join(quoted(op) for op in numbers)} FROM ({source}) WHERE step = ? "  # noqa: S608
+            "AND vpp_stage IS NOT DISTINCT FROM ? AND name = ? AND micro_step = ? AND call = ? AND part = ?",
+            [step, vpp_stage, name, micro_step, call, part],
+        ).fetchall()
+        values = {rank: dict(zip(numbers, _floats(cells), strict=True)) for rank, *cells in held}
+        key = key_of(signal, name, micro_step, call, vpp_stage or 0)
+        yield Difference(signal, step, key, part, values, until)
+
+
+def _floats(cells: Sequence[Any]) -> list[float]:
+    return [float("nan") if cell is None else float(cell) for cell in cells]
+
+
+def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:
+    """One for each rank that differs from the majority; for all where there is none."""
+    split = odd_ones(difference.rows, TOLERANCE)
+    if split is None:
+        return
+    for rank, value in zip(split.ranks, split.values, strict=True):
+        where = tag(difference.signal, difference.key, rank, False)
+        finding = Finding(
+            rule=RULE,
+            signal=difference.signal,
+            key=difference.key,
+            op=split.number,
+            value=value,
+            expected=split.expected,
+            step=difference.step,
+            rank=rank,
+            order=FIRST,
+            message=f"Rule {RULE} reports anomaly signal in ('{where}', '{split.number}') at step {difference.step}, "
+            f"current value {value}. Replicas hold it differently: {split.text}.",
+        )
+        yield Located(finding, difference.step, topology.stage(rank), until=difference.until)

@@ -1,0 +1,119 @@
+"""Which ranks can pass what is bad to which others, by the groups in which they train."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from probe.core.storage.directories import RankDirectory
+
+
+class Place(NamedTuple):
+    """Where a rank stands in the groups that train together."""
+
+    rank: int
+    stage: int = 0
+    """Pipeline stage."""
+    pipeline: tuple[int, ...] = ()
+    """The ranks of its pipeline, itself included; empty if unknown."""
+    replicas: tuple[int, ...] = ()
+    """The ranks that hold the same part of the model and average gradients; empty if unknown."""
+    peers: tuple[int, ...] = ()
+    """The ranks with which it computes together within a forward: tensor, context and expert parallel; empty if
+    unknown."""
+    experts: bool = False
+    """Whether experts are spread over ranks, so that replicas do not hold them alike."""
+
+
+class Topology:
+    """Who can infect whom.
+
+    What manifests name is believed. Where they name no groups, ranks of equal pipeline stage are taken for replicas,
+    and each rank of a stage for a neighbour of each of the next.
+    """
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = {place.rank: place for place in places}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self._places))
+
+    def place(self, rank: int) -> Place:
+        """Where a rank stands; alone if nothing is known of it."""
+        return self._places.get(rank, Place(rank))
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return self.place(rank).stage
+
+    def are_replicas(self, one: int, other: int) -> bool:
+        """Whether two ranks average their gradients."""
+        known = self.place(one).replicas
+        if known:
+            return other in known
+        return self.stage(one) == self.stage(other) and not self.are_peers(one, other)
+
+    def are_peers(self, one: int, other: int) -> bool:
+        """Whether two ranks exchange activations within a forward."""
+        return other in self.place(one).peers
+
+    def are_in_one_pipeline(self, one: int, other: int) -> bool:
+        """Whether activations of one rank can reach the other."""
+        known = self.place(one).pipeline
+        return other in known if known else self.stage(one) != self.stage(other)
+
+    def mates(self, rank: int) -> tuple[int, ...]:
+        """The ranks of its pipeline, itself included; itself alone if none is known."""
+        return self.place(rank).pipeline or (rank,)
+
+    def replica_groups(self) -> list[tuple[int, ...]]:
+        """Groups of two ranks or more that should hold parameters alike."""
+        groups: dict[tuple[object, ...], set[int]] = {}
+        for place in self._places.values():
+            groups.setdefault(place.replicas or ("stage", place.stage), set()).add(place.rank)
+        return [tuple(sorted(group)) for group in groups.values() if len(group) > 1]
+
+    @property
+    def says_replicas(self) -> bool:
+        """Whether the run itself has said which ranks are replicas."""
+        return any(place.replicas for place in self._places.values())
+
+
+Groups = Mapping[int, Sequence[int]]
+TOGETHER = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+"""Groups in which activations are exchanged within a forward."""
+
+
+def topology(
+    directories: Iterable[RankDirectory], mates: Groups | None = None, sharers: Groups | None = None
+) -> Topology:
+    """Who can infect whom in a run.
+
+    Args:
+        mates: pipeline groups by rank, where something besides the manifests knows them.
+        sharers: those with whom a rank computes on parts of the same tensors, as its rows tell.
+    """
+    latest = {directory.rank: directory.manifest for directory in directories}
+    return Topology(
+        _place(rank, manifest, (mates or {}).get(rank, ()), (sharers or {}).get(rank, ()))
+        for rank, manifest in latest.items()
+    )
+
+
+def _place(rank: int, manifest: Mapping[str, Any], mates: Collection[int], sharers: Collection[int]) -> Place:
+    groups = manifest.get("groups")
+    named = {name: _ranks(ranks) for name, ranks in groups.items()} if isinstance(groups, Mapping) else {}
+    pipeline = named.get("pipeline_parallel") or _ranks(list(mates))
+    if rank not in pipeline or len(pipeline) == 1:
+        pipeline = ()
+    told = manifest.get("pp_stage")
+    stage = told if isinstance(told, int) and told else pipeline.index(rank) if pipeline else 0
+    replicas = named.get("data_and_context_parallel") or named.get("data_parallel") or ()
+    experts = len(named.get("expert_parallel") or ()) > 1
+    peers = set(sharers).union(*(named.get(group, ()) for group in TOGETHER))
+    return Place(rank, stage, pipeline, replicas, tuple(sorted(peers)), experts)
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    return tuple(rank for rank in value if isinstance(rank, int)) if isinstance(value, list | tuple) else ()

@@ -1,0 +1,245 @@
+"""Whole tensors from the files of the ranks that shared them out: what ``global_stats`` collects while training."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from probe.core.histogram import HISTOGRAM, parsed, text_of
+from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
+from probe.core.naming import FEATURES
+from probe.core.records import ranks_text
+from probe.core.storage.atomic_files import replacing
+from probe.core.storage.cells import coverage_of, shape_of
+from probe.core.storage.directories import RankDirectory, last_run
+from probe.core.storage.problems import Problems
+from probe.core.storage.regular_files import check_lines, opened
+
+OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
+"""Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
+KEY = ("vpp_stage", "name", "step", "micro_step", "call")
+NEEDED = ("name", "step", "shape", "dtype")
+"""Columns without which a file cannot be merged."""
+LAST = ("shape", "dtype", "ranks", "complete")
+"""Columns at the end of a merged file; behind them the histogram, if there is one."""
+
+T = TypeVar("T")
+
+_FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
+
+
+class Row(NamedTuple):
+    """One row of one rank's file."""
+
+    key: tuple[str, ...]
+    pp_stage: int
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: str
+    part: str
+    """Empty for a whole tensor."""
+    ranks: str
+    """Who hold the parts; this rank alone for a whole tensor."""
+    elements: int
+    ops: Mapping[str, float]
+    histogram: str | None = None
+    """Its cell, if the file has one."""
+
+
+class Merged(NamedTuple):
+    """One row about a whole tensor."""
+
+    first: Row
+    ranks: str
+    complete: bool
+    ops: Mapping[str, float]
+    histogram: str | None = None
+
+
+@dataclass
+class Report:
+    """What came of merging."""
+
+    files: list[Path] = field(default_factory=list)
+    rows: int = 0
+    incomplete: int = 0
+    """Rows of tensors of which a part is missing, or whose ranks hold terms of a sum."""
+    differing: list[str] = field(default_factory=list)
+    """Tensors that several ranks hold alike, but whose numbers differ."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, by file and line."""
+
+
+def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda _: None) -> Report:
+    """Merges what all ranks have written under ``root`` into files of the same layout in ``out``.
+
+    Args:
+        told: gets the name of each file as it is begun.
+
+    Raises:
+        ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
+    """
+    report = Report()
+    problems = Problems()
+    run = last_run(root, problems)
+    found: dict[tuple[str, int], list[tuple[Path, RankDirectory]]] = {}
+    for directory in run.directories:
+        for path in sorted(directory.path.glob("*.csv")):
+            if name := _FILE.fullmatch(path.name):
+                found.setdefault((name[1], int(name[3])), []).append((path, directory))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
+    for (signal, last), files in sorted(found.items()):
+        told(f"{signal} up to step {last}")
+        rows = [row for path, directory in files for row in _read(path, directory, problems)]
+        if merged := merge_rows(signal, rows, report):
+            first = min(int(_FILE.fullmatch(path.name)[2]) for path, _ in files)  # type: ignore[index]
+            report.files.append(out / f"{signal}_{first}-{last}.csv")
+            _write(report.files[-1], merged)
+    report.problems += problems.lines()
+    return report
+
+
+def merge_rows(signal: str, rows: Iterable[Row], report: Report) -> list[Merged]:
+    """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first. Those
+    that differ stand behind them."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.part or signal not in OWN:
+            groups.setdefault((row.key, row.pp_stage, row.ranks), []).append(row)
+    merged = _merge([list({row.part: row for row in group}.values()) for group in groups.values()])
+    report.incomplete += sum(not whole.complete for whole in merged)
+    if signal in OWN:
+        report.rows += len(merged)
+        return merged
+    alike: dict[tuple[object, ...], Merged] = {}
+    apart: list[Merged] = []
+    for whole in merged:
+        kept = alike.setdefault((whole.first.key, whole.first.pp_stage), whole)
+        if kept.complete and whole.complete and not _equal(kept.ops, whole.ops):
+            report.differing.append(f"{signal} {' '.join(whole.first.key)}: ranks {kept.ranks} and {whole.ranks}")
+            apart.append(whole)
+        if whole.complete and not kept.complete:
+            alike[whole.first.key, whole.first.pp_stage] = whole
+    report.rows += len(alike) + len(apart)
+    return [*alike.values(), *apart]
+
+
+def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """To what is left of the numbers in a file, where parts were added up in another order."""
+    pairs = ((one[op], other[op]) for op in one)
+    return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
+
+
+def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
+    """One row for each group, whose rows are about different elements."""
+    if not groups:
+        return []
+    rows = [row for group in groups for row in group]
+    ops = [op for op in rows[0].ops if all(op in row.ops for row in rows)]
+    wholes = np.array([i for i, group in enumerate(groups) for _ in group])
+    counts = np.array([row.elements for row in rows], dtype=np.float64)
+    values = {op: np.array([row.ops[op] for row in rows]) for op in ops}
+    moments = moments_of(values, counts)
+    with_histograms = all(row.histogram is not None for row in rows)
+    if with_histograms:
+        moments[HISTOGRAM] = np.stack([parsed(row.histogram or "") for row in rows])
+    columns = merge_columns(moments, counts, wholes, len(groups))
+    shapes = [group[0].shape for group in groups]
+    heard = np.bincount(wholes, counts, len(groups))
+    terms = np.array([any(row.part.startswith("term") for row in group) for group in groups])
+    complete = (heard == numels(shapes)) & ~terms
+    derived = {op: derive(op, columns, shapes) for op in ops if OPS[op].moment in columns}
+    return [
+        Merged(
+            group[0],
+            group[0].ranks,
+            bool(complete[i]),
+            {op: float(derived[op][i]) for op in derived},
+            text_of(columns[HISTOGRAM][i]) if with_histograms else None,
+        )
+        for i, group in enumerate(groups)
+    ]
+
+
+def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[Row]:
+    """The rows of a file; lines that cannot be read are told and left out."""
+    at = 1
+    try:
+        with opened(path) as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+            check_lines(binary)
+            binary.seek(0)
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            if missing := [column for column in NEEDED if column not in header]:
+                what = (
+                    f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}: the file is left out"
+                )
+                problems.add(path, what, 1)
+                return
+            for cells in filter(None, lines):
+                at = lines.line_num
+                try:
+                    row = _row(header, cells, directory)
+                except ValueError as error:
+                    problems.add(path, f"{error}: the line is left out", at)
+                    continue
+                if directory.until is None or int(row.key[KEY.index("step")]) < directory.until:
+                    yield row
+    except (OSError, ValueError, csv.Error) as error:
+        problems.add(path, f"expected CSV in UTF-8; after this line {error}: the rest of the file is left out", at)
+
+
+def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) -> Row:
+    """Raises ValueError if it is none."""
+    if len(cells) != len(header):
+        raise ValueError(f"expected {len(header)} cells, as in the first line; there are {len(cells)}")
+    line = dict(zip(header, cells, strict=True))
+    _read_as(int, line, "step", "a whole number")
+    key = tuple(line.get(column) or "" for column in KEY)
+    ops = {op: _read_as(float, line, op, "a number") for op in line if op in OPS and op != "id"}
+    shape, stage = _read_as(shape_of, line, "shape", "sizes such as [3, 2]"), _pp_stage(directory)
+    covered, histogram, elements = coverage_of(line.get("coverage")), line.get(HISTOGRAM), math.prod(shape)
+    if covered is None:
+        return Row(key, stage, shape, line["dtype"], "", str(directory.rank), elements, ops, histogram)
+    part = f"term {covered.part}" if covered.term else covered.part
+    return Row(key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), elements, ops, histogram)
+
+
+def _read_as(kind: Callable[[str], T], line: Mapping[str, str], column: str, expected: str) -> T:
+    try:
+        return kind(line[column])
+    except ValueError:
+        raise ValueError(f"{column}: expected {expected}; got {line[column]!r}") from None
+
+
+def _pp_stage(directory: RankDirectory) -> int:
+    """The pipeline stage: as the monitor was told, else as Megatron knows it."""
+    pipeline = (directory.manifest.get("groups") or {}).get("pipeline_parallel") or []
+    known = pipeline.index(directory.rank) if directory.rank in pipeline else 0
+    return int(directory.manifest.get("pp_stage", 0)) or known
+
+
+def _write(path: Path, rows: Sequence[Merged]) -> None:
+    used = [column for i, column in enumerate(KEY) if any(row.first.key[i] for row in rows)]
+    stages = ["pp_stage"] if len({row.first.pp_stage for row in rows}) > 1 else []
+    ops, last = list(rows[0].ops), [*LAST, *([HISTOGRAM] if rows[0].histogram is not None else [])]
+    with replacing(path) as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write([*used, *stages, *ops, *last])
+        for row in rows:
+            key = [row.first.key[KEY.index(column)] for column in used]
+            numbers = [f"{row.ops[op]:.0f}" if op in COUNTS else f"{row.ops[op]:.6g}" for op in ops]
+            stage = [row.first.pp_stage] if stages else []
+            about = [list(row.first.shape), row.first.dtype, row.ranks, int(row.complete), row.histogram]
+            write([*key, *stage, *numbers, *about[: len(last)]])

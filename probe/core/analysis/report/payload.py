@@ -1,0 +1,136 @@
+"""What the scripts of a report are given: every cell, packed, and what rows, columns and files are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from probe.core.analysis.report.encode import packed_array, packed_numbers
+from probe.core.analysis.report.findings import Mark
+from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
+from probe.core.analysis.report.layout import Columns, Plan, SignalPlan
+from probe.core.analysis.report.page import packed_text
+from probe.core.analysis.report.survey import Survey, principal
+from probe.core.naming import signal_of
+from probe.core.storage.directories import Run
+from probe.core.storage.duckdb_reader import Rows
+
+MOST_FILES = 50_000
+"""Names of files that the page knows; of more it knows none."""
+RANK_DIGITS = 4
+LEAST_DIGITS = 3
+BAD_OF_A_SIGNAL = 100
+"""Rows of a signal whose first numbers that are not finite are told."""
+
+
+def payload(
+    rows: Rows, run: Run, known: Survey, plan: Plan, observe: Callable[[str], object]
+) -> tuple[dict[str, object], list[Mark]]:
+    """What the scripts of the page are given, and the first numbers of each row that are not finite."""
+    cells: dict[str, object] = {}
+    bad: list[Mark] = []
+    lines = _lines(run, plan)
+    for n, signal in enumerate(plan.signals):
+        observe(f"{signal.signal} ({n + 1} of {len(plan.signals)})")
+        maps = heatmaps(rows, plan, signal)
+        bad += _first_bad(maps, signal, run, rows)
+        cells.update((f"map/{n}/{m}", _packed(of_op, plan.columns)) for m, of_op in enumerate(maps.values()))
+        if len(run.ranks) > 1:
+            for op, (values, missing) in ranks(rows, plan, signal, lines).items():
+                cells[f"ranks/{n}/{signal.ops.index(op)}"] = packed_numbers(values, missing, RANK_DIGITS)
+    return {"about": packed_text(json.dumps(_about(rows, run, known, plan))), "cells": cells}, bad
+
+
+def _lines(run: Run, plan: Plan) -> list[int]:
+    """Of each directory the line that its rank is shown in."""
+    position = {rank: n for n, rank in enumerate(run.ranks)}
+    return [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
+
+
+def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
+    there = ~cells.missing
+    places = cells.places
+    return {
+        "value": packed_numbers(cells.value, cells.missing),
+        "least": packed_numbers(cells.least, cells.missing, LEAST_DIGITS),
+        "bad": packed_array(cells.bad),
+        "step": packed_array((places.step - columns.starts[None, :]) * there),
+        "directory": packed_array(places.directory * there),
+        "micro": packed_array(places.micro_step * there),
+        "member": packed_array(places.member * there),
+    }
+
+
+def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: Run, rows: Rows) -> Iterator[Mark]:
+    """For each row with numbers that are not finite the first one, of the op that says most, else of another."""
+    micro_stepped = _micro_stepped(rows, signal.signal)
+    told: set[int] = set()
+    first = principal(signal.ops)
+    for op in sorted(maps, key=lambda op: op != first):
+        cells = maps[op]
+        there = cells.bad > 0
+        for row in np.flatnonzero(there.any(axis=1)).tolist():
+            if row in told or len(told) >= BAD_OF_A_SIGNAL:
+                continue
+            told.add(row)
+            column = int(np.argmax(there[row]))
+            step, directory, micro_step, member = (int(array[row, column]) for array in cells.places)
+            about = signal.members[row][member]
+            value = float(cells.value[row, column])
+            rank = run.directories[directory].rank
+            micro = micro_step if micro_stepped else None
+            yield Mark("", signal.signal, about.name, op, value, step, rank, micro, "", "", about.vpp_stage, row)
+
+
+def _micro_stepped(rows: Rows, signal: str) -> bool:
+    if any("micro_step" in file.columns for _, file in rows.files[signal]):
+        return True
+    parquet = [file for _, file in rows.files[signal] if not file.columns]
+    return bool(parquet) and "micro_step" in rows.columns(rows.source(parquet))
+
+
+def _about(rows: Rows, run: Run, known: Survey, plan: Plan) -> dict[str, object]:
+    lists: dict[tuple[str, ...], int] = {}
+    signals = [
+        {
+            "signal": signal.signal,
+            "meaning": signal_of(signal.signal).meaning,
+            "phase": signal_of(signal.signal).phase,
+            "ops": signal.ops,
+            "rankOps": [signal.ops.index(op) for op in signal.rank_ops],
+            "labels": signal.labels,
+            "members": [[[member.vpp_stage, member.name] for member in members] for members in signal.members],
+            "microStepped": _micro_stepped(rows, signal.signal),
+            "files": [lists.setdefault(names, len(lists)) for names in _files(rows, signal.signal)],
+        }
+        for signal in plan.signals
+    ]
+    few = sum(map(len, lists)) <= MOST_FILES
+    return {
+        "columns": _columns(plan.columns),
+        "rankColumns": _columns(plan.rank_columns),
+        "last": known.last,
+        "lines": _line_names(run, plan),
+        "directories": [[directory.path.name, directory.rank] for directory in run.directories],
+        "signals": signals,
+        "files": list(lists) if few else [],
+    }
+
+
+def _columns(columns: Columns) -> dict[str, object]:
+    return {"starts": columns.starts.tolist(), "width": columns.width}
+
+
+def _files(rows: Rows, signal: str) -> list[tuple[str, ...]]:
+    """Of each directory the files of a signal, in order of steps."""
+    files: list[list[str]] = [[] for _ in rows.directories]
+    for directory, file in rows.files[signal]:
+        files[directory].append(rows.original(file).name)
+    return [tuple(dict.fromkeys(names)) for names in files]
+
+
+def _line_names(run: Run, plan: Plan) -> list[str]:
+    groups = [run.ranks[at : at + plan.ranks_a_line] for at in range(0, len(run.ranks), plan.ranks_a_line)]
+    return [f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}" for group in groups]

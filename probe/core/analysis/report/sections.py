@@ -1,0 +1,179 @@
+"""The parts of a report that are text and tables: cause, findings, configuration, cost, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from probe.core.analysis.report.findings import Diagnosis, Mark
+from probe.core.analysis.report.page import Section
+from probe.core.messages import plural
+from probe.core.naming import signal_of
+from probe.core.storage.directories import RankDirectory, Run
+from probe.core.storage.problems import Problems
+
+TOLD_PROBLEMS = 100
+FACTS = (
+    ("framework", "framework"),
+    ("framework_version", "its version"),
+    ("probe", "probe"),
+    ("world_size", "world size"),
+    ("model", "model"),
+    ("optimizer", "optimizer"),
+    ("start_time", "began"),
+    ("end_time", "ended"),
+)
+"""What a manifest says of a run, and how the report calls it."""
+DIFFERENT = 8
+"""Values that ranks differ in which are shown."""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[int] = ()) -> str:
+    """An HTML table of texts and numbers; the columns ``numeric`` stand to the right."""
+
+    def cell(tag: str, n: int, value: object) -> str:
+        kind = ' class="number"' if n in numeric else ""
+        return f"<{tag}{kind}>{escape(str(value))}</{tag}>"
+
+    def line(tag: str, values: Sequence[object]) -> str:
+        return f"<tr>{''.join(cell(tag, n, value) for n, value in enumerate(values))}</tr>"
+
+    body = "\n".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', header)}</thead><tbody>\n{body}\n</tbody></table>"
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> str:
+    """What is called how, as a list."""
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in pairs)
+    return f'<dl class="facts">{items}</dl>'
+
+
+def first_cause(diagnosis: Diagnosis) -> Section:
+    """The card at the top."""
+    first = diagnosis.findings[0] if diagnosis.findings else None
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in diagnosis.paragraph.split("\n") if text.strip())
+    look = "bad" if first else "good" if diagnosis.clear else "unknown"
+    card = f'<div class="card {look}" id="cause">{paragraphs}'
+    if first:
+        card += facts(_about(first)) + '<button type="button" data-finding="0">Show it in the heatmap</button>'
+    note = f'<p class="quiet">{escape(diagnosis.note)}</p>' if diagnosis.note else ""
+    return Section("first-cause", "First cause", f"{card}</div>{note}")
+
+
+def _about(mark: Mark) -> Iterator[tuple[str, object]]:
+    yield "where", mark.name
+    yield "what", f"{mark.op} of {mark.signal} ({signal_of(mark.signal).meaning})"
+    if mark.value is not None:
+        yield "value", f"{mark.value:.6g}"
+    micro = "" if mark.micro_step is None else f", micro step {mark.micro_step}"
+    yield "when", f"step {mark.step}{micro}"
+    yield "rank", mark.rank
+    if mark.rule:
+        yield "rule", mark.rule
+
+
+def timeline(diagnosis: Diagnosis) -> Section:
+    """What was found when, and the list of it."""
+    if not diagnosis.findings:
+        return Section("findings", "Findings", '<p class="quiet">None.</p>')
+    listed = len(diagnosis.findings)
+    findings = plural(listed, "finding")
+    more = f" The first {listed:,} of {diagnosis.total:,} are shown." if diagnosis.total > listed else ""
+    html = (
+        f'<p class="quiet">Each dot is what was found of one kind at one step; larger dots are more findings.{more} '
+        "A click on a row of the table shows its cell in the heatmap.</p>"
+        f'<div id="timeline" class="plot"></div><details><summary>Table of {listed:,} {findings}</summary>'
+        '<div class="scroll" id="findings-table"></div></details>'
+    )
+    return Section("findings", f"Findings ({diagnosis.total:,})", html)
+
+
+def configuration(run: Run) -> Section:
+    """What the manifests say of the run and of how it was watched."""
+    manifests = [directory.manifest for directory in run.directories]
+    pairs: list[tuple[str, object]] = [("directories", len(run.directories)), ("ranks", len(run.ranks))]
+    pairs += [("missing ranks", ", ".join(map(str, run.missing)))] if run.missing else []
+    pairs += [(title, _agreed(manifests, key)) for key, title in FACTS if any(key in m for m in manifests)]
+    configs = [manifest.get("config") for manifest in manifests]
+    flat = [dict(_flat(config)) for config in configs if isinstance(config, dict)]
+    rows = [(key, _agreed(flat, key)) for key in dict.fromkeys(key for config in flat for key in config)]
+    keys = f'<details><summary>Every key</summary><div class="scroll">{table(("key", "value"), rows)}</div></details>'
+    return Section("configuration", "Run configuration", facts(pairs) + (keys if rows else ""))
+
+
+def _agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The value under ``key``; the different ones if manifests differ."""
+    values = list(dict.fromkeys(_text(manifest[key]) for manifest in manifests if key in manifest))
+    told = " | ".join(values[:DIFFERENT])
+    return f"{told} | and {len(values) - DIFFERENT} more" if len(values) > DIFFERENT else told
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def cost(run: Run) -> Section:
+    """What the monitor took of each rank's time, and what failed inside it."""
+    told = [directory for directory in run.directories if directory.manifest.get("cost_seconds")]
+    silent = len(run.directories) - len(told)
+    text = "Training waits for hooks and drain; delivery runs beside it."
+    if silent:
+        say = plural(silent, "does not say", "do not say")
+        text += f" {silent} of {len(run.directories)} directories {say}: the run did not end there."
+    header = (
+        "rank",
+        "steps",
+        "hooks (s)",
+        "drain (s)",
+        "ms a step",
+        "delivery (s)",
+        "findings",
+        "faults inside the monitor",
+    )
+    shown = table(header, map(_cost, told), numeric=range(7)) if told else ""
+    return Section(
+        "cost", "The monitor's own cost", f'<p class="quiet">{escape(text)}</p><div class="scroll">{shown}</div>'
+    )
+
+
+def _cost(directory: RankDirectory) -> tuple[object, ...]:
+    seconds = directory.manifest["cost_seconds"]
+    hooks, drain, delivery, steps = (_number(seconds, key) for key in ("hooks", "drain", "delivery", "steps"))
+    faults = directory.manifest.get("faults") or {}
+    told = ", ".join(f"{place}: {number}" for place, number in faults.items()) if isinstance(faults, dict) else faults
+    each = f"{1000 * (hooks + drain) / steps:.2f}" if steps else ""
+    found = directory.manifest.get("findings", "")
+    return (
+        directory.rank,
+        f"{steps:.0f}",
+        f"{hooks:.2f}",
+        f"{drain:.2f}",
+        each,
+        f"{delivery:.2f}",
+        found,
+        told or "none",
+    )
+
+
+def _number(seconds: object, key: str) -> float:
+    value = seconds.get(key) if isinstance(seconds, dict) else None
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def reading(problems: Problems) -> Section:
+    """What could not be read."""
+    lines = problems.lines(TOLD_PROBLEMS)
+    if not lines:
+        return Section("reading", "Problems in reading", '<p class="quiet">None: everything was read.</p>')
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    what = "Data were left out because of these:" if problems.skipped else "No data were left out, but:"
+    return Section("reading", "Problems in reading", f"<p>{what}</p><ul>{items}</ul>")

@@ -1,0 +1,134 @@
+"""What a run has written about: its names in the order of the model, its steps, its micro steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from probe.core.naming import signal_of
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import TableFile
+
+BACKWARD = frozenset({"actv_grad", "grad_unreduced"})
+"""Signals whose rows come in the order of the backward pass."""
+FEW_STEPS = 4096
+"""Steps that are told apart one by one; of more only the first and the last are known."""
+HEAD = 50_000
+"""Rows at the beginning of a file in which the names of one step are looked for."""
+
+
+class Row(NamedTuple):
+    """What a row of the report is about; the same on every rank that has it."""
+
+    pp_stage: int
+    vpp_stage: int
+    name: str
+
+
+@dataclass
+class SignalSurvey:
+    """What there is of one signal."""
+
+    signal: str
+    ops: tuple[str, ...]
+    rows: list[Row]
+    """In the order of the model."""
+    number: int
+    """Rows in the files."""
+
+
+@dataclass
+class Survey:
+    """What there is of a run."""
+
+    signals: list[SignalSurvey] = field(default_factory=list)
+    """In the order in which a step takes its course."""
+    steps: list[int] = field(default_factory=list)
+    """All of them, ascending; empty if there are more than ``FEW_STEPS``."""
+    first: int = 0
+    last: int = 0
+    micro_steps: int = 1
+    """One more than the highest there is."""
+
+    @property
+    def number(self) -> int:
+        return sum(signal.number for signal in self.signals)
+
+
+def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
+    """Goes once through all that ``rows`` has.
+
+    Args:
+        stages: of each directory of ``rows`` its pipeline stage.
+    """
+    _list_stages(rows, stages)
+    found = Survey()
+    steps: set[int] = set()
+    ends: list[int] = []
+    positions: dict[Row, int] = {}
+    signals = sorted(rows.signals, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal))
+    for signal in signals:
+        counted = _counted(rows, signal, steps)
+        if not counted or not rows.numbers(signal):
+            continue
+        found.micro_steps = max(found.micro_steps, 1 + max(int(row[-1] or 0) for row in counted))
+        ends += [int(end) for row in counted for end in row[3:5]]
+        names = [Row(row[0], row[1], row[2]) for row in counted]
+        for row in _in_order(rows, signal, stages, names):
+            positions.setdefault(row, len(positions))
+        # Virtual stages come round again after the last pipeline stage.
+        names.sort(key=lambda row: (row.vpp_stage, row.pp_stage, positions[row]))
+        number = sum(row[5] for row in counted)
+        found.signals.append(SignalSurvey(signal, rows.numbers(signal), names, number))
+    found.signals.sort(key=lambda one: (signal_of(one.signal).phase, one.signal))
+    found.first, found.last = min(ends, default=0), max(ends, default=0)
+    found.steps = sorted(steps) if len(steps) <= FEW_STEPS else []
+    return found
+
+
+def _list_stages(rows: Rows, stages: Mapping[int, int]) -> None:
+    rows.connection.execute("CREATE OR REPLACE TABLE stages (directory INTEGER, pp_stage INTEGER)")
+    rows.connection.execute(
+        "INSERT INTO stages SELECT unnest(?::INTEGER[]), unnest(?::INTEGER[])", [list(stages), list(stages.values())]
+    )
+
+
+def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
+    """Stage, virtual stage, name, first and last step, number and highest micro step of everything; fills ``steps``."""
+    row = "s.pp_stage, coalesce(v.vpp_stage, 0), coalesce(v.name, '')"
+    query = (
+        f"SELECT {row}, min(v.step), max(v.step), count(*), max(v.micro_step), grouping(v.step), v.step "  # noqa: S608
+        f"FROM {rows.view(signal)} AS v JOIN stages AS s ON s.directory = v.directory WHERE v.step IS NOT NULL "
+        f"GROUP BY GROUPING SETS (({row}), (v.step))"
+    )
+    cursor = rows.connection.cursor()
+    cursor.execute(query)
+    counted: list[tuple[Any, ...]] = []
+    while some := cursor.fetchmany(10_000):
+        counted += [row[:7] for row in some if row[7]]
+        for row in some:
+            if not row[7] and len(steps) <= FEW_STEPS:
+                steps.add(int(row[8]))
+    cursor.close()
+    return counted
+
+
+def _in_order(rows: Rows, signal: str, stages: Mapping[int, int], names: Iterable[Row]) -> list[Row]:
+    """``names`` as the files have them, of each stage those of one rank first; what they lack by name."""
+    met: dict[Row, None] = {}
+    files: dict[int, TableFile] = {}
+    for directory, file in rows.files[signal]:
+        files.setdefault(stages[directory], file)
+    for stage, file in sorted(files.items()):
+        query = f"SELECT vpp_stage, name, step FROM {rows.source([file])} LIMIT {HEAD}"  # noqa: S608 - paths
+        head: Sequence[tuple[Any, ...]] = rows.connection.execute(query).fetchall()
+        own = dict.fromkeys(Row(stage, int(row[0] or 0), row[1] or "") for row in head if row[2] == head[0][2])
+        met.update(dict.fromkeys(reversed(own) if signal in BACKWARD else own))
+    known = set(names)
+    return [row for row in met if row in known] + sorted(known - set(met))
+
+
+def principal(ops: Sequence[str]) -> str:
+    """The op that says most about a tensor's size."""
+    return next((op for op in ("norm", "max", "mean", "min", "std") if op in ops), ops[0] if ops else "")

@@ -1,0 +1,134 @@
+"""From a directory of any number of ranks to the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.analysis.report import exploration, sections
+from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
+from probe.core.analysis.report.layout import Plan, plan
+from probe.core.analysis.report.page import asset, page, plotly_bundle
+from probe.core.analysis.report.payload import payload
+from probe.core.analysis.report.survey import Survey, survey
+from probe.core.messages import plural
+from probe.core.storage.atomic_files import replacing
+from probe.core.storage.directories import Run, last_run
+from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.problems import Problems
+
+MEMORY = "400MB"
+"""What DuckDB may take: together with the page itself less than 1 GiB."""
+SCRIPTS = ("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js", "findings.js", "report.js")
+
+
+class Written(NamedTuple):
+    """What has been written."""
+
+    path: Path
+    size: int
+    """Bytes."""
+    ranks: int
+    rows: int
+    """Rows of files that it is made of."""
+    problems: Problems
+    diagnosis: Diagnosis
+
+
+def write_report(
+    root: Path,
+    out: Path,
+    diagnosis: Diagnosis | None = None,
+    observe: Callable[[str], object] = lambda _: None,
+    problems: Problems | None = None,
+) -> Written:
+    """Writes the report of the last run in ``root``.
+
+    Args:
+        diagnosis: what an analysis of the run says; without it, what the live rules have left.
+        observe: told what is being done.
+        problems: what the analysis could not read; gets what else cannot be read.
+
+    Raises:
+        ValueError: if there is no run in ``root``, or nowhere to write to.
+        ImportError: if DuckDB or plotly is missing.
+    """
+    check_target(out)
+    problems = problems or Problems()
+    run = last_run(root, problems)
+    observe(f"reading {len(run.directories)} {plural(len(run.directories), 'directory', 'directories')}")
+    connection = connect(MEMORY)
+    connection.execute("SET enable_progress_bar = false")  # it would go to the standard output
+    with Rows(run.directories, problems, connection) as rows:
+        stages = {n: _stage(directory.manifest) for n, directory in enumerate(run.directories)}
+        known = survey(rows, stages)
+        chosen = plan(known, len(run.ranks))
+        data, bad = payload(rows, run, known, chosen, observe)
+    if not known.signals:
+        problems.add(root, "expected rows in the files of its ranks; there are none")
+    if diagnosis is None:
+        found, number = dumped(_findings_of(root, run), run, known.first, known.last, problems)
+        diagnosis = preliminary(found, number, bad, known)
+    observe("writing")
+    size = _write(out, _page(root, run, chosen, known, diagnosis, problems, data))
+    return Written(out, size, len(run.ranks), known.number, problems, diagnosis)
+
+
+def check_target(out: Path) -> None:
+    """Raises ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
+        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+    plotly_bundle()
+
+
+def _stage(manifest: Mapping[str, Any]) -> int:
+    stage = manifest.get("pp_stage")
+    return stage if isinstance(stage, int) else 0
+
+
+def _findings_of(root: Path, run: Run) -> Path:
+    """The directory that has ``anomaly_detected`` in it: ``root``, or the one above if ``root`` is a rank's."""
+    return root.parent if [directory.path for directory in run.directories] == [root] else root
+
+
+def _page(
+    root: Path,
+    run: Run,
+    plan: Plan,
+    known: Survey,
+    diagnosis: Diagnosis,
+    problems: Problems,
+    data: Mapping[str, object],
+) -> str:
+    ranks = f"{len(run.ranks)} {plural(len(run.ranks), 'rank')}"
+    numbers = f"{ranks}, steps {known.first} to {known.last}, {known.number:,} rows"
+    return page(
+        f"Training run {run.name}",
+        [
+            sections.first_cause(diagnosis),
+            sections.timeline(diagnosis),
+            *exploration.sections(plan, len(run.ranks)),
+            sections.configuration(run),
+            sections.cost(run),
+            sections.reading(problems),
+        ],
+        subtitle=f"{numbers} in {root.resolve()}",
+        plotly=True,
+        data={**data, "findings": [_finding(mark) for mark in diagnosis.findings]},
+        scripts=[asset(name) for name in SCRIPTS],
+    )
+
+
+def _finding(mark: Mark) -> dict[str, object]:
+    value = mark.value if mark.value is not None and isfinite(mark.value) else None
+    text = "" if mark.value is None else f"{mark.value:.6g}"
+    return {**mark._asdict(), "value": value, "text": text, "kind": kind(mark)}
+
+
+def _write(out: Path, text: str) -> int:
+    """Writes a file whole or not at all; its size in bytes."""
+    with replacing(out) as file:
+        file.write(text)
+    return out.stat().st_size

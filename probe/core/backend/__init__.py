@@ -1,0 +1,1 @@
+"""The contract between core and a framework, and what core computes without one."""

@@ -1,0 +1,243 @@
+"""Moments of NumPy arrays of any real or complex dtype and any strides.
+
+Small arrays are concatenated and reduced together in float64, whatever their number. Larger ones are reduced in blocks
+that stay in the cache, in float32, and again in float64 only where float32 ran out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.backend import fused_reduce
+from probe.core.backend.fused_reduce import SQUARES_TOO_SMALL
+from probe.core.backend.protocols import Adam
+from probe.core.histogram import BINS, HISTOGRAM, counts
+
+Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32] | Array
+
+SMALL = 4096
+"""Elements up to which arrays are concatenated."""
+BLOCK = 1 << 16
+"""Elements reduced at a time: they stay in the cache from one reduction to the next."""
+RUN = 1 << 13
+"""Elements whose squares are added up in float32: its rounding grows with their number (1e-6 of the norm here), and
+above 10,000 OpenBLAS takes several threads, which then spin beside those of the training."""
+
+
+def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: float) -> Array:
+    """``len(arrays) x len(columns)`` float64 moments of non-empty arrays. The names of the columns, and what they mean,
+    are those of :data:`probe.core.moments.MOMENTS`; a histogram, ``BINS`` numbers wide, comes last."""
+    if HISTOGRAM in columns:
+        return with_histograms(columns, len(arrays), lambda plain: moments(arrays, plain, eps), map(_counts, arrays))
+    with np.errstate(all="ignore"):
+        if len(arrays) == 1 and arrays[0].size > SMALL:
+            return _one(arrays[0], columns, eps)[np.newaxis]
+        rows = np.empty((len(arrays), len(columns)))
+        small = [i for i, array in enumerate(arrays) if array.size <= SMALL]
+        if small:
+            counts = [arrays[i].size for i in small]
+            flat = np.concatenate([as_float(arrays[i]).reshape(-1) for i in small])
+            rows[small] = together(flat, counts, columns, eps)
+        for i in set(range(len(arrays))).difference(small):
+            rows[i] = _one(arrays[i], columns, eps)
+        return rows
+
+
+def with_histograms(
+    columns: Sequence[str], rows: int, moments: Callable[[Sequence[str]], Array], histograms: Iterable[Array]
+) -> Array:
+    """``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` gives the others."""
+    plain = columns[:-1]
+    assert columns[-1] == HISTOGRAM
+    return np.concatenate([moments(plain) if plain else np.empty((rows, 0)), np.stack([*histograms])], axis=1)
+
+
+def _counts(array: npt.NDArray[Any]) -> Array:
+    """The histogram of an array of any dtype and strides."""
+    with np.errstate(all="ignore"):
+        return sum((counts(as_float(block)) for block in _blocks(array)), np.zeros(BINS))
+
+
+def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
+    """The fraction of elements of two arrays of one shape that have the same sign; a pair with a zero or NaN counts one
+    half.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if one.shape != other.shape:
+        raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
+    equal = np.count_nonzero(((one > 0) & (other > 0)) | ((one < 0) & (other < 0)))
+    opposite = np.count_nonzero(((one > 0) & (other < 0)) | ((one < 0) & (other > 0)))
+    return np.float64(0.5 + (equal - opposite) / (2 * one.size))
+
+
+def update_and_ratio(first: npt.NDArray[Any], second: npt.NDArray[Any], about: Adam) -> tuple[Floats, Floats]:
+    """What Adam makes of two moments: see :meth:`probe.core.backend.protocols.Tensors.adam`."""
+    with np.errstate(all="ignore"):
+        m, v = as_float(first), as_float(second)
+        kind = m.dtype.type
+        rest = 1 - about.beta2**about.steps
+        mean, root = m / kind(1 - about.beta1**about.steps), np.sqrt(v / kind(rest))
+        eps = about.eps / math.sqrt(rest) if about.early else about.eps
+        return mean / (root + kind(eps)), np.where(m == 0, kind(0), mean / root)
+
+
+def together(flat: Floats, counts: Sequence[int], columns: Sequence[str], eps: float) -> Array:
+    """Moments of many arrays in one pass over their concatenation, in float64. ``counts`` are their lengths, none 0."""
+    lengths = np.array(counts)
+    starts = np.cumsum(lengths) - lengths
+    flat = flat.astype(np.float64, copy=False)
+    with np.errstate(all="ignore"):
+        return np.stack([_column(name, flat, starts, lengths, eps) for name in columns], axis=1)
+
+
+def _column(name: str, flat: Array, starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], eps: float) -> Array:
+    if name == "min":
+        return np.minimum.reduceat(flat, starts)
+    if name == "max":
+        return np.maximum.reduceat(flat, starts)
+    if name == "m2":
+        means = np.add.reduceat(flat, starts) / counts
+        flat = np.square(flat - np.repeat(means, counts))
+    elif name == "sumsq":
+        flat = np.square(flat)
+    elif name != "sum":
+        marked = np.isnan(flat) if name == "nans" else np.isinf(flat) if name == "infs" else np.abs(flat) < eps
+        if not marked.any():
+            return np.zeros(len(counts))
+        flat = marked.astype(np.float64)
+    return np.add.reduceat(flat, starts)
+
+
+_READY = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_float(array: npt.NDArray[Any]) -> Floats:
+    """The same numbers in float32 or float64: magnitudes of complex ones, 0 and 1 for bool."""
+    dtype = array.dtype
+    if dtype in _READY:
+        return array
+    if dtype.kind == "c":
+        return as_float(np.abs(array))
+    if dtype.name == "bfloat16":  # the upper half of a float32; twenty times as fast as its own conversion
+        return np.left_shift(array.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
+    if dtype.kind in "iu" or (dtype.kind == "f" and dtype.itemsize > np.float32().itemsize):
+        return array.astype(np.float64)
+    return array.astype(np.float32)
+
+
+def _one(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> Array:
+    """Moments of one array of any size, from those of its blocks."""
+    table = np.array([_reduced(block, columns, eps) for block in _blocks(array)])
+    if len(table) == 1:
+        return table[0, :-2]
+    *values, means, counts = table.T
+    return np.array([_merged(name, column, means, counts) for name, column in zip(columns, values, strict=True)])
+
+
+def _merged(name: str, values: Array, means: Array, counts: Array) -> float:
+    """One moment from those of all blocks, as :func:`probe.core.moments.merge` does it."""
+    if name == "min":
+        return float(np.minimum.reduce(values))
+    if name == "max":
+        return float(np.maximum.reduce(values))
+    total = float(np.add.reduce(values))
+    if name == "m2":
+        apart = means - np.dot(means, counts) / np.add.reduce(counts)
+        total += float(np.dot(apart * apart, counts))
+    return total
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Flat contiguous blocks that together hold every element once. Where elements do not lie side by side they are
+    copied, each block over the last."""
+    contiguous: Any = ["readonly", "contig", "aligned"]  # NumPy 1.26 misspells one of them in its type hints
+    blocks: Any = np.nditer(array, ["external_loop", "buffered"], [contiguous], order="K", buffersize=BLOCK)
+    yield from blocks
+
+
+def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> list[float]:
+    """Moments of a block, then its mean and its length."""
+    block = _Block(as_float(array), eps)
+    return [*[_REDUCE[name](block) for name in columns], block.mean, float(array.size)]
+
+
+class _Block:
+    """A block of elements and what is found out about it first: NaN and Inf never hide from a sum."""
+
+    __slots__ = ("eps", "four", "infs", "mean", "nans", "total", "x")
+
+    def __init__(self, x: Floats, eps: float) -> None:
+        self.x, self.eps = x, eps
+        self.nans = self.infs = 0.0
+        self.four = _four(x)
+        self.total = _sum(x) if self.four is None else self.four[2]
+        if not math.isfinite(self.total):
+            self.nans, self.infs = float(np.count_nonzero(np.isnan(x))), float(np.count_nonzero(np.isinf(x)))
+        self.mean = self.total / x.size
+
+
+def _four(x: Floats) -> fused_reduce.Four | None:
+    """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
+    if x.dtype != np.float32 or not x.flags.c_contiguous:
+        return None
+    return fused_reduce.one(x.__array_interface__["data"][0], x.size)
+
+
+def _sum(x: Floats) -> float:
+    """In float64 where a sum leaves the range of float32."""
+    total = float(np.add.reduce(x))
+    return total if math.isfinite(total) else float(np.add.reduce(x, dtype=np.float64))
+
+
+def _squares(block: _Block) -> float:
+    if block.four is not None:
+        return block.four[3]
+    if block.nans:
+        return math.nan
+    return math.inf if block.infs else _sum_of_squares(block.x)
+
+
+def _sum_of_squares(x: Floats) -> float:
+    """In float64 where squares leave the range of float32."""
+    if (four := _four(x)) is not None:
+        return four[3]
+    whole = x.size - x.size % RUN
+    runs = x[:whole].reshape(-1, RUN)
+    squares = float(sum(np.matmul(runs[:, np.newaxis], runs[..., np.newaxis]).ravel().tolist()))
+    squares += float(np.dot(x[whole:], x[whole:]))
+    if x.dtype == np.float32 and not SQUARES_TOO_SMALL * x.size < squares < math.inf:
+        return _sum_of_squares(x.astype(np.float64))
+    return squares
+
+
+def _deviations(block: _Block) -> float:
+    """Sum of squared deviations from the mean: squares of ``x - c`` for any ``c`` near the mean, corrected for ``c``
+    (the shifted-data algorithm: Chan, Golub and LeVeque, 1983). That also makes the mean more exact."""
+    if block.nans or block.infs:
+        return math.nan
+    x = block.x
+    centre = x.dtype.type(block.mean)
+    shifted = x - centre
+    off = _sum(shifted) / x.size
+    block.mean = float(centre) + off
+    return max(_sum_of_squares(shifted) - x.size * off * off, 0.0)
+
+
+_REDUCE: dict[str, Callable[[_Block], float]] = {
+    "min": lambda block: float(np.minimum.reduce(block.x)) if block.four is None else block.four[0],
+    "max": lambda block: float(np.maximum.reduce(block.x)) if block.four is None else block.four[1],
+    "sum": lambda block: block.total,
+    "sumsq": _squares,
+    "m2": _deviations,
+    "nans": lambda block: block.nans,
+    "infs": lambda block: block.infs,
+    "below": lambda block: float(np.count_nonzero(np.abs(block.x) < block.eps)),
+}

@@ -1,0 +1,1 @@
+"""The configuration: its schema, its files, its errors."""

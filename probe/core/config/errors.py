@@ -1,0 +1,154 @@
+"""What is wrong with a configuration, one line a problem, led by the key's path."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from probe.core.fields import describe, peel
+
+Path = tuple[int | str, ...]
+_REPR = reprlib.Repr()
+_REPR.maxother = _REPR.maxstring = 100
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_REPR.repr)
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_KEY = "[key]"  # pydantic's last part of the location of a dict's key
+
+
+MOST_SHOWN = 50
+"""Problems that an error lists."""
+MOST_TEXT = 80
+"""Characters of a value that a problem shows."""
+LONGEST_NAME = 200
+"""Characters of a name for which the nearest other is looked for."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used.
+
+    Args:
+        more: number of problems besides those listed.
+    """
+
+    def __init__(self, source: str, problems: Sequence[str], more: int = 0) -> None:
+        super().__init__(source, problems, more)
+        self.source = source
+        """The file, or ``the given mapping``."""
+        self.problems = tuple(problems)
+        """One line each, led by the path of a key; of a file, by ``file:line: `` and that path, or by
+        ``file:line:column``."""
+        self.more = more
+
+    def __str__(self) -> str:
+        number = len(self.problems) + self.more
+        count = f"{number} problem{'s' if number > 1 else ''}"
+        rest = (f"and {self.more} more",) if self.more else ()
+        advice = "Correct these and start again; `probe config explain KEY` says what a key takes."
+        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, *rest, advice))
+
+
+def path_text(path: Path) -> str:
+    """A path as users write it: ``alert.rules[0].args``, ``targets["layers.0"].input``."""
+    text = ""
+    for part in path:
+        if not text:
+            text = str(part) or '""'
+        elif isinstance(part, str) and _IDENTIFIER.fullmatch(part):
+            text += f".{part}"
+        else:
+            text += f"[{json.dumps(part, ensure_ascii=False)}]"
+    return text
+
+
+def nearest(name: object, names: Sequence[str]) -> str | None:
+    """The name of ``names`` that a user may have meant, whatever the case."""
+    if len(str(name)) > LONGEST_NAME:
+        return None
+    known = {candidate.casefold(): candidate for candidate in names}
+    close = get_close_matches(str(name).casefold(), list(known), n=1)
+    return known[close[0]] if close else None
+
+
+def problems(
+    error: ValidationError, model: type[BaseModel], lead: Callable[[Path], str], at: Path = ()
+) -> Iterator[str]:
+    """Every problem of ``error``, raised by ``model``, which stands at the path ``at``.
+
+    Args:
+        lead: gives what a problem's line begins with, by the path of its key.
+    """
+    for entry in error.errors(include_url=False):
+        context: Mapping[str, Any] = entry.get("ctx", {})
+        path = (*at, *entry["loc"])
+        if entry["type"] == "inside":
+            yield from problems(context["error"], context["model"], lead, path)
+        else:
+            path = path[:-1] if path[-1:] == (_KEY,) else path
+            sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model)
+            yield f"{lead(path)}{_clipped(path_text(path))}: {sentence}"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+
+
+def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> str:
+    if kind == "invalid_key" or loc[-1:] == (_KEY,):
+        return f"expected a string as key, got {_shown(loc[-1] if kind == 'invalid_key' else value)}; put it in quotes"
+    if kind == "extra_forbidden":
+        return _unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields))
+    expected = context.get("expected") or describe(*_resolve(model, loc)).expected
+    if kind == "missing":
+        return f"missing; expected {expected}"
+    hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
+    return f"expected {expected}, got {_shown(value)}{hint}"
+
+
+def _unknown_key(key: object, known: Sequence[str]) -> str:
+    listed = f"one of {', '.join(known)}" if len(known) <= 10 else "one that `probe config explain` lists"
+    return f"unknown key{_hint(key, known) or f'; expected {listed}'}"
+
+
+def _hint(name: object, names: Sequence[str]) -> str:
+    close = nearest(name, names)
+    return f"; did you mean {close}?" if close else ""
+
+
+def _shown(value: object) -> str:
+    """``value`` as JSON writes it, cut to what fits a line; no more than that is made of a large one."""
+    text = ""
+    try:
+        for piece in _ENCODER.iterencode(value):
+            text += piece[: MOST_TEXT + 1]
+            if len(text) > MOST_TEXT:
+                break
+    except (TypeError, ValueError, RecursionError):  # keys that JSON lacks; a YAML alias inside its own anchor
+        text = _bounded(value)
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+
+
+def _bounded(value: object) -> str:
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return f"a {type(value).__name__}"
+
+
+def _resolve(model: type[BaseModel], loc: Path) -> tuple[Any, Sequence[object]]:
+    """The annotation and metadata at ``loc`` inside ``model``."""
+    annotation: Any = model
+    metadata: Sequence[object] = ()
+    for part in loc:
+        bare, _ = peel(annotation, metadata)
+        if get_origin(bare) in (tuple, dict):
+            annotation, metadata = get_args(bare)[0 if get_origin(bare) is tuple else 1], ()
+        else:
+            field = bare.model_fields[part]
+            annotation, metadata = field.annotation, field.metadata
+    return annotation, metadata

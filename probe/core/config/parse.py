@@ -1,0 +1,305 @@
+"""Reading a configuration file: JSON with comments, or YAML; every problem with its line.
+
+A file may be read while training runs, on its thread: only regular files are read, which never block, of a size whose
+parsing is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from probe.core.config.errors import ConfigError, path_text
+from probe.core.config.json_text import braced, is_fragment, mistake, offsets, plain_json
+
+YAML_ENDINGS = (".yaml", ".yml")
+MOST_JSON, MOST_YAML = 1 << 20, 256 << 10
+"""Bytes of the largest files that are read: seven thousand targets with selectors, a second or two of work."""
+MOST_VALUES = 200_000
+"""Values in a YAML file, each counted as often as aliases repeat it."""
+
+_log = logging.getLogger("probe.settings")
+
+
+class _Mapping(dict[Hashable, Any]):
+    """A mapping as read, with the keys that were written more than once."""
+
+    repeated: list[str]
+
+
+class Lines:
+    """The line of each key of a file, found when a problem asks for one.
+
+    Args:
+        find: gives the line, from 1, of each key and each element, by its path.
+    """
+
+    def __init__(self, name: str, find: Callable[[], Mapping[tuple[str, ...], int]]) -> None:
+        self._name, self._find = name, find
+
+    @cached_property
+    def _lines(self) -> Mapping[tuple[str, ...], int]:
+        return self._find()
+
+    def lead(self, path: Iterable[int | str]) -> str:
+        """``file:line: `` of the key at ``path`` or, where that is missing, of the nearest mapping around it."""
+        parts = tuple(map(str, path))
+        while parts and parts not in self._lines:
+            parts = parts[:-1]
+        return f"{self._name}:{self._lines.get(parts, 1)}: "
+
+
+class Parsed(NamedTuple):
+    """What is in a configuration file."""
+
+    values: dict[str, Any]
+    repeated: list[str]
+    """A line for each key that is there twice; the last one counts."""
+    lines: Lines
+
+
+def read(source: str | PathLike[str]) -> Parsed:
+    """What is in a file.
+
+    Raises:
+        ConfigError: if there is no file, or no mapping in it.
+    """
+    name = fspath(source) or "."
+    text = text_of(name, content(name))
+    found = parse(name, text)
+    if not _is_yaml(name) and is_fragment(text):
+        _log.warning("%s: the keys stand in no braces, and are read as if they did: write { before and } behind", name)
+    return found
+
+
+def parse(name: str, text: str) -> Parsed:
+    """What is in a file called ``name`` that holds ``text``.
+
+    Raises:
+        ConfigError: if there is no mapping in it.
+    """
+    if not text.strip():
+        raise ConfigError(name, [f"{name}: expected a mapping of keys, got an empty file; write at least {{}}"])
+    try:
+        value, find = _yaml(name, text) if _is_yaml(name) else _json(name, text)
+    except RecursionError:
+        raise ConfigError(name, [f"{name}: nested too deeply; expected a mapping of documented keys"]) from None
+    if not isinstance(value, _Mapping):
+        found = "nothing" if value is None else f"a {type(value).__name__}"
+        advice = 'write keys and values, such as {"wg_distribution": true}'
+        raise ConfigError(name, [f"{name}:1: expected a mapping of keys at the top level, got {found}; {advice}"])
+    lines = Lines(name, find)
+    repeated = [
+        f"{lines.lead(path)}{path_text(path)}: given more than once, expected once; keep one"
+        for path in _repetitions(value)
+    ]
+    return Parsed(dict(value), repeated, lines)  # type: ignore[arg-type] # other keys are told by the settings
+
+
+def _is_yaml(name: str) -> bool:
+    return name.lower().endswith(YAML_ENDINGS)
+
+
+def content(name: str) -> bytes:
+    """The bytes of the regular file called ``name``. Waits for nothing but the disk.
+
+    Raises:
+        ConfigError: if it cannot be read, or is larger than a configuration may be.
+    """
+    most = MOST_YAML if _is_yaml(name) else MOST_JSON
+    try:
+        path = Path(name).expanduser()
+        _check_regular(name, path.stat())
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            _check_regular(name, os.fstat(file.fileno()))  # another may have taken its place
+            raw = file.read(most + 1)
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: no such ~user
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        problem = f"{name}: cannot be read: {reason}; expected a JSON or YAML file, give its path"
+        raise ConfigError(name, [problem]) from error
+    if len(raw) > most:
+        more = "" if most == MOST_JSON else f"; a JSON file may have {MOST_JSON}"
+        problem = f"{name}: expected at most {most} bytes, got more; name fewer targets, or modules around them{more}"
+        raise ConfigError(name, [problem])
+    return raw
+
+
+_KINDS = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+
+
+def _check_regular(name: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "device")
+        raise ConfigError(name, [f"{name}: expected a regular file, this is a {kind}; give the path of a file"])
+
+
+def text_of(name: str, raw: bytes) -> str:
+    """``raw`` as text, without the mark that some editors put at the beginning.
+
+    Raises:
+        ConfigError: if it is no UTF-8.
+    """
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - raw.rfind(b"\n", 0, error.start)
+        came = f"byte 0x{raw[error.start]:02x}"
+        problem = f"{name}:{line}:{column}: not UTF-8 ({came}): expected UTF-8, got {came}; save the file as UTF-8"
+        raise ConfigError(name, [problem]) from None
+
+
+_Find = Callable[[], Mapping[tuple[str, ...], int]]
+
+
+def _json(name: str, text: str) -> tuple[Any, _Find]:
+    def mapping(pairs: list[tuple[str, Any]]) -> _Mapping:
+        result = _Mapping(pairs)
+        result.repeated = _repeated([key for key, _ in pairs]) if len(result) < len(pairs) else []
+        return result
+
+    whole, before, behind = braced(text)
+    bare = plain_json(whole)
+    try:
+        value = json.loads(bare, object_pairs_hook=mapping, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        at, sentence = mistake(bare, error, len(bare) - behind)
+        at = min(max(at - before, 0), len(text.rstrip()))
+        line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+        known = Path(name).suffix.lower() == ".json"
+        advice = "" if known else f"; a YAML file must be named {' or '.join(YAML_ENDINGS)}"
+        raise ConfigError(name, [f"{name}:{line}:{column}: not valid JSON: {sentence}{advice}"]) from None
+    return value, lambda: _lines_of(bare)
+
+
+def _integer(text: str) -> int | float:
+    """Python refuses integers of more than 4300 digits; as a number, such a one is refused by its key."""
+    return int(text) if len(text) < 400 else float(text)
+
+
+def _lines_of(bare: str) -> dict[tuple[str, ...], int]:
+    ends = [found.start() for found in re.finditer("\n", bare)]
+    return {path: bisect_left(ends, at) + 1 for path, at in offsets(bare).items()}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader that takes 1e-8 for a number, as YAML 1.2 does, and notes keys given twice."""
+
+
+def _yaml_mapping(loader: _Loader, node: yaml.MappingNode) -> Iterator[_Mapping]:
+    result = _Mapping()
+    result.repeated = _repeated(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+    yield result  # PyYAML fills a mapping after it is made, so that it may hold itself
+    result.update(loader.construct_mapping(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _yaml_mapping)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _yaml(name: str, text: str) -> tuple[Any, _Find]:
+    loader = None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, dict
+        _check_aliases(name, root)
+        return loader.construct_document(root), lambda: _lines_of_yaml(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        advice = "correct it; texts with : or # stand in quotes"
+        raise ConfigError(name, [f"{place}: not valid YAML: {error.problem or error.context}; {advice}"]) from None
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # a control character; a date such as 2024-99-99
+        raise ConfigError(name, [f"{name}: not valid YAML: {' '.join(str(error).split())}; correct it"]) from None
+    finally:
+        if loader:
+            loader.dispose()
+
+
+def _inner(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_aliases(name: str, root: yaml.Node) -> None:
+    """Refuses a file whose aliases make of few bytes many values.
+
+    Raises:
+        ConfigError: naming the line of the first alias that makes too many.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if (known := sizes.get(id(node))) is not None:
+            return known
+        sizes[id(node)] = 1  # while it is not known: inside itself
+        sizes[id(node)] = found = 1 + sum(map(size, _inner(node)))
+        if found > MOST_VALUES:
+            where = f"{name}:{node.start_mark.line + 1}"
+            expected = f"expected at most {MOST_VALUES} values, each counted as often as an alias repeats it"
+            raise ConfigError(name, [f"{where}: {expected}, got more; write fewer aliases"])
+        return found
+
+    size(root)
+
+
+def _lines_of_yaml(root: yaml.Node) -> dict[tuple[str, ...], int]:
+    """Values behind an alias have the line of the alias's own key."""
+    found: dict[tuple[str, ...], int] = {}
+    waiting: list[tuple[tuple[str, ...], yaml.Node]] = [((), root)]
+    seen: set[int] = set()
+    while waiting:
+        path, node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        pairs: list[tuple[str, yaml.Node, yaml.Node]]
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+        else:
+            pairs = [(str(number), value, value) for number, value in enumerate(_inner(node))]
+        for part, at, value in pairs:
+            found[(*path, part)] = at.start_mark.line + 1
+            waiting.append(((*path, part), value))
+    return found
+
+
+def _repeated(keys: Iterable[str]) -> list[str]:
+    return [key for key, count in Counter(keys).items() if count > 1]
+
+
+def _repetitions(root: _Mapping) -> Iterator[tuple[int | str, ...]]:
+    """The paths of keys that were written more than once."""
+    waiting: list[tuple[tuple[int | str, ...], object]] = [((), root)]
+    seen: set[int] = set()
+    for path, value in waiting:
+        if id(value) in seen:  # a YAML alias
+            continue
+        if isinstance(value, _Mapping):
+            seen.add(id(value))
+            yield from ((*path, key) for key in value.repeated)
+            waiting += [((*path, str(key)), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            seen.add(id(value))
+            waiting += [((*path, index), inner) for index, inner in enumerate(value)]

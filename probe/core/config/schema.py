@@ -1,0 +1,327 @@
+"""The configuration: every key, its type, range, default and meaning; JSON and YAML in, all problems at once.
+
+The docstring under a field is what `probe config explain` prints and what docs/configuration.md holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import islice
+from os import PathLike, fspath
+from typing import Annotated, Any, Literal
+
+import annotated_types as ranges
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from probe.core.config.alerts import RULE_ARGS, Alert, Rule, contradictions
+from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
+from probe.core.config.lint import ALWAYS_WRITTEN, in_vain
+from probe.core.config.parse import read
+from probe.core.config.sections import CcDistribution, L2Targets, OnAnomaly, Target
+from probe.core.fields import (
+    Flag,
+    FlagOrAddress,
+    Form,
+    Integer,
+    Names,
+    Number,
+    Rank,
+    Section,
+    Selector,
+    Text,
+    not_empty,
+    wrong,
+)
+from probe.core.histogram import HISTOGRAM
+from probe.core.moments import GROUPS, OPS
+
+__all__ = ["RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load"]
+
+logger = logging.getLogger("probe.settings")
+
+EVERY_OP = (*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN)
+"""All that ops may name."""
+_FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
+_MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
+_TIME = (
+    r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
+    r"_(?:[01]\d|2[0-3])-[0-5]\d-[0-5]\d$"
+)
+_STAMP = Form("timestamp", "such as Dec03_21-34-40")
+_STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
+
+
+def _one_or_list(value: object, each: ValidatorFunctionWrapHandler) -> Any:
+    return (_FORMATS.check(value),) if isinstance(value, str) else each(value)
+
+
+def _flag_or_accumulated(value: object) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    if value == "accumulated":
+        return "accumulated"
+    raise wrong(_MICRO_BATCH.expected)
+
+
+def _none_or_two(stamps: tuple[str, ...]) -> tuple[str, ...]:
+    if len(stamps) in (0, 2):
+        return stamps
+    raise wrong(_STAMPS.expected)
+
+
+def _without_spaces(value: object) -> object:
+    return value.replace(" ", "") if isinstance(value, str) else value
+
+
+class Settings(Section):
+    """Everything a user can configure."""
+
+    targets: dict[Text, Target] = Field(default_factory=dict)
+    """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
+    squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
+    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
+    well. Empty: everything."""
+    dynamic_on: Flag = False
+    """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
+    it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
+    one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
+    monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
+    hold from the start to the end."""
+    apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
+    """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
+    the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
+    dynamic_seconds: Annotated[Number, ranges.Ge(0)] = 5.0
+    """In dynamic mode with several ranks: how many seconds it takes at most until all of them see a change of the
+    file."""
+    dynamic_broadcast: FlagOrAddress = False
+    """With several ranks that share no file system: whether they tell each other of changes (of the configuration, of
+    what on_anomaly orders, of the distance that max_overhead wants) through a store instead of files. The file of the
+    first rank then holds for all. true: the store in which PyTorch's processes have met; or host and port of the
+    first rank's own, such as `10.0.0.1:29600`, where that rank listens, and nowhere else; MindSpore needs that. What is
+    sent is signed with the environment variable PROBE_BROADCAST_SECRET, the same on all ranks (`openssl rand -hex 32`,
+    once for each job); what is not is ignored and counted. What ends training (print_struct, cc_log_only) is never
+    sent. No rank waits for another."""
+    toggle_on_signal: Flag = False
+    """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
+    ranks."""
+    start_step: Integer = Field(0, ge=0)
+    """First step that is collected."""
+    collect_times: Integer = Field(100_000_000, ge=0)
+    """Number of steps that are collected; then monitoring ends."""
+    step_interval: Integer = Field(1, ge=1)
+    """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
+    max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
+    """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
+    and how much longer than others collected steps take; what hooks cost in other steps (some microseconds a module
+    with xy_distribution) is not in it. The distance between collected steps grows, in multiples of step_interval, until
+    that is within the budget; each rank by itself, so that ranks may collect different steps; with global_stats the
+    first rank says which, for all. Missing: no limit. The manifest says how many steps were left out."""
+    history: Integer = Field(0, ge=0, le=10_000)
+    """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
+    exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
+    manifest. Each rank by itself: one whose rules find nothing writes nothing. At most 256 MiB are held on each; where
+    that is too little, the oldest steps are given up. 0: everything is written at once."""
+    print_struct: Flag = False
+    """Whether the names and structures of all modules are written, and training is then stopped. The file is
+    `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
+    stopped after the update of the first step (in dynamic mode: the first one that is switched on), on every rank, by
+    the exception TrainingStopped. `probe targets` makes a targets block of such a file."""
+    module_ranks: tuple[Rank, ...] = ()
+    """Ranks that collect and write. Empty: all."""
+    ur_distribution: Flag = False
+    """Whether the optimizer's update vectors (`update`) and update ratios (`ratio`) are collected, of Adam and whatever
+    else keeps a first and a second moment. With every format; with `tensorboard`, these two with their histograms, as
+    if that were one of the ops."""
+    xy_distribution: Flag = False
+    """Whether module inputs and outputs (`actv`) and their gradients (`actv_grad`) are collected."""
+    all_xy: Flag = False
+    """With xy_distribution: whether every module is watched. Modules listed in targets keep the places listed there,
+    all others give all four."""
+    forward_only: Flag = False
+    """With xy_distribution: collects inputs and outputs only, not their gradients."""
+    backward_only: Flag = False
+    """With xy_distribution: collects gradients of inputs and outputs only. With forward_only as well neither is
+    collected, and a warning says so."""
+    compiled: Annotated[Text, Names(("skip", "record"))] = "skip"
+    """What happens to modules that run inside what torch.compile has compiled: `skip` records nothing of their inputs
+    and outputs, which is said once and counted, and leaves the compiled code as it is; `record` compiles operators into
+    it that read inputs, outputs and gradients of outputs, without a graph break. Gradients of inputs are not recorded
+    there, which is counted. `record` needs torch 2.13 or later."""
+    mv_distribution: Flag = False
+    """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
+    keeps."""
+    param_distribution: Flag = False
+    """Whether parameters are collected, before (`param_origin`) and after (`param_updated`) the update."""
+    wg_distribution: Flag = False
+    """Whether weight gradients are collected, before (`grad_unreduced`) and after (`grad_reduced`) reduction over
+    ranks."""
+    monitor_mbs_grad: Annotated[bool | Literal["accumulated"], PlainValidator(_flag_or_accumulated), _MICRO_BATCH] = (
+        False
+    )
+    """With wg_distribution: whether unreduced gradients are collected for each micro batch. true gives that micro
+    batch's own gradient; `accumulated` gives the running sum over the micro batches of the step, where the framework
+    keeps one; false gives the step's local total."""
+    global_stats: Flag = False
+    """Whether, of tensors that ranks share out among them (FSDP, ZeRO, tensor parallelism, distributed optimizers), the
+    numbers of the whole tensor are collected too (`global_norm`, ...). Costs one small collective a sampled step and
+    group of sharing ranks, on the hosts' network and beside training. Without it, `probe merge` computes the same from
+    the files."""
+    global_stats_seconds: Annotated[Number, ranges.Gt(0)] = 15.0
+    """With global_stats: how many seconds a rank waits for the others, beside training. If one does not come, whole
+    tensors are no longer collected in this run, and training goes on. Until then 32 steps are held back at most; of
+    those before them the rows are written without numbers of the whole. stop() waits as long, training never does."""
+    mg_direction: Flag = False
+    """Whether the fraction of elements whose gradient and momentum agree in sign is collected (`mg_direction`): one
+    number a parameter, which every op repeats."""
+    cc_distribution: CcDistribution = CcDistribution()
+    """Monitoring of collective communication."""
+    alert: Alert = Alert()
+    """Rules that report suspicious values while training runs."""
+    on_anomaly: OnAnomaly | None = None
+    """What the run collects besides when a rule has found something, on all ranks from the same step on; that step is
+    dynamic_seconds ahead where there are several ranks. Missing: nothing."""
+    format: Annotated[
+        tuple[Annotated[Text, _FORMATS], ...],
+        AfterValidator(not_empty),
+        WrapValidator(_one_or_list),
+        Form("name or list of names", ", ".join(_FORMATS.names), f"one or a list of {', '.join(_FORMATS.names)}"),
+    ] = ("csv",)
+    """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
+    writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
+    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
+    ops: tuple[Annotated[Text, Names(EVERY_OP)], ...] = ("norm",)
+    """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
+    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
+    histogram counts elements by sign and power of two; q05, q25, q50, q75 and q95 are quantiles from it, to a factor of
+    2, and quantiles stands for all five. shape and dtype are written in any case. Empty: norm, and a warning says so.
+    """
+    eps: Number = Field(1e-8, ge=0)
+    """Magnitude below which the op zeros counts an element."""
+    ndigits: Annotated[Integer, ranges.Ge(0), ranges.Le(20)] | None = None
+    """Decimal places of the numbers in CSV files. Missing: 6 significant digits, so that small numbers stay
+    readable."""
+    step_count_per_record: Integer = Field(1, ge=1, le=1_000_000)
+    """Number of steps that one CSV or Parquet file holds."""
+    append_output: Annotated[
+        tuple[Annotated[Text, StringConstraints(pattern=_TIME), _STAMP], ...],
+        AfterValidator(_none_or_two),
+        _STAMPS,
+    ] = ()
+    """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`, between which each
+    rank finds the directory that it goes on writing to; a rank that finds none begins a new one. What is there from the
+    run's first step (start_iteration, which has to be given) on is put aside, into a folder `superseded-...` in the
+    directory, as soon as the first step is written."""
+    squash_name: Flag = True
+    """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
+    it off where shortened names clash, as in multimodal models."""
+    stack_info: Flag = False
+    """Whether the stack of each watched module's first call in the first collected step is written, to
+    `stack_info.csv`: `path[line] function`, the nearest first, without the lines of probe and those in which the
+    framework calls modules. With the format csv only."""
+    recording_l2_features: Flag = False
+    """Whether the interpretable features of the modules in l2_targets are recorded, in collected steps."""
+    l2_targets: L2Targets = L2Targets()
+    """Modules whose interpretable features are recorded, by their names as in targets, such as `0:layers.0.attention`.
+    A name that no module has is an error; a module that lacks what a feature needs gives a warning and no row."""
+    sa_order: Annotated[Text, Names(("s,b,h,d", "b,s,h,d", "b,h,s,d")), BeforeValidator(_without_spaces)] = "s,b,h,d"
+    """Order of the dimensions of the query and key tensors of attention_hook: s is the sequence, b the batch, h the
+    head, d the dimension within a head."""
+    sa_heads: Annotated[Text, Names(("first", "all"))] = "first"
+    """Of what attention_hook gives the mean: `first` is the first head of the first sample, `all` every head of every
+    sample of the micro batch."""
+    sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
+    """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
+    where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
+    case; `none` neither. Where nothing says what is hidden, later keys are if there are as many as queries, and a
+    warning says so once."""
+    sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
+    """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
+    torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
+    router_top_k: Annotated[Integer, ranges.Ge(1)] | None = None
+    """To how many experts moe_router_logit_hook takes a token to be sent. Missing: what the module says (`top_k`,
+    `topk`, `num_experts_per_tok`); if it says nothing, the load of experts is nan."""
+    queue_size: Integer = Field(8, ge=1, le=1000)
+    """Number of collected steps that may wait between training and the files."""
+    when_queue_full: Annotated[Text, Names(("wait", "drop"))] = "wait"
+    """What happens if queue_size steps wait and another comes: `wait` holds training up and loses nothing; `drop` loses
+    that step and counts it."""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats without repetition."""
+        return tuple(dict.fromkeys(self.format))
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
+        ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
+        return tuple(dict.fromkeys(ops)) or ("norm",)
+
+
+def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
+    """The settings in a JSON or YAML file or in a mapping; what they ask for in vain is logged.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    settings = _validated(source)
+    name = "the given mapping" if isinstance(source, Mapping) else fspath(source)
+    for warning in in_vain(settings):
+        logger.warning("%s: %s", name, warning)
+    return settings
+
+
+def assigned(settings: Settings, key: str, value: object) -> Settings:
+    """``settings`` with another value of ``key``, checked as a whole; what is in vain now, and was not, is logged.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    changed = _validated({**settings.model_dump(exclude_unset=True), key: value}, f"monitor.{key}")
+    before = set(in_vain(settings))
+    for warning in in_vain(changed):
+        if warning not in before:
+            logger.warning("monitor.%s: %s", key, warning)
+    return changed
+
+
+def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
+    values, found = source, list[str]()
+    lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
+    if isinstance(source, str | PathLike):
+        name = fspath(source)
+        values, found, lines = read(source)
+        lead = lines.lead
+    if not isinstance(values, Mapping):
+        expected = "expected the path of a file or a mapping"
+        advice = 'give one, such as "monitor_config.json"'
+        raise ConfigError("config_file_path", [f"{expected}, got {type(source).__name__}; {advice}"])
+    try:
+        settings = Settings.model_validate(dict(values))
+    except ValidationError as error:
+        count = len(found) + error.error_count()
+        found += islice(problems(error, Settings, lead), max(MOST_SHOWN - len(found), 0))
+        raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
+    found += [f"{lead(path)}{path_text(path)}: {sentence}" for path, sentence in contradictions(settings)]
+    if found:
+        raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+    return settings
+
+
+def dynamic(environ: Mapping[str, str]) -> bool:
+    """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"

@@ -1,0 +1,1 @@
+"""Changes while training runs: dynamic start and stop, deeper collection, agreement between ranks."""

@@ -1,0 +1,335 @@
+"""Dynamic start and stop: the configuration file followed while training runs, and the step at which it takes effect.
+
+Ranks agree without waiting for each other: what holds for all of them is a step number. The first rank writes it into
+the file, far enough ahead for every rank to see it in time; or, where ranks share no file system, says it with all that
+is in its own file (:mod:`probe.core.distributed.broadcast`). See ``docs/decisions/0012-dynamic.md``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from probe.core.backend.protocols import Groups
+from probe.core.config import parse
+from probe.core.config.edit import change
+from probe.core.config.errors import ConfigError
+from probe.core.config.schema import Settings, dynamic, load
+from probe.core.control.agreement import Ahead
+from probe.core.control.toggle import Toggle
+from probe.core.distributed.announcements import Notices
+from probe.core.errors import ends_training
+from probe.core.faults import Faults
+
+SETTLING_SECONDS = 2.0
+"""A file this young is read again though its time is the same: some file systems count in whole seconds."""
+
+UNSENT = "what ends training is not sent to other ranks: it takes effect only if it is configured from the start on"
+
+_log = logging.getLogger("probe.control")
+
+
+class Switch(Protocol):
+    """Where one rank learns of changes. Asked once a step."""
+
+    @property
+    def content(self) -> bytes:
+        """Of the file whose configuration has taken effect, as far as this rank has read it."""
+
+    def poll(self, step: int, idle: bool) -> Settings | None:
+        """The configuration that takes effect with ``step``, which is about to begin, or None if nothing changes.
+
+        Args:
+            idle: whether nothing is collected now: then a file that was only touched counts as changed.
+        """
+
+    def finish(self) -> None:
+        """Collecting has come to its end: the first rank writes ``dynamic_on: false`` into the file."""
+
+    def close(self) -> None:
+        """Follows no longer."""
+
+
+class _Seen(NamedTuple):
+    """What tells that a file was written again."""
+
+    time: int
+    size: int
+    inode: int
+
+
+class Control:
+    """Follows one configuration file on one rank. Polled once a step; that costs one ``stat`` while nothing changes.
+
+    Args:
+        settings: as read from ``path`` when the monitor was made, or as they took effect since.
+        content: of the file that ``settings`` are from: what has been changed since is taken up.
+        first: number of the first step of training.
+        alone: whether there is one rank only.
+        leads: whether this rank writes the step at which all switch.
+        ahead: in how many steps every rank will have seen what is written now.
+        said: where the first rank says its configuration to ranks that do not see the file; None if all see it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        content: bytes,
+        first: int,
+        alone: bool,
+        leads: bool,
+        faults: Faults,
+        ahead: Ahead,
+        said: Notices | None = None,
+    ) -> None:
+        self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
+        self._content, self._away = content, False
+        self._seen: _Seen | None = self._begin(content)
+        self._broken: bytes | None = None
+        self._stale: int | None = None
+        """The step in the file that has had its effect."""
+        self._pending: Settings | None = None
+        self._since, self._said = first, said
+        self._announced = said is None
+        """Whether the others know of what is pending. Then nothing newer takes its place."""
+        self._unheard = 0
+        """Notices that were given and have not come back: others cannot have heard them."""
+        self._toggle: Toggle | None = None
+        self._heed_signal(settings.toggle_on_signal)
+        if settings.dynamic_on:
+            at = settings.apply_at_step
+            waits = at is not None and at > first
+            self._pending = settings if waits else _at(settings, first + 1)
+            if waits:  # which may be left from a run that was ahead of this one
+                _log.warning("%s: collecting begins at step %d, as apply_at_step says", path, at)
+        else:
+            self._stale = settings.apply_at_step
+
+    def _begin(self, content: bytes) -> _Seen | None:
+        """What is seen of the file, if it is still as it was read.
+
+        Raises:
+            ConfigError: if it cannot be read any more.
+        """
+        try:
+            return self._look() if self._read() == content else None
+        except (OSError, ConfigError) as error:
+            advice = "with DYNAMIC_MONITOR=True it is followed while training runs: put it back"
+            problem = f"{self._path}: expected the configuration file to stay, it cannot be read any more; {advice}"
+            raise ConfigError(str(self._path), [problem]) from error
+
+    def poll(self, step: int, idle: bool) -> Settings | None:
+        try:
+            if self._toggle is not None and self._toggle.taken():
+                change(self._path, {"dynamic_on": idle})
+            while self._said is not None and self._said.read() is not None:
+                self._unheard -= 1
+            if not self._settled(step):
+                self._follow(step, idle)
+        except (OSError, ConfigError) as error:
+            self._faults.note("control", error)
+        return self._due(step)
+
+    def finish(self) -> None:
+        if not self._leads or self._pending is not None:  # what is pending says itself whether collecting goes on
+            return
+        try:
+            if self._read() == self._content:  # else somebody has just changed it, which is still to be taken up
+                self._write({"dynamic_on": False})
+        except (OSError, ConfigError) as error:
+            self._faults.note("control", error)
+
+    def close(self) -> None:
+        self._heed_signal(False)
+
+    @property
+    def content(self) -> bytes:
+        """Of the file whose configuration has taken effect; empty if one is pending."""
+        return b"" if self._pending is not None else self._content
+
+    def _settled(self, step: int) -> bool:
+        """Whether what is pending takes effect so soon that no newer change can take its place on all ranks."""
+        if self._pending is None or self._alone:
+            return False
+        at = self._pending.apply_at_step
+        if self._said is not None:
+            return self._announced and at is not None and at <= step + self._ahead(step)
+        return at is not None and at != self._stale and step <= at <= step + self._ahead(step)
+
+    def _follow(self, step: int, idle: bool) -> None:
+        try:
+            seen = self._look()
+        except OSError as error:
+            self._miss(error)
+            return
+        touched, self._seen, self._away = seen != self._seen, seen, False
+        if not touched and self._broken is None and time.time() - seen.time / 1e9 > SETTLING_SECONDS:
+            return
+        try:
+            content = self._read()
+        except ConfigError as error:
+            if touched:
+                _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
+            return
+        woken = touched and idle and self._pending is None
+        if content == self._content and not woken:
+            self._broken = None
+            return
+        if content == self._broken:
+            return
+        try:
+            settings = load(self._path)
+            if self._said is not None and (keys := ends_training(settings)):
+                raise ConfigError(str(self._path), [f"{keys[0]}: {UNSENT}"])
+        except ConfigError as error:
+            self._broken = content
+            _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
+            return
+        self._content, self._broken = content, None
+        self._pending, self._since, self._announced = settings, step, self._said is None
+
+    def _miss(self, error: OSError) -> None:
+        """Logs and counts once that the file is away: some editors take it away for a moment."""
+        if not self._away:
+            self._away = True
+            self._faults.lost(f"control: {type(error).__name__}", 1)
+            what = "expected the configuration file to stay while training runs"
+            _log.warning(
+                "%s: %s, got: %s; what holds now goes on, put the file back to change it",
+                self._path,
+                what,
+                error.strerror,
+            )
+
+    def _due(self, step: int) -> Settings | None:
+        settings = self._pending
+        if settings is None:
+            return None
+        at = settings.apply_at_step
+        fresh = at is not None and at != self._stale
+        if not self._announced:
+            if not self._unheard:
+                self._announce(settings, max(step + self._ahead(step), at if fresh and at is not None else 0))
+            return None
+        if fresh and at is not None and at > step:
+            return None
+        if self._alone or (fresh and at == step):
+            return self._take(settings)
+        if self._leads:
+            self._announce(settings, step + self._ahead(step))
+        elif fresh and step - self._since >= self._ahead(step):
+            self._faults.note("control", TimeoutError(f"seen at step {self._since}, too late for step {at}"))
+            return self._take(settings)
+        return None
+
+    def _take(self, settings: Settings) -> Settings:
+        self._pending, self._stale = None, settings.apply_at_step
+        self._heed_signal(settings.toggle_on_signal)
+        return settings
+
+    def _announce(self, settings: Settings, at: int) -> None:
+        written = self._write({"apply_at_step": at})
+        if not written and self._said is None:
+            return  # the others would never know; it is tried again
+        self._pending, self._announced = _at(settings, at), True
+        if self._said is not None:
+            self._unheard += 1
+            self._said.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
+        _log.info("a change of %s takes effect on all ranks at step %d", self._path, at)
+
+    def _write(self, values: dict[str, object]) -> bool:
+        """Whether it could be written."""
+        try:
+            change(self._path, values)
+            self._seen, self._content = self._look(), self._read()
+        except (OSError, ConfigError) as error:
+            told = ", ".join(f"{key}: {value}" for key, value in values.items()).lower()
+            failure = OSError(f"{self._path}: {told} cannot be written into it, do that by hand: {error}")
+            self._faults.note("control", failure)
+            return False
+        return True
+
+    def _heed_signal(self, asked: bool) -> None:
+        """Whether SIGUSR1 switches from now on."""
+        if asked and self._leads and self._toggle is None:
+            self._toggle = Toggle()
+        elif not asked and self._toggle is not None:
+            self._toggle.forget()
+            self._toggle = None
+
+    def _look(self) -> _Seen:
+        found = self._path.stat()
+        return _Seen(found.st_mtime_ns, found.st_size, found.st_ino)
+
+    def _read(self) -> bytes:
+        return parse.content(str(self._path))
+
+
+class Heard:
+    """Follows what the first rank says of the configuration file that it sees."""
+
+    def __init__(self, said: Notices, faults: Faults) -> None:
+        self._said, self._faults = said, faults
+        self._pending: deque[tuple[int, Settings]] = deque()
+
+    def poll(self, step: int, idle: bool) -> Settings | None:  # noqa: ARG002 - there is no file to be touched
+        try:
+            while (told := self._said.read()) is not None:
+                at, settings = int(told["step"]), load(told["configuration"])
+                if keys := ends_training(settings):
+                    raise PermissionError(f"{keys[0]}: {UNSENT}")
+                while self._pending and self._pending[-1][0] >= at:
+                    self._pending.pop()  # what was to hold from a later step on, and is replaced before it
+                self._pending.append((at, settings))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._faults.note("control", error)
+        due = None
+        while self._pending and self._pending[0][0] <= step:
+            at, due = self._pending.popleft()
+            if at < step:
+                self._faults.note("control", TimeoutError(f"heard at step {step}, too late for step {at}"))
+        return due
+
+    @property
+    def content(self) -> bytes:
+        return b""
+
+    def finish(self) -> None:
+        """The first rank writes."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _at(settings: Settings, step: int | None) -> Settings:
+    return settings.model_copy(update={"apply_at_step": step})
+
+
+def follow(
+    path: Path | None,
+    settings: Settings,
+    content: bytes,
+    first: int,
+    groups: Groups,
+    faults: Faults,
+    ahead: Ahead,
+    said: Notices | None = None,
+) -> Switch | None:
+    """What switches on and off while training runs; None where the environment does not ask for that.
+
+    Args:
+        content: of the file that ``settings`` are from.
+    """
+    if not dynamic(os.environ):
+        return None
+    if said is not None and groups.rank() != 0:
+        return Heard(said, faults)
+    if path is None:
+        _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
+        return None
+    return Control(path, settings, content, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, said)

@@ -1,0 +1,145 @@
+"""A run that may be switched on and off, seen from outside: through its manifests and its configuration file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from socket import gethostname
+from typing import Any, NamedTuple
+
+from probe.core.config.edit import change, changed
+from probe.core.config.errors import ConfigError
+from probe.core.config.parse import content, read
+from probe.core.config.schema import load
+from probe.core.storage.directories import find, runs
+from probe.core.storage.problems import Problems
+
+POLL_SECONDS = 0.2
+
+
+class RankState(NamedTuple):
+    """What one rank says of itself."""
+
+    rank: int
+    directory: Path
+    state: str
+    """``collecting``, ``at rest``, ``ended``, ``gone`` (its process is not there any more), ``not followed`` (it was
+    not started with DYNAMIC_MONITOR)."""
+    step: int
+    """Since which."""
+    changes: int
+    """How often it has changed so far."""
+
+
+def followed(file: Path, first: int) -> dict[str, object]:
+    """What the manifest of a run that may be switched on and off says of this process, before step ``first``."""
+    return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}
+
+
+def states(root: Path) -> list[RankState]:
+    """Every rank of the run in ``root`` that began last.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    run = runs(find(root, Problems()))[-1]
+    latest = {directory.rank: directory for directory in run.directories}
+    return [_state(rank, directory.path, directory.manifest) for rank, directory in latest.items()]
+
+
+def configuration(root: Path) -> Path:
+    """The file that the run in ``root`` follows.
+
+    Raises:
+        ValueError: if it follows none.
+    """
+    run = runs(find(root, Problems()))[-1]
+    files = [directory.manifest.get("control", {}).get("file") for directory in run.directories]
+    if not any(files):
+        raise ValueError(
+            f"{root}: the run follows no configuration file; expected one that was started with DYNAMIC_MONITOR=True "
+            "and whose configuration is a file"
+        )
+    return Path(next(file for file in files if file))
+
+
+def put(file: Path, values: Mapping[str, Any]) -> bool:
+    """Writes ``values`` (dotted keys) into the configuration, if it can then still be used; whether that changed it.
+
+    Raises:
+        ConfigError: saying what could not be used; nothing is written.
+    """
+    found = read(file)
+    if found.repeated:
+        raise ConfigError(str(file), found.repeated)
+    load(changed(found.values, values))
+    before = content(str(file))
+    change(file, values)
+    return content(str(file)) != before
+
+
+def wait(root: Path, before: list[RankState], seconds: float, told: Callable[[list[RankState]], None]) -> bool:
+    """Waits until every rank that still runs has changed since ``before``; whether they did within ``seconds``."""
+    known = {state.rank: state.changes for state in before}
+    deadline = time.monotonic() + seconds
+    while True:
+        now = states(root)
+        told(now)
+        running = [state for state in now if state.state in ("collecting", "at rest")]
+        if running and all(state.changes > known.get(state.rank, -1) for state in running):
+            return True
+        if not running or time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+
+
+def _state(rank: int, path: Path, manifest: Mapping[str, Any]) -> RankState:
+    control = manifest.get("control")
+    if not isinstance(control, dict):
+        return RankState(rank, path, "ended" if "end_time" in manifest else "not followed", 0, 0)
+    state = "collecting" if control.get("collecting") else "at rest"
+    if "end_time" in manifest:
+        state = "ended"
+    elif control.get("host") == gethostname() and not Path(f"/proc/{control.get('process')}").exists():
+        state = "gone"
+    return RankState(rank, path, state, int(control.get("step", 0)), int(control.get("changes", 0)))
+
+
+def assigned(assignments: list[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` pairs; a value is JSON, or the text that it is.
+
+    Raises:
+        ValueError: for what is no pair.
+    """
+    values = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{assignment}: expected KEY=VALUE, such as collect_times=10 or alert.dump=true")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+@contextmanager
+def turn(file: Path) -> Iterator[None]:
+    """One at a time: who changes ``file`` meanwhile waits, so that no change is written over another. The lock is on
+    its folder, which every user who reads the file can open.
+
+    Raises:
+        OSError: if the folder cannot be opened.
+    """
+    folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,243 @@
+"""A store that the first rank keeps at an address, for frameworks whose processes meet in none and for jobs whose own
+store shall not be used.
+
+It listens at the address given and nowhere else. A connection begins with a proof from both sides that they know the
+secret; after it, every frame carries a code under a key of that connection and the frame's number, so that nothing can
+be sent by others, altered or sent again. Numbers lie in frames of JSON; nothing is unpickled.
+
+What is kept is sent to every connection at once. A rank that looks for news therefore asks nobody, and the first rank's
+processor has nothing to do while there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import socket
+import threading
+from contextlib import suppress
+
+from probe.core.distributed.secret import MAC, code, same
+from probe.core.faults import Faults
+
+NONCE = 32
+"""Bytes that each side chooses anew for each connection."""
+MOST_BYTES = 16 << 20
+"""Of a frame."""
+STRANGERS = 64
+"""Connections that may be open at a time without having proved anything."""
+PROOF_SECONDS = 5.0
+"""In which a connection has to prove that it knows the secret."""
+ANSWER_SECONDS = 10.0
+"""After which a rank gives up the store."""
+REFUSED, ADMITTED = b"\0", b"\1"
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+def _proof(secret: bytes, who: bytes, server: bytes, client: bytes) -> bytes:
+    return code(secret, b"probe store", who, server, client)
+
+
+class _Frames:
+    """What makes and checks the frames of one direction of a connection."""
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key, self._direction, self._number = key, direction, 0
+
+    def _next(self, payload: bytes) -> bytes:
+        self._number += 1
+        return code(self._key, self._direction, self._number.to_bytes(8, "big"), payload)
+
+    def packed(self, key: str, value: bytes) -> bytes:
+        """A frame with its length before it."""
+        payload = json.dumps([key, value.decode()]).encode()
+        return len(payload).to_bytes(4, "big") + self._next(payload) + payload
+
+    def unpacked(self, mac: bytes, payload: bytes) -> tuple[str, bytes]:
+        """What is in a frame.
+
+        Raises:
+            PermissionError: if the other side has not made it.
+        """
+        if not same(mac, self._next(payload)):
+            raise PermissionError("a frame was altered on its way")
+        key, value = json.loads(payload)
+        return str(key), str(value).encode()
+
+
+def _length(head: bytes) -> int:
+    length = int.from_bytes(head, "big")
+    if length > MOST_BYTES:
+        raise PermissionError(f"a frame of {length} bytes is longer than {MOST_BYTES}")
+    return length
+
+
+class Server:
+    """Keeps values by name, on a thread, until the process ends: another run of this process may use it.
+
+    Args:
+        faults: counts connections that were refused.
+
+    Raises:
+        OSError: if it cannot listen at ``address``.
+    """
+
+    def __init__(self, address: Address, secret: bytes, faults: Faults) -> None:
+        self.secret, self.faults = secret, faults
+        self._kept: dict[str, bytes] = {}
+        self._members: dict[asyncio.StreamWriter, _Frames] = {}
+        self._strangers = 0
+        self._socket = _listening(address)
+        threading.Thread(target=self._run, name="probe-store", daemon=True).start()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._socket)
+        await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if self._strangers < STRANGERS and (key := await self._admit(reader, writer)) is not None:
+                await self._listen(reader, writer, key)
+        except (OSError, ValueError, TypeError, asyncio.IncompleteReadError) as error:
+            if isinstance(error, PermissionError):
+                self.faults.note("broadcast", error)
+        finally:
+            self._members.pop(writer, None)
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
+        """The key of the connection, if the other side knows the secret."""
+        server = os.urandom(NONCE)
+        writer.write(server)
+        self._strangers += 1
+        try:
+            said = await asyncio.wait_for(reader.readexactly(NONCE + MAC), PROOF_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            said = b""
+        finally:
+            self._strangers -= 1
+        client, proof = said[:NONCE], said[NONCE:]
+        if not same(proof, _proof(self.secret, b"client", server, client)):
+            writer.write(REFUSED)
+            peer = writer.get_extra_info("peername")
+            raise PermissionError(f"a connection from {peer and peer[0]} does not know the secret; it was refused")
+        writer.write(ADMITTED + _proof(self.secret, b"server", server, client))
+        return _proof(self.secret, b"key", server, client)
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes) -> None:
+        theirs, ours = _Frames(key, b"to server"), _Frames(key, b"to client")
+        self._members[writer] = ours
+        for name, value in self._kept.items():
+            writer.write(ours.packed(name, value))
+        while True:
+            length = _length(await reader.readexactly(4))
+            name, value = theirs.unpacked(await reader.readexactly(MAC), await reader.readexactly(length))
+            if name in self._kept:
+                continue  # the one that was first has been sent to all
+            self._kept[name] = value
+            for member, frames in self._members.items():
+                member.write(frames.packed(name, value))
+
+
+class Client:
+    """The store at an address, seen by one rank; used on one thread.
+
+    Args:
+        where: the part of it that this client uses.
+
+    Raises:
+        PermissionError: if the other side does not know the secret of this rank.
+        OSError: if nobody is there.
+    """
+
+    def __init__(self, address: Address, secret: bytes, where: str) -> None:
+        self._where, self._kept = where, dict[str, bytes]()
+        self._socket = socket.create_connection(address, ANSWER_SECONDS)
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._socket, selectors.EVENT_READ)
+        try:
+            key = self._prove(secret)
+        except BaseException:
+            self.close()
+            raise
+        self._ours, self._theirs = _Frames(key, b"to server"), _Frames(key, b"to client")
+
+    def claim(self, key: str, value: bytes) -> bytes:
+        """Keeps ``value``, unless there is one; the one that is there."""
+        key = f"{self._where}/{key}"
+        if key not in self._kept:
+            self._socket.sendall(self._ours.packed(key, value))
+        while key not in self._kept:
+            self._receive()
+        return self._kept[key]
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept, as far as it has come here; None if there is nothing."""
+        key = f"{self._where}/{key}"
+        while key not in self._kept and self._ready.select(0):
+            self._receive()
+        return self._kept.get(key)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._ready.close()
+        self._socket.close()
+
+    def _prove(self, secret: bytes) -> bytes:
+        server, client = self._read(NONCE), os.urandom(NONCE)
+        self._socket.sendall(client + _proof(secret, b"client", server, client))
+        admitted = self._read(1) == ADMITTED
+        if not admitted or not same(self._read(MAC), _proof(secret, b"server", server, client)):
+            raise PermissionError("the store of the first rank has another secret than this rank")
+        return _proof(secret, b"key", server, client)
+
+    def _receive(self) -> None:
+        length = _length(self._read(4))
+        name, value = self._theirs.unpacked(self._read(MAC), self._read(length))
+        self._kept.setdefault(name, value)
+
+    def _read(self, size: int) -> bytes:
+        read = b""
+        while len(read) < size:
+            more = self._socket.recv(size - len(read))
+            if not more:
+                raise ConnectionResetError("the store of the first rank has ended")
+            read += more
+        return read
+
+
+_servers: dict[Address, Server] = {}
+"""Of this process."""
+
+
+def serve(address: Address, secret: bytes, faults: Faults) -> None:
+    """Keeps a store at ``address``; the same one as before if there is one.
+
+    Raises:
+        OSError: if nothing can listen there.
+    """
+    if address in _servers:
+        _servers[address].secret, _servers[address].faults = secret, faults
+    else:
+        _servers[address] = Server(address, secret, faults)
+
+
+def _listening(address: Address) -> socket.socket:
+    family, kind, protocol, _, at = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        with suppress(OSError):  # a job that begins again need not wait for the connections of the last one to age
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(at)
+        listening.listen(128)
+    except BaseException:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,123 @@
+"""Who of the ranks that hold copies of a tensor has the same numbers, while training runs.
+
+Ranks tell each other one number of 64 bits for each tensor, made of its moments: in healthy data-parallel training
+the copies are the same to the last bit, and so are the moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.backend.protocols import Parallel
+from probe.core.distributed.exchange import Table, Tables, identity_of, meet
+from probe.core.moments import MOMENTS
+from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
+
+ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
+MIX = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number whose bits look random: 2**64 over the golden ratio (Knuth, "The Art of Computer Programming",
+volume 3, section 6.4)."""
+
+
+class Replicas:
+    """The copies that ``ranks`` hold. Used on one thread."""
+
+    def __init__(self, parallel: Parallel, ranks: Sequence[int], where: str, said: str, seconds: float) -> None:
+        self.ranks = tuple(sorted(ranks))
+        self._parallel, self._where, self._said, self._seconds = parallel, where, said, seconds
+        self._tables: Tables | None = None
+        self._known: dict[str, tuple[tuple[Key, ...], tuple[Coverage | None, ...], npt.NDArray[np.uint64]]] = {}
+
+    def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
+        """``batches`` with the columns of :mod:`probe.core.rules.replica` where any row differs from its copies: the
+        files of healthy runs have none of them.
+
+        Raises:
+            Exception: if a rank did not come, or came with another step.
+        """
+        judged = [n for n, batch in enumerate(batches) if replicated(batch.signal) and len(batch)]
+        parts = [self._table(batches[n]) for n in judged]
+        mine = np.concatenate([*parts, np.empty(0, ROW)])
+        if self._tables is None:
+            exchange, rows = meet(self._parallel, self.ranks, self._where, self._said, len(mine), self._seconds)
+            self._tables = Tables(self.ranks, exchange, ROW, rows)
+        theirs = self._tables.swap(step, mine)
+        if all(np.array_equal(table, mine) for table in theirs):
+            return list(batches)
+        columns, added, begin = self._counted(mine, theirs), list(batches), 0
+        for n in judged:
+            more = {name: values[begin : begin + len(batches[n])] for name, values in columns.items()}
+            if (more[AGREEING] < more[COPIES]).any():
+                added[n] = replace(batches[n], columns={**batches[n].columns, **more})
+            begin += len(batches[n])
+        return added
+
+    def close(self) -> None:
+        """Ends the exchange."""
+        if self._tables is not None:
+            self._tables.close()
+
+    def _table(self, batch: Batch) -> Table:
+        table = np.empty(len(batch), ROW)
+        table["identity"], table["digest"] = self._identities(batch), digests(batch)
+        return table
+
+    def _identities(self, batch: Batch) -> npt.NDArray[np.uint64]:
+        keys, coverage, known = self._known.get(batch.signal, ((), (), None))
+        if known is None or (keys, coverage) != (batch.keys, batch.coverage):
+            known = np.array([*_identities(batch)], np.uint64)
+            self._known[batch.signal] = batch.keys, batch.coverage, known
+        return known
+
+    def _counted(self, mine: Table, theirs: Sequence[Table]) -> dict[str, Array]:
+        """For each of my rows: its copies, those that agree, and the lowest rank that does not."""
+        copies, agreeing, other = np.zeros(len(mine)), np.zeros(len(mine)), np.full(len(mine), np.nan)
+        for rank, table in zip(self.ranks, theirs, strict=True):
+            held = dict(zip(table["identity"].tolist(), table["digest"].tolist(), strict=True))
+            digests_there = [held.get(identity) for identity in mine["identity"].tolist()]
+            there = np.array([digest is not None for digest in digests_there], bool)
+            same = np.array([a == b for a, b in zip(digests_there, mine["digest"].tolist(), strict=True)], bool)
+            copies += there
+            agreeing += same
+            other = np.where(there & ~same & np.isnan(other), rank, other)
+        return {COPIES: copies, AGREEING: agreeing, OTHER: other}
+
+
+def _identities(batch: Batch) -> Iterator[int]:
+    """Equal for copies of one tensor, or of one part of it."""
+    for row, key in enumerate(batch.keys):
+        coverage = batch.coverage[row] if batch.coverage else None
+        shape, part = (coverage.shape, coverage.part) if coverage else (batch.shapes[row], "")
+        yield identity_of([batch.signal, key, shape, part])
+
+
+def digests(batch: Batch) -> npt.NDArray[np.uint64]:
+    """For each row a number that is another if any moment is; NaN of all kinds are the same, and so are both zeros."""
+    mixed = np.zeros(len(batch), np.uint64)
+    for name in MOMENTS:
+        if name in batch.columns:
+            values = batch.columns[name]
+            bits = np.where(np.isnan(values), np.nan, values + 0.0).astype(np.float64).view(np.uint64)
+            mixed = (mixed ^ bits) * MIX  # wraps around
+            mixed ^= mixed >> np.uint64(32)
+    return mixed
+
+
+def compared(
+    rules: Collection[str], parallel: Parallel, given: Sequence[int], world_size: int, rule: str = "AnomalyReplica"
+) -> Sequence[int]:
+    """Ranks that should hold the same parameters; none unless ``rule`` is one of ``rules``.
+
+    Args:
+        given: the data-parallel group that ``set_monitor`` was given; empty if it was given none.
+    """
+    if rule not in rules:
+        return ()
+    named = parallel.named()
+    experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
+    return given or named.get(experts) or range(world_size)

@@ -1,0 +1,1 @@
+"""Observation of a training run: hooks, steps, recording."""

@@ -1,0 +1,239 @@
+"""What a source sees of the run it watches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from probe.core.backend.protocols import FrameworkAdapter, Guard, Optimizer, Parameter, Remove, Shard, Tensor
+from probe.core.faults import Faults
+from probe.core.instrumentation.overhead import Cost
+from probe.core.instrumentation.recorder import Recorder
+from probe.core.instrumentation.selection import Selection, Watched
+from probe.core.records import Batch
+
+SPLIT = "tensor_model_parallel"
+"""The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
+CAPTURED = "hooks called while a CUDA graph was captured"
+_log = logging.getLogger("probe")
+
+
+@dataclass
+class Clock:
+    """Where the run is. Hooks test ``sampled`` and nothing else on steps that are not."""
+
+    step: int = 0
+    sampled: bool = False
+    micro_step: int = 0
+    """Of the forwards that run now."""
+    searching: bool = False
+    """Whether a closure is being evaluated again within an update: line search, no training data."""
+    _reached: int | None = None
+    """The micro step of the forward to whose outputs the latest backward has come."""
+    _passed: dict[int, int] = field(default_factory=dict)
+    """How many micro batches have gone forward through each chunk of a pipeline."""
+    _forward: bool = False
+    _whole: bool = False
+    _backward: bool = False
+    _backward_id: int | None = None
+
+    def begin(self, step: int, sampled: bool) -> None:
+        """Another training step."""
+        self.step, self.sampled, self.micro_step = step, sampled, 0
+        self._forward = self._whole = self._backward = False
+        self._backward_id = self._reached = None
+        self._passed = {}
+
+    @property
+    def backward_step(self) -> int:
+        """The micro step that gradients which come now belong to: that of the forward to whose outputs the backward has
+        come, or, where none was seen, the one in progress."""
+        return self.micro_step if self._reached is None else self._reached
+
+    def forward_began(self, whole: bool, pipeline: int | None = None) -> None:
+        """A forward of the whole model or, where that is never called, of a module: the first after a backward begins
+        another micro batch.
+
+        A pipeline runs several micro batches forward before the first backward: every forward of ``pipeline``, the
+        chunk that it runs, is another one.
+        """
+        if self._whole and not whole:
+            return
+        self._whole = whole
+        self._reached = None
+        if pipeline is not None:
+            self.micro_step = self._passed.get(pipeline, 0)
+            self._passed[pipeline] = self.micro_step + 1
+        elif self._backward:
+            self.micro_step += 1
+        self._backward = False
+        self._forward = True
+
+    def backward_reached(self, micro_step: int) -> None:
+        """The running backward has come to the outputs of a forward of ``micro_step``."""
+        self._reached = micro_step
+
+    def backward_began(self, identity: int) -> None:
+        """A gradient has come; where no forward is seen, each backward is a micro batch."""
+        if not self._forward and self._backward_id not in (None, identity):
+            self.micro_step += 1
+        self._backward_id, self._backward = identity, True
+
+
+class StepCollector(Protocol):
+    """Collects rows of its own kind within a step."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def drain(self) -> Callable[[int], list[Batch]]:
+        """Ends the step's collection and begins another; the function returned waits for the device and gives the
+        rows of a step."""
+
+
+class CollectiveCollector(StepCollector, Protocol):
+    """Collects the collectives of a step."""
+
+    def before_update(self, step: int) -> None:
+        """An optimizer is about to update; called in every step, sampled or not, on every rank."""
+
+
+@dataclass
+class Run:
+    """The run, for sources: what to watch, where to record, when steps begin and end."""
+
+    settings: Any
+    framework: FrameworkAdapter
+    chunks: list[tuple[int, Any]]
+    """Model chunks by virtual pipeline stage."""
+    optimizers: list[Optimizer]
+    selection: Selection
+    recorder: Recorder
+    faults: Faults
+    main_grad: bool
+    clock: Clock = field(default_factory=Clock)
+    cost: Cost = field(default_factory=Cost)
+    before_update: list[Callable[[Optimizer, list[Watched], Tensor | None], None]] = field(default_factory=list)
+    after_update: list[Callable[[Optimizer, list[Watched]], None]] = field(default_factory=list)
+    step_ended: list[Callable[[], None]] = field(default_factory=list)
+    updated: set[int] = field(default_factory=set)
+    """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
+    outcome: str = "applied"
+    """Of the update that listeners after it are called for: ``applied``, ``skipped`` or ``unknown``."""
+    trained: frozenset[int] = frozenset()
+    """Identities of the parameters that an optimizer updates; empty if none is known to."""
+    gradients_now: list[Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]] = field(
+        default_factory=list
+    )
+    """Record the gradients that are held now, for who asks before the update."""
+    repeats: list[tuple[int, ...]] = field(default_factory=list)
+    """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
+    have."""
+    tensor_repeats: list[tuple[int, ...]] = field(default_factory=list)
+    """The same of the tensor-parallel group: of parameters that are not split over it."""
+    replicas: tuple[int, ...] = ()
+    """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
+    parameters: list[Watched] = field(default_factory=list)
+    attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
+    apart: list[StepCollector] = field(default_factory=list)
+    """What collects rows that no moments make."""
+    collectives: CollectiveCollector | None = None
+    directory: Path | None = None
+    """Where the files of this rank are; None where nothing is written."""
+    _backward: tuple[int, bool] = (-1, True)
+
+    def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
+        """Whether another rank of a group writes this reduced gradient of ``parameter``: all ranks of a group have the
+        same, unless they share it out among them. Where several sets of them do, one set holds what another does."""
+        repeats = self.repeats if getattr(parameter, SPLIT, False) else self.repeats + self.tensor_repeats
+        if not repeats:
+            return False
+        coverage = gradient.coverage if type(gradient) is Shard else self.framework.tensors.describe(gradient)[2]
+        sharing = {*coverage.ranks} if coverage else set[int]()
+        return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in repeats)
+
+    def in_training_backward(self) -> bool:
+        """Whether the running backward leads to parameters; notes that it runs."""
+        identity = self.framework.hooks.backward_id()
+        if identity != self._backward[0]:
+            self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
+        if self._backward[1]:
+            self.clock.backward_began(identity)
+        return self._backward[1]
+
+    def captured(self) -> bool:
+        """Whether nothing can be read, since what is launched now is only taken down (a CUDA graph); said once."""
+        if not self.framework.capturing():
+            return False
+        if CAPTURED not in self.faults.counts:
+            _log.warning(
+                "a CUDA graph is captured: nothing that runs in it can be recorded, neither now nor when it is replayed"
+            )
+        self.faults.lost(CAPTURED, 1)
+        return True
+
+    def guard(
+        self, where: str, function: Callable[..., None], skip: Callable[[], bool] | None = None
+    ) -> Callable[..., None]:
+        """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise.
+
+        Args:
+            skip: asked first, whether to do nothing.
+        """
+        clock, cost, faults, captured = self.clock, self.cost, self.faults, self.captured
+
+        def hook(*args: Any) -> None:
+            try:
+                if (skip is not None and skip()) or not clock.sampled or captured():
+                    return
+                begun = cost.begin()
+                try:
+                    function(*args)
+                finally:
+                    cost.end(begun)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+                try:
+                    faults.note(where, error)
+                except Exception:  # noqa: BLE001 - at the end of the stack nothing can be called
+                    faults.uncounted += 1
+
+        return hook
+
+    def on_forward(
+        self,
+        module: Any,
+        root: Any,
+        before: Callable[[str, Any], None],
+        after: Callable[[str, Any], None],
+        guard: Guard,
+        *,
+        compiled_too: bool = False,
+        gradients: bool = False,
+    ) -> Remove:
+        """Listens to forwards of ``module`` that are not evaluation. Both are told the kind, ``training`` or
+        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs.
+
+        Args:
+            compiled_too: whether to listen inside compiled graphs, where the settings ask for that.
+            gradients: whether ``after`` may listen to gradients there.
+        """
+        hooks = self.framework.hooks
+
+        def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if kind := hooks.forward_kind(root):
+                before(kind, (args, kwargs))
+
+        def ended(outputs: Any) -> None:
+            if kind := hooks.forward_kind(root):
+                after(kind, outputs)
+
+        clock = self.clock
+        inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
+        return hooks.on_forward(module, began, ended, guard, inside=inside, gradients=gradients)
+
+    def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
+        """Attaches to every watched parameter that can have a gradient, and to those that come later."""
+        self.attachers.append(attach)

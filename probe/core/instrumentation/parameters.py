@@ -1,0 +1,130 @@
+"""The parameters of a run, including those that come later: which are watched, by what name, and who updates them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from probe.core.backend.protocols import Optimizer
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.selection import Names, Watched
+
+REPLACED = (
+    "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
+    "optimizer after what replaces parameters (fully_shard, parallelize_module)"
+)
+STRANGE = (
+    "the optimizer updates none of the model's parameters, so that their updates are not seen: give set_monitor the "
+    "model and the optimizer that train together, after both are wrapped"
+)
+
+
+class Parameters:
+    """Finds the parameters of ``run``, of which nothing is known yet, and hooks those that can have a gradient."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._hooks = run, run.framework.hooks
+        self.looked = False
+        """Whether it was looked for new ones in the step in progress."""
+        self._attached: dict[int, ExitStack] = {}
+        """The hooks of each parameter."""
+        self._names = Names(run.settings.squash_name)
+        self._known: dict[int, Watched] = {}
+        self._waiting: list[Watched] = []
+        self._owned: dict[int, list[Watched]] = {}
+        self._census: list[int] = []
+        self._wrapping = True
+        """Whether a wrapper may put other parameters in their places before training begins."""
+
+    @contextmanager
+    def each_forward(self, began: Callable[[], None]) -> Iterator[None]:
+        """Looks when a model begins the first forward of a step; calls ``began`` at each."""
+
+        def before(*_: object) -> None:
+            began()
+            self.look()
+
+        with ExitStack() as placed:
+            for _, model in self._run.chunks:
+                guard = partial(self._run.guard, "parameters")
+                placed.callback(self._run.on_forward(model, model, before, lambda *_: None, guard))
+            yield
+
+    def look(self) -> None:
+        """Once a step."""
+        if not self.looked:
+            self.looked = True
+            self.find()
+
+    def unhook(self) -> None:
+        """Takes the hooks of all parameters away."""
+        for attached in self._attached.values():
+            attached.close()
+        self._attached.clear()
+
+    def find(self) -> None:
+        """Watches parameters that are new since the last look, and hooks those that have become trainable."""
+        for parameter in self._run.parameters:
+            self._run.framework.parallel.check_again(parameter.thing)
+        census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
+        if census != self._census or self._wrapping:
+            self._wrapping = self._census != census
+            self._census = census
+            self._watch_new()
+            self._share_out()
+            if not self._wrapping and census and self._known and not self._known.keys() & set(census):
+                self._run.faults.note("optimizer", ValueError(STRANGE))
+        still: list[Watched] = []
+        for parameter in self._waiting:
+            if self._hooks.trainable(parameter.thing):
+                for attach in self._run.attachers:
+                    self._attached.setdefault(id(parameter.thing), ExitStack()).callback(attach(parameter))
+            else:
+                still.append(parameter)
+        self._waiting = still
+
+    def _watch_new(self) -> None:
+        there = [(stage, [*self._hooks.parameters(model)]) for stage, model in self._run.chunks]
+        self._forget_but({id(thing): (stage, full) for stage, named in there for full, thing in named})
+        for stage, named in there:
+            self._names.expect(stage, (full for full, _ in named))
+            for full, thing in named:
+                if id(thing) in self._known:
+                    continue
+                watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
+                if self._run.selection.watches(watched):
+                    self._run.parameters.append(watched)
+                    self._waiting.append(watched)
+
+    def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
+        """Lets go of parameters that the model has no more, unless an optimizer updates them and no others have taken
+        their places (as ``fully_shard`` and ``parallelize_module`` have it)."""
+        names, owned = set(found.values()), set(self._census)
+        for identity, known in [*self._known.items()]:
+            replaced = (known.stage, known.full) in names
+            if identity in found or (identity in owned and not replaced):
+                continue
+            if identity in owned:
+                self._run.faults.note("parameters", ValueError(REPLACED.format(known.full)))
+            self._names.release(self._known.pop(identity))
+            self._attached.pop(identity, ExitStack()).close()
+        self._run.parameters[:] = [each for each in self._run.parameters if id(each.thing) in self._known]
+        self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
+
+    def hand_over(self, optimizer: Optimizer) -> None:
+        """``optimizer`` is watched no more; who updates what is found out at the next look."""
+        self._owned.pop(id(optimizer), None)
+        self._census, self.looked = [], False
+
+    def _share_out(self) -> None:
+        """Which optimizer's step each parameter belongs to; what none updates goes with the first."""
+        mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
+        first, self._run.trained = id(self._run.optimizers[0]), frozenset(mine)
+        self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
+        for parameter in self._run.parameters:
+            self._owned[mine.get(id(parameter.thing), first)].append(parameter)
+
+    def of(self, optimizer: Optimizer) -> list[Watched]:
+        """The watched ones whose training step ``optimizer`` takes."""
+        return self._owned.get(id(optimizer), [])

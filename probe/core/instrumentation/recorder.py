@@ -1,0 +1,356 @@
+"""One step's readings: reduced where the tensors are alive, brought to the host in one trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from probe.core.backend.protocols import Block, Shard, Tensor, Tensors
+from probe.core.histogram import BINS, HISTOGRAM, shifted, width
+from probe.core.moments import nothing
+from probe.core.records import Array, Batch, Coverage, Key
+
+Reference = int
+"""A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
+Described = tuple[tuple[int, ...], object, Coverage | None]
+Row = tuple[Described, int, Reference, Reference]
+"""Shape, dtype and coverage, order, where its values stand, and where the factor that they carry (a gradient
+scaler's); -1 for none."""
+Known = dict[object, tuple[Callable[[], object], Block]]
+NOTHING = 1 << 60
+"""The reference of a tensor without elements."""
+MISSING = NOTHING + 1
+"""The reference of a tensor that could not be reduced: its row is left out."""
+UNKNOWN: Described = ((), None, None)
+"""Of a tensor that could not be described."""
+Failed = Callable[[str, Exception], None]
+"""Gets the signal and the name of a row that is left out, and the error."""
+
+
+@dataclass
+class Readings:
+    """The rows of one signal; a key that comes again replaces its row."""
+
+    micro_stepped: bool
+    keys: dict[Key, int] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    forgotten: set[int] = field(default_factory=set)
+    """Rows whose value is out of date, and not known yet."""
+
+    def put(self, key: Key, row: Row) -> None:
+        """Adds a row, or replaces that of the same key."""
+        place = self.keys.setdefault(key, len(self.rows))
+        if place == len(self.rows):
+            self.rows.append(row)
+        else:
+            self.forgotten.discard(place)
+            self.rows[place] = row
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step's readings on their way to the host."""
+
+    readings: dict[str, Readings]
+    columns: tuple[str, ...]
+    wait: Callable[[], Array]
+    block_rows: int
+    held: list[int]
+    """The rows of the held tensors."""
+
+    def batches(self, step: int) -> list[Batch]:
+        """Waits for the device, once."""
+        rows = self.wait() if self.block_rows else np.empty((0, width(self.columns)))
+        rows = np.concatenate([rows, nothing(self.columns)[np.newaxis]])
+        return [self._batch(signal, readings, rows, step) for signal, readings in self.readings.items()]
+
+    def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
+        described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
+        shapes, kinds, coverage = zip(*described, strict=True) if described else ((),) * 3
+        at = np.array([r if r >= 0 else self.held[-1 - r] for r in references], dtype=np.int64)
+        left_out = readings.forgotten.union(np.flatnonzero(at == MISSING).tolist())
+        at = np.minimum(at, len(rows) - 1)
+        columns = {name: rows[at, i] for i, name in enumerate(self.columns) if name != HISTOGRAM}
+        if HISTOGRAM in self.columns:
+            columns[HISTOGRAM] = rows[at, -BINS:]
+        scales = np.array(factors, dtype=np.int64)
+        if (scales >= 0).any():
+            columns = _unscaled(columns, np.where(scales >= 0, rows[scales, 0], 1.0))
+        dtypes = {dtype: str(dtype) for dtype in set(kinds)}
+        batch = Batch(
+            signal=signal,
+            step=step,
+            keys=tuple(readings.keys),
+            shapes=shapes,
+            dtypes=tuple(dtypes[dtype] for dtype in kinds),
+            order=np.array(order, dtype=np.int64),
+            columns=columns,
+            micro_stepped=readings.micro_stepped,
+            coverage=coverage if any(coverage) else (),
+        )
+        return _without(batch, left_out) if left_out else batch
+
+
+def _without(batch: Batch, rows: set[int]) -> Batch:
+    """``batch`` less some of its rows."""
+    kept = [row for row in range(len(batch)) if row not in rows]
+    return replace(
+        batch,
+        keys=tuple(batch.keys[row] for row in kept),
+        shapes=tuple(batch.shapes[row] for row in kept),
+        dtypes=tuple(batch.dtypes[row] for row in kept),
+        order=batch.order[kept],
+        columns={name: values[kept] for name, values in batch.columns.items()},
+        coverage=tuple(batch.coverage[row] for row in kept) if batch.coverage else (),
+    )
+
+
+def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
+    """Moments of ``x / scale`` from those of ``x``."""
+    power = {"min": 1, "max": 1, "sum": 1, "sumsq": 2, "m2": 2}
+    return {
+        name: shifted(values, scale) if name == HISTOGRAM else values / scale ** power.get(name, 0)
+        for name, values in columns.items()
+    }
+
+
+class Recorder:
+    """Collects one step's readings. Used on the training thread alone; waits for no device.
+
+    Args:
+        failed: gets each row that is left out because its tensor cannot be reduced; the other rows are there.
+        before: how many readings others have collected before each; what is collected beside them is numbered so.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        columns: Sequence[str],
+        eps: float,
+        failed: Failed,
+        before: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
+        self._failed = failed
+        self._known: Known = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the step, but for what the next one may find unchanged."""
+        self._known_before, self._known = self._known, {}
+        self._readings: dict[str, Readings] = {}
+        self._blocks: list[Block] = []
+        self._rows = 0
+        self._held: list[Tensor] = []
+        self._held_rows: list[int] = []
+        self._seen: dict[object, tuple[Callable[[], object], Reference]] = {}
+        self._scales: dict[object, tuple[Tensor, Reference]] = {}
+        self._calls = 0
+
+    def __len__(self) -> int:
+        return self._calls
+
+    @property
+    def _order(self) -> int:
+        return self._before() + self._calls
+
+    def record(
+        self,
+        signal: str,
+        key: Key,
+        tensor: Tensor | Shard,
+        *,
+        micro_stepped: bool = False,
+        scale: Tensor | None = None,
+        shared: bool = False,
+        remember: bool = False,
+    ) -> None:
+        """Reduces a tensor that may be freed or changed the next moment.
+
+        Args:
+            micro_stepped: whether rows of this signal are told apart by their micro step.
+            scale: a factor that the values carry, divided out on the host.
+            shared: whether the same object may be recorded again this step, then to be reduced only once.
+            remember: whether :meth:`record_all` may find it again, unchanged.
+        """
+        row: Row
+        try:
+            tensor, described = self._describe(tensor)
+            reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
+            row = described, self._order, reference, self._scale(scale)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+            self._leave_out(signal, key, error)
+            reference, row = MISSING, (UNKNOWN, self._order, MISSING, -1)
+        self._put(signal, micro_stepped).put(key, row)
+        self._calls += 1
+        if remember and scale is None and 0 <= reference < NOTHING:
+            self._remember(tensor, self._blocks[-1])
+
+    def record_all(
+        self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
+    ) -> None:
+        """Reduces a list of tensors in few launches, leaving out those that are known and have not changed."""
+        if not tensors:
+            return
+        readings, factor, keys = self._put(signal, False), self._scale(scale), [*keys]
+        known = [self._known_place(signal, key, given, scale) for key, given in zip(keys, tensors, strict=True)]
+        places = [place for _, _, place in known]
+        fresh = [i for i, place in enumerate(places) if place is None]
+        if fresh:
+            lost = lambda i, error: self._leave_out(signal, keys[fresh[i]], error)  # noqa: E731
+            rows = self._reduced([known[i][0] for i in fresh], scale, lost)
+            for i, row in zip(fresh, rows, strict=True):
+                places[i] = row
+            if scale is None and isinstance(rows, range):
+                block = self._blocks[-1]
+                for row, i in enumerate(fresh):
+                    self._remember(known[i][0], block[row : row + 1])
+        for key, (_, about, _), place in zip(keys, known, places, strict=True):
+            readings.put(key, (about, self._order, NOTHING if place is None else place, factor))
+            self._calls += 1
+
+    def _known_place(
+        self, signal: str, key: Key, given: Tensor | Shard, scale: Tensor | None
+    ) -> tuple[Tensor, Described, Reference | None]:
+        """The tensor, what it is, and where its values stand already; None if they are still to be reduced."""
+        try:
+            tensor, about = self._describe(given)
+            return tensor, about, NOTHING if 0 in about[0] else self._find(tensor, scale)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+            return given, UNKNOWN, self._leave_out(signal, key, error)
+
+    def _describe(self, given: Tensor | Shard) -> tuple[Tensor, Described]:
+        if type(given) is not Shard:
+            return given, self._tensors.describe(given)
+        shape, dtype, _ = self._tensors.describe(given.tensor)
+        return given.tensor, (shape, dtype, given.coverage)
+
+    def _remember(self, tensor: Tensor, block: Block) -> None:
+        if "sum" in self.columns:
+            identity, alive = self._tensors.identity(tensor)
+            self._known[identity] = (alive, block)
+
+    def _find(self, tensor: Tensor, scale: Tensor | None) -> Reference | None:
+        """The row of ``tensor`` if it was reduced in this step or the last and is still the same.
+
+        Object and version are not proof: writes through ``.data``, and collectives, leave the version as it is. So the
+        sum must be equal too, to the last bit.
+        """
+        if scale is not None or not (self._known or self._known_before):
+            return None
+        identity, _ = self._tensors.identity(tensor)
+        known = self._known.get(identity) or self._known_before.get(identity)
+        if known is None:
+            return None
+        alive, block = known
+        if alive() is None or not self._tensors.unchanged(tensor, block, self.columns.index("sum")):
+            return None
+        self._known[identity] = (alive, block)
+        return self._add(block, 1)
+
+    def forget(self, signal: str, key: Key) -> None:
+        """Leaves a row out until it is recorded again: what it says is no longer so."""
+        readings = self._readings.get(signal)
+        if readings is not None and key in readings.keys:
+            readings.forgotten.add(readings.keys[key])
+
+    def next_call(self, signal: str, key: Key) -> Key:
+        """``key``, or its next repetition if it was recorded before."""
+        readings = self._readings.get(signal)
+        while readings is not None and key in readings.keys:
+            key = key._replace(call=key.call + 1)
+        return key
+
+    def drain(self) -> Pending:
+        """Hands the step over and begins another; starts the one copy to the host."""
+        pending = self.peek(None)
+        self.clear()
+        return pending
+
+    def peek(self, signals: Iterable[str] | None) -> Pending:
+        """What was seen so far of ``signals`` (all if None), which goes on being collected."""
+        chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
+        self._settle()
+        wait = self._tensors.to_host(self._blocks)
+        return Pending(dict(chosen), self.columns, wait, self._rows, list(self._held_rows))
+
+    def _settle(self) -> None:
+        """Reduces the held tensors together."""
+        if self._held:
+            first = len(self._held_rows)
+            self._held_rows += self._reduced(self._held, None, lambda i, error: self._leave_out_held(first + i, error))
+            self._held = []
+
+    def _reduced(
+        self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0
+    ) -> Sequence[Reference]:
+        """Where the values of each stand: reduced together (a range) or, if that cannot be done, in ever smaller parts,
+        until ``lost`` gets the number of each that cannot be reduced, and why."""
+        try:
+            start = self._add(self._moments(tensors, scale), len(tensors))
+        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+            if len(tensors) == 1:
+                lost(first, error)
+                return [MISSING]
+        else:
+            return range(start, start + len(tensors))
+        half = len(tensors) // 2
+        before = self._reduced(tensors[:half], scale, lost, first)
+        return [*before, *self._reduced(tensors[half:], scale, lost, first + half)]
+
+    def _leave_out(self, signal: str, key: Key, error: Exception) -> Reference:
+        """Counts a row whose tensor could not be reduced."""
+        self._failed(f"{signal} of {'.'.join(filter(None, (key.name, key.part)))}", error)
+        return MISSING
+
+    def _leave_out_held(self, number: int, error: Exception) -> None:
+        """Counts every row of a held tensor that could not be reduced."""
+        for signal, readings in self._readings.items():
+            for key, place in readings.keys.items():
+                if readings.rows[place][2] == -1 - number:
+                    self._leave_out(signal, key, error)
+
+    def _put(self, signal: str, micro_stepped: bool) -> Readings:
+        readings = self._readings.get(signal)
+        if readings is None:
+            readings = self._readings[signal] = Readings(micro_stepped)
+        readings.micro_stepped |= micro_stepped
+        return readings
+
+    def _scale(self, scale: Tensor | None) -> Reference:
+        """Where the value stands that ``scale`` has now: a scaler changes it in place after the step."""
+        if scale is None:
+            return -1
+        identity, _ = self._tensors.identity(scale)
+        if identity not in self._scales:
+            block = self._tensors.moments([scale], ("sum",) * width(self.columns), 0.0, None)
+            self._scales[identity] = (scale, self._add(block, 1))
+        return self._scales[identity][1]
+
+    def _once(self, tensor: Tensor, shape: tuple[int, ...]) -> Reference:
+        identity, alive = self._tensors.identity(tensor)
+        seen = self._seen.get(identity)
+        if seen is not None and seen[0]() is not None:
+            return seen[1]
+        reference = self._reduce(tensor, shape, None)
+        self._seen[identity] = (alive, reference)
+        return reference
+
+    def _reduce(self, tensor: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> Reference:
+        if 0 in shape:
+            return NOTHING
+        held = self._tensors.hold(tensor) if scale is None else None
+        if held is None:
+            return self._add(self._moments([tensor], scale), 1)
+        self._held.append(held)
+        return -len(self._held_rows) - len(self._held)
+
+    def _moments(self, tensors: Sequence[Tensor], scale: Tensor | None) -> Block:
+        return self._tensors.moments(tensors, self.columns, self._eps, scale)
+
+    def _add(self, block: Block, rows: int) -> Reference:
+        self._blocks.append(block)
+        self._rows += rows
+        return self._rows - rows

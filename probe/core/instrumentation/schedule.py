@@ -1,0 +1,39 @@
+"""Which steps are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probe.core.instrumentation.pace import Pace
+
+
+@dataclass
+class Schedule:
+    """Every ``step_interval``-th step from ``start_step`` on, ``collect_times`` times; fewer where ``pace`` says so."""
+
+    start_step: int = 0
+    step_interval: int = 1
+    collect_times: int = 100_000_000
+    pace: Pace | None = None
+    collected: int = 0
+    last: int | None = None
+    """The step that was sampled last."""
+
+    def samples(self, step: int) -> bool:
+        """Whether ``step`` is to be sampled."""
+        if self.finished or step < self.start_step or (step - self.start_step) % self.step_interval:
+            return False
+        return self.pace is None or self.last is None or step - self.last >= self.pace.interval
+
+    def ended(self, step: int, sampled: bool) -> None:
+        """``step`` is over."""
+        if sampled:
+            self.last = step
+            self.collected += 1
+        elif self.pace is not None and not self.finished and step >= self.start_step:
+            self.pace.skipped += (step - self.start_step) % self.step_interval == 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will ever be sampled."""
+        return self.collected >= self.collect_times

@@ -1,0 +1,177 @@
+"""Which modules and parameters are watched, and under which names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from probe.core.config.errors import LONGEST_NAME
+from probe.core.naming import squash_name
+from probe.core.records import Key
+
+PLACES = ("input", "output", "input_grad", "output_grad")
+
+
+class Watched(NamedTuple):
+    """A module or parameter with the names it goes by."""
+
+    stage: int
+    full: str
+    """As the framework calls it."""
+    name: str
+    """As rows call it."""
+    thing: Any
+    key: Key
+    """Of its rows, as far as it alone says."""
+
+
+def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
+    """``thing`` under these names."""
+    return Watched(stage, full, name, thing, Key(name, stage=stage))
+
+
+class Names:
+    """Gives row names: squashed if asked for, unless two things of one stage would be called alike: then both keep
+    their full names. What has its name by the time the other comes keeps it, as rows have been written under it.
+    """
+
+    def __init__(self, squash: bool) -> None:
+        self._squash = squash
+        self._taken: set[tuple[int, str]] = set()
+        self._contested: dict[int, set[str]] = {}
+        """Of each stage the short names that several full names have."""
+
+    def expect(self, stage: int, full_names: Iterable[str]) -> None:
+        """All that there is to be watched now."""
+        names = Counter(squash_name(full) for full in set(full_names))
+        self._contested[stage] = {name for name, number in names.items() if number > 1}
+
+    def watch(self, stage: int, full: str, thing: Any) -> Watched:
+        """``thing`` under its name."""
+        name = squash_name(full) if self._squash else full
+        if name != full and ((stage, name) in self._taken or name in self._contested.get(stage, ())):
+            name = full
+        self._taken.add((stage, name))
+        return watched(stage, full, name, thing)
+
+    def release(self, gone: Watched) -> None:
+        """``gone`` is watched no more: its name is free."""
+        self._taken.discard((gone.stage, gone.name))
+
+
+MOST_NAMED, MOST_HINTS = 20, 3
+"""Names that nothing is called by that a message lists, and those of them with the nearest name: to find that takes a
+look at every name of the model."""
+
+
+Lead = Callable[[tuple[int | str, ...]], str]
+"""Gives what a problem begins with, by the path of its key: the file and the line, where there is a file."""
+
+
+def no_lead(path: tuple[int | str, ...]) -> str:  # noqa: ARG001
+    """Of a configuration that is no file."""
+    return ""
+
+
+def unknown_names(wrong: Sequence[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each of ``wrong``, as many as a message lists, with what a sentence about it ends with."""
+    there = sorted(known) if wrong else []
+    for number, name in enumerate(wrong[:MOST_NAMED]):
+        near = nearest_name(name, there) if number < MOST_HINTS else None
+        rest = f"; and {len(wrong) - MOST_NAMED} more" if number + 1 == MOST_NAMED < len(wrong) else ""
+        yield name, (f"; did you mean {near!r}?" if near else "; print(model) shows the names") + rest
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str | None:
+    """The one of ``known`` that was meant; None for what is too long for any."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None) if len(name) <= LONGEST_NAME else None
+
+
+class Target(NamedTuple):
+    key: str
+    """As it was written."""
+    stage: int | None
+    name: str
+    places: Mapping[str, Any]
+
+
+class Selection:
+    """What ``targets``, ``all_xy``, ``forward_only`` and ``backward_only`` choose."""
+
+    def __init__(self, targets: Mapping[str, Any], all_xy: bool, forward_only: bool, backward_only: bool) -> None:
+        self._targets = [_target(key, entry) for key, entry in targets.items()]
+        self._at: dict[tuple[int | None, str], list[int]] = {}
+        for number, target in enumerate(self._targets):
+            self._at.setdefault((target.stage, target.name), []).append(number)
+        self._unmatched = dict.fromkeys(range(len(self._targets)))
+        self._all_xy = all_xy or not targets
+        forward, backward = PLACES[:2], PLACES[2:]
+        self._open = (() if backward_only else forward) + (() if forward_only else backward)
+
+    def watches(self, parameter: Watched) -> bool:
+        """Whether a parameter is among the targets or inside one. ``layers.1`` never takes ``layers.10``."""
+        around = {part for name in names_of(parameter.full) for part in _around(name)}
+        return bool(self._find(parameter.stage, around)) or not self._targets
+
+    def places(self, module: Watched) -> dict[str, Any]:
+        """What of a module is watched: place -> element selector, or None for all elements."""
+        if found := self._find(module.stage, names_of(module.full)):
+            first = self._targets[min(found)]
+            return {place: first.places[place] for place in self._open if place in first.places}
+        return dict.fromkeys(self._open) if self._all_xy else {}
+
+    def named(self, stage: int, full: str) -> str | None:
+        """The target that is the name of a thing, if one is."""
+        found = self._find(stage, names_of(full))
+        return self._targets[min(found)].key if found else None
+
+    def check(self, names: Iterable[str], lead: Lead = no_lead) -> list[str]:
+        """One sentence for each target that named nothing, as far as a message lists them.
+
+        Args:
+            names: what could have been named.
+            lead: gives what a sentence begins with, by the path of its key.
+        """
+        wrong = [self._targets[number].key for number in self._unmatched]
+        full = set(names)
+        known = full | {squash_name(name) for name in full} if wrong else full
+        expected = "expected the name of a module or parameter of the model"
+        bare = [re.sub(r"^\d+:", "", key) for key in wrong]
+        return [
+            f"{lead(('targets', key))}targets.{key[:LONGEST_NAME]}: {expected}, got {key[:LONGEST_NAME]!r}{end}"
+            for key, (_, end) in zip(wrong, unknown_names(bare, known), strict=False)
+        ]
+
+    def _find(self, stage: int, names: Iterable[str]) -> list[int]:
+        """The positions of the targets of these names, which name something."""
+        keys = ((of, name) for name in names for of in (None, stage))
+        found = [number for key in keys for number in self._at.get(key, ())]
+        for number in found:
+            self._unmatched.pop(number, None)
+        return found
+
+
+def _target(key: str, entry: Any) -> Target:
+    prefix = re.match(r"(\d+):", key)
+    chosen = {place: getattr(entry, place) for place in PLACES if getattr(entry, place) is not None}
+    name = key[prefix.end() :] if prefix else key
+    return Target(key, int(prefix.group(1)) if prefix else None, name, chosen or dict.fromkeys(PLACES))
+
+
+def names_of(full: str) -> set[str]:
+    """All that a thing may be called: as the user has it, squashed, and as what wraps it has made of it."""
+    return {full, squash_name(full), getattr(full, "raw", full)}
+
+
+def _around(name: str) -> Iterator[str]:
+    """``name``, and the names of everything that it is inside of; the empty name is the whole model."""
+    yield ""
+    yield name
+    yield from (name[: dot.start()] for dot in re.finditer(r"\.", name))
+
+
+def inside(name: str, target: str) -> bool:
+    return not target or name == target or name.startswith(f"{target}.")

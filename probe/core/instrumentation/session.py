@@ -1,0 +1,455 @@
+"""Attach, count steps, deliver, detach. The one place that owns the step counter and every hook."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from probe.core.backend.protocols import Optimizer, Tensor
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.overhead import Spent
+from probe.core.instrumentation.parameters import Parameters
+from probe.core.instrumentation.recorder import Pending, Recorder
+from probe.core.instrumentation.schedule import Schedule
+from probe.core.instrumentation.signals.sources import Source
+from probe.core.instrumentation.step_boundary import Turns
+from probe.core.instrumentation.succession import Succession
+from probe.core.records import Batch
+
+Between = Callable[[int], None]
+
+
+class FinishedStep(NamedTuple):
+    """A sampled step that has ended, with moments that may still be on their way to the host."""
+
+    number: int
+    time: float
+    """Seconds since 1970."""
+    pending: Pending
+    collected: Sequence[Callable[[int], list[Batch]]]
+    """Rows of signals with recorders of their own."""
+    ops: Sequence[str]
+    spent: Spent
+    outcome: str
+
+    def batches(self) -> list[Batch]:
+        """Every row; waits for the device."""
+        return [*self.pending.batches(self.number), *(batch for rows in self.collected for batch in rows(self.number))]
+
+
+class StepConsumer(Protocol):
+    """Receiver of the steps of a session."""
+
+    @property
+    def delivers(self) -> bool:
+        """Whether steps that are submitted in this process are processed."""
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether a submitted step may still wait for other ranks."""
+
+    @property
+    def beside(self) -> float:
+        """Seconds of processor time taken so far, beside training."""
+
+    @property
+    def on_device(self) -> float:
+        """Seconds that a device has taken so far."""
+
+    def submit(self, step: FinishedStep) -> None:
+        """Processes ``step`` on another thread."""
+
+    def timed(self, seconds: float, own: float) -> None:
+        """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
+
+    def succeed(self, run: Run) -> None:
+        """Notes that another optimizer has taken the place of one."""
+
+
+class Session:
+    """One monitored run between attaching and detaching.
+
+    Args:
+        run: what is watched; its clock, recorder and lists of listeners are this session's from now on.
+        output: gets every sampled step on its thread; None if this rank takes no part.
+        between: called between steps with the number of the one to begin; may call :meth:`change`.
+    """
+
+    def __init__(
+        self, run: Run, schedule: Schedule, start: int, output: StepConsumer | None, between: Between | None = None
+    ) -> None:
+        self._hooks = run.framework.hooks
+        self._sources = ExitStack()
+        """Every other hook than those that count steps."""
+        self._take(run, schedule, output)
+        self._between = between
+        self._turns = Turns(run.optimizers)
+        self._succession = Succession(self, lambda: self._run)
+        self.updates, self.updating = 0, False
+        self._hooked = [*run.optimizers]
+        """The optimizers that are listened to: those that are watched, and those whose place another has taken."""
+        self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
+        """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
+        self._own = 0.0
+        """Seconds that the monitor took between the last step and the one in progress."""
+        self._outcome = "applied"
+        self._thread = threading.current_thread()
+        """The thread that trains, as far as is known."""
+        self._stack = ExitStack()
+        self._retire_with: Callable[[], None] | None = None
+        self._detached = self._working = self._leaving = self._retires = False
+        """Whether nothing is listened to any more; whether an optimizer's hook is running; whether all hooks are taken
+        away at the next forward; and whether that forward has come."""
+        self.last: tuple[int, Pending, Sequence[str]] | None = None
+        """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
+        run.clock.begin(start, schedule.samples(start))
+
+    def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
+        """Begins to watch ``run``, of which nothing is known yet."""
+        self._run, self._schedule, self._output = run, schedule, output
+        self._parameters = Parameters(run)
+
+    def change(self, run: Run, schedule: Schedule, output: StepConsumer | None, sources: Sequence[Source]) -> None:
+        """Watches ``run`` instead, which has the same model and optimizers, from the step about to begin.
+
+        Called between steps.
+
+        Raises:
+            Exception: if a hook cannot be placed; none is then.
+        """
+        if self._detached:  # by a signal handler or another thread, since the step ended
+            return
+        clock = self._run.clock
+        run.optimizers[:] = self._run.optimizers
+        self._sources.close()
+        self._take(run, schedule, output)
+        run.clock.begin(clock.step, False)
+        self._place(sources)
+
+    def at_once(self, act: Callable[[int], None]) -> None:
+        """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
+        nothing of that step has been seen: between an update and the next forward."""
+        self._guarded("control", lambda: self._at_once(act))
+
+    def _at_once(self, act: Callable[[int], None]) -> None:
+        run = self._run
+        seen = self._parameters.looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
+        if self._detached or (run.clock.sampled and seen):
+            return
+        step = run.clock.step
+        self._guarded("control", lambda: act(step))
+        self._run.clock.begin(step, self._samples(step))
+
+    def _place(self, sources: Sequence[Source]) -> None:
+        """Places the hooks of ``sources`` and those of parameters, or none."""
+        try:
+            self._sources.callback(self._parameters.unhook)
+            for source in sources:
+                self._sources.enter_context(source(self._run))
+            self._parameters.find()
+            if sources:
+                self._sources.enter_context(self._parameters.each_forward(self._forward_began))
+        except BaseException:
+            self._sources.close()
+            raise
+
+    def _forward_began(self) -> None:
+        self._thread = threading.current_thread()
+        self._succession.forward_began()
+
+    def attach(self, sources: Sequence[Source]) -> None:
+        """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
+        try:
+            self._stack.callback(self._run.framework.prepare(self._run.settings))
+            self._stack.callback(self._sources.close)
+            self._place(sources)
+            for optimizer in self._run.optimizers:
+                self._stack.callback(self._hooks.on_step(optimizer, self))
+            began, ended = map(self._listening, (self._succession.began, self._succession.ended))
+            self._stack.callback(self._run.framework.on_every_step(began, ended))
+        except BaseException:
+            self._rest()
+            self._stack.close()
+            raise
+
+    def detach(self, at_once: bool = False) -> bool:
+        """Ends listening and takes every hook away: afterwards model, optimizer and framework are as they were found.
+
+        While a framework goes through its hooks they stay where they are, without effect, until the next forward after
+        the next update, or until this is called again; so they do if another thread trains, of which nobody knows what
+        it is doing.
+
+        Args:
+            at_once: whether that cannot be, since nobody knows of model and optimizers any more.
+
+        Returns:
+            Whether they are taken away.
+        """
+        self._rest()
+        if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
+            return False
+        self._stack.close()
+        return True
+
+    def _trains_elsewhere(self) -> bool:
+        """Whether the thread that trains is another one, which has not ended."""
+        return self._thread is not threading.current_thread() and self._thread.is_alive()
+
+    def _rest(self) -> None:
+        self._detached = True
+        self._run.clock.sampled = False
+
+    def _leave(self) -> None:
+        """An optimizer is about to update, so that no hook of a model is being called: those of the optimizer are when
+        the next forward begins."""
+        if not self._leaving:
+            self._leaving = True
+            _, model = self._run.chunks[0]
+            self._stack.callback(self._hooks.at_next_forward(model, self._taken_away))
+
+    def _taken_away(self) -> None:
+        self._guarded("end of the run", self._stack.close)
+
+    def retire(self, remove: Callable[[], None]) -> None:
+        """Calls ``remove`` at the next forward, where hooks may be taken away safely: the hooks of the step that has
+        just ended are still being iterated."""
+        self._retire_with = remove
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which steps are sampled."""
+        return self._schedule
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be sampled."""
+        return self._schedule.finished
+
+    # What the optimizer's hooks call.
+
+    def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Gradients are as they will be applied."""
+        self._thread = threading.current_thread()
+        if self._detached:  # or somebody has wrapped what called us, so that it could not be taken away
+            self._guarded("end of the run", self._leave)
+            return
+        self.updating = True
+        with self._at_work():
+            self._guarded("before the update", partial(self._before, optimizer, scale))
+
+    def _before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        if not self._watches(optimizer):
+            self._guarded("optimizer", lambda: self._come_back(optimizer))
+            if not self._watches(optimizer):
+                return
+        if self._turns.ends_by(optimizer):
+            self._guarded("end of step", self._end)
+        if (collectives := self._run.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
+        if not self._run.clock.sampled or self._run.captured():
+            return
+        begun = self._run.cost.begin()
+        self._guarded("parameters", self._parameters.look)
+        for listen in self._run.before_update:
+            self._guarded("before the update", partial(listen, optimizer, self._parameters.of(optimizer), scale))
+        if len(self._run.optimizers) > 1:
+            self._run.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
+        self._run.cost.end(begun)
+
+    def after(self, optimizer: Optimizer, outcome: str) -> None:
+        """The update was applied or skipped; the step ends when every optimizer has had its turn."""
+        if self._detached:
+            return
+        self.updates, self.updating = self.updates + 1, False
+        if not self._watches(optimizer):
+            return
+        with self._at_work():
+            if self._run.clock.sampled:
+                self._guarded("after the update", partial(self._after, optimizer, outcome))
+            self._outcome = outcome
+            if self._turns.take(optimizer):
+                self._guarded("end of step", self._end)
+
+    def _after(self, optimizer: Optimizer, outcome: str) -> None:
+        if self._run.captured():
+            return
+        begun, self._run.outcome = self._run.cost.begin(), outcome
+        for listen in self._run.after_update:
+            self._guarded("after the update", partial(listen, optimizer, self._parameters.of(optimizer)))
+        self._run.cost.end(begun)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """While an optimizer's hook is running."""
+        before, self._working = self._working, True
+        try:
+            yield
+        finally:
+            self._working = before
+
+    def follow(self, number: int, optimizer: Optimizer) -> None:
+        """``optimizer`` takes the place of a watched one; it has just updated, which ends a step."""
+        if not any(optimizer is known for known in self._hooked):
+            self._hooks.check_optimizer(optimizer)
+            self._stack.callback(self._hooks.on_step(optimizer, self))
+            self._hooked.append(optimizer)
+        self._exchange(number, optimizer)
+        if self._output is not None:
+            self._output.succeed(self._run)
+        self.after(optimizer, "applied")
+
+    def _come_back(self, optimizer: Optimizer) -> None:
+        """One whose place another has taken is about to update."""
+        mine = {id(parameter) for parameter in self._hooks.owned(optimizer)}
+        sharing = [len(mine & {id(p) for p in self._hooks.owned(each)}) for each in self._run.optimizers]
+        if any(sharing):
+            self._exchange(sharing.index(max(sharing)), optimizer)
+
+    def _watches(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is watched for watched in self._run.optimizers)
+
+    def _exchange(self, number: int, optimizer: Optimizer) -> None:
+        before, self._run.optimizers[number] = self._run.optimizers[number], optimizer
+        self._turns.hand_over(before, optimizer)
+        self._parameters.hand_over(before)
+
+    def suspend(self) -> None:
+        """Collects nothing more of the step in progress, and drops what was seen of it."""
+        if self._run.clock.sampled:
+            self._run.clock.sampled = False
+            self._drop()
+
+    def searching(self, on: bool) -> None:
+        """Between these two, a closure is evaluated again within an update."""
+        self._run.clock.searching = on and not self._detached
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Counts what an adapter could not do."""
+        self._run.faults.note(where, error)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the step in progress is sampled."""
+        return self._run.clock.sampled
+
+    def gradients_now(self, into: Recorder) -> None:
+        """Records what those optimizers would be given now that have not updated in this step."""
+        for optimizer in self._run.optimizers:
+            if not self._turns.taken(optimizer):
+                for record in self._run.gradients_now:
+                    record(into, optimizer, self._parameters.of(optimizer), self._hooks.held_scale(optimizer))
+
+    def _end(self) -> None:
+        """Hands a sampled step over and begins the next."""
+        run, step = self._run, self._run.clock.step
+        self.last = None
+        sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
+        if sampled:
+            self._guarded("end of step", self._finish)
+        try:
+            self._guarded("schedule", lambda: self._schedule.ended(step, sampled))
+            self._guarded("cost", lambda: self._time(sampled, hooks, handing))
+            self._turns.clear()
+            self._succession.step_ended()
+            self._parameters.looked = False
+            run.clock.begin(step + 1, False)
+            if (between := self._between) is not None:
+                self._guarded("control", lambda: between(step + 1))
+        finally:  # training may be stopped as configured, and may go on all the same
+            self._own = time.perf_counter() - self._ended
+            self._run.clock.begin(step + 1, self._samples(step + 1))
+        if self._schedule.finished and self._retire_with is not None:
+            self._arm_retirement()
+
+    def _finish(self) -> None:
+        """Hands the step over, or drops what can not be read."""
+        captured = True
+        try:
+            captured = self._run.captured()
+        finally:
+            if captured:
+                self._drop()
+        if not captured:
+            self._hand_over(self._outcome)
+
+    def _time(self, sampled: bool, hooks: float, handing: float) -> None:
+        """How long the step has taken, and what of that was the monitor's: ``hooks``, all since ``handing``, and what
+        was done before it began."""
+        now = time.perf_counter()
+        took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
+        if self._output is not None:
+            self._output.timed(took, own)
+        if (pace := self._schedule.pace) is not None:
+            pace.step(took, own, sampled)
+            if sampled and self._output is not None:
+                delivered, self._delivered = self._delivered, self._output.beside
+                on_device, self._on_device = self._on_device, self._output.on_device
+                pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
+
+    def _samples(self, step: int) -> bool:
+        """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
+        if self._detached:
+            return False
+        return self._schedule.samples(step) and (self._output is None or self._output.delivers)
+
+    def flush_partial(self) -> None:
+        """Delivers what was seen of a step that will never end."""
+        run = self._run
+        if run.clock.sampled and any(map(len, (run.recorder, run.collectives or (), *run.apart))):
+            self._guarded("end of step", lambda: self._hand_over("partial"))
+
+    def _hand_over(self, outcome: str) -> None:
+        run, begun = self._run, self._run.cost.begin()
+        step, now = run.clock.step, time.time()
+        try:
+            pending = run.recorder.drain()
+            collecting = [*run.apart, *([run.collectives] if run.collectives is not None else [])]
+            apart = [each.drain() for each in collecting]
+        finally:
+            self._drop()
+        self.last = (step, pending, run.settings.statistics)
+        spent = run.cost.take(begun)
+        if self._output is not None:
+            self._output.submit(FinishedStep(step, now, pending, apart, run.settings.statistics, spent, outcome))
+
+    def _drop(self) -> None:
+        """Forgets what was seen of the step."""
+        for listen in self._run.step_ended:
+            self._guarded("end of step", listen)
+        self._run.updated.clear()
+        self._run.recorder.clear()
+
+    def _arm_retirement(self) -> None:
+        remove, self._retire_with = self._retire_with, None
+        _, model = self._run.chunks[0]
+        if remove is not None:
+            self._stack.callback(self._hooks.at_next_forward(model, partial(self._retire, remove)))
+
+    def _retire(self, remove: Callable[[], None]) -> None:
+        """At each forward until nothing waits for other ranks: the end of a run would wait with it."""
+        if not self._detached and (self._output is None or not self._output.waits_for_ranks):
+            self._retires = True
+            remove()
+
+    def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+        """The method ``listen``, unable to raise, until hooks are of no effect. The framework, which keeps it in a
+        table of its own, keeps no session alive."""
+        session, method = weakref.ref(self), weakref.WeakMethod(listen)
+
+        def hook(optimizer: Optimizer) -> None:
+            here, known = session(), method()
+            if here is not None and known is not None and not here._detached:
+                here._guarded("optimizer", lambda: known(optimizer))
+
+        return hook
+
+    def _guarded(self, where: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._run.faults.note(where, error)

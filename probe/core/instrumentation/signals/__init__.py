@@ -1,0 +1,1 @@
+"""One source a signal: where it attaches and what it records."""

@@ -1,0 +1,208 @@
+"""The signals ``actv`` and ``actv_grad``: what modules take and give, and the gradients of both."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from probe.core.backend.protocols import OutOfReach, Tensor
+from probe.core.backend.pytree import children, kind, leaves, numbered
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.selection import Names, Watched
+from probe.core.instrumentation.unseen import note_unseen
+from probe.core.records import Key
+
+Part = tuple[str, Tensor]
+_log = logging.getLogger("probe")
+
+COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
+
+
+@contextmanager
+def activations(run: Run) -> Iterator[None]:
+    """Attaches to every watched module of every chunk."""
+    hooks = run.framework.hooks
+    names = Names(run.settings.squash_name)
+    listeners: list[Listener] = []
+    with ExitStack() as attached:
+        for stage, model in run.chunks:
+            names.expect(stage, (full for full, _ in hooks.modules(model)))
+            for full, module in hooks.modules(model):
+                watched = names.watch(stage, full, module)
+                if places := run.selection.places(watched):
+                    listener = Listener(run, watched, places)
+                    guard = partial(run.guard, f"module {full!r}")
+                    attached.callback(
+                        run.on_forward(
+                            module,
+                            model,
+                            listener.before,
+                            listener.after,
+                            guard,
+                            compiled_too=True,
+                            gradients="output_grad" in places,
+                        )
+                    )
+                    listeners.append(listener)
+        run.step_ended.append(partial(_end_step, run, listeners))
+        yield
+
+
+def _end_step(run: Run, listeners: list[Listener]) -> None:
+    ran = [listener.forget() for listener in listeners]
+    if run.settings.compiled == "record":  # the whole model's own hooks are not part of the graph, and prove nothing
+        ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
+    if listeners and not any(ran):
+        note_unseen(run, "activations")
+
+
+class Listener:
+    """One module's forward and backward within a step."""
+
+    def __init__(self, run: Run, module: Watched, places: dict[str, Any]) -> None:
+        self._run, self._module, self._places = run, module, places
+        self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
+        self._misfits: set[str] = set()
+        self._wants_gradients = "input_grad" in places or "output_grad" in places
+        self.forget()
+
+    @property
+    def inner(self) -> bool:
+        """Whether this is a module of a model, not the whole one."""
+        return bool(self._module.full)
+
+    def forget(self) -> bool:
+        """Drops what a step has left (a forward that raised never came to its end); whether the module ran in it."""
+        ran = bool(getattr(self, "_calls", None))
+        self._open: list[tuple[int, list[str], Any]] = []
+        self._calls: Counter[tuple[str, int]] = Counter()
+        self._to_come: dict[int | None, deque[int]] = {}
+        return ran
+
+    def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Inputs are read before the module may change them in place."""
+        if self._run.clock.searching:
+            return
+        if kind_ == "training":
+            self._run.clock.forward_began(whole=False)
+        call = self._call(kind_)
+        if kind_ == "training" and "input" in self._places:
+            for part, tensor in self._inputs(inputs, "input"):
+                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+        names: list[str] = []
+        edges = None
+        if "input_grad" in self._places and self._arms(kind_):
+            watched = self._inputs(inputs, "input_grad")
+            names = [part for part, _ in watched]
+            try:
+                edges = self._hooks.watch_inputs([tensor for _, tensor in watched])
+            except OutOfReach as out:
+                self._miss(out.rows)
+        self._open.append((call, names, edges))
+
+    def after(self, kind_: str, outputs: Any) -> None:
+        """Outputs are read; hooks for gradients are placed in the graph that this forward has built."""
+        if not self._open or self._run.clock.searching:
+            return
+        call, names, edges = self._open.pop()
+        if kind_ == "training" and "output" in self._places:
+            for part, tensor in self._outputs(outputs, "output"):
+                self._record("actv", part, tensor, self._run.clock.micro_step, call)
+        if not self._wants_gradients or not self._arms(kind_):
+            return
+        if "output_grad" in self._places:
+            for part, tensor in self._outputs(outputs, "output_grad"):
+                self._hooks.on_tensor_gradient(tensor, self._guard(self._listen(part, call, self._micro_step(kind_))))
+        if edges is not None:
+            listeners = [self._listen(part, call, self._micro_step(kind_)) for part in names]
+            results = [value for value in leaves(outputs) if self._tensors.is_tensor(value)]
+            self._hooks.on_input_gradients(edges, results, listeners, self._guard)
+
+    def _miss(self, rows: int) -> None:
+        if COMPILED not in self._run.faults.counts:
+            _log.warning("gradients of inputs are not recorded inside compiled graphs; those of outputs are")
+        self._run.faults.lost(COMPILED, rows)
+
+    def _call(self, kind_: str) -> int:
+        """Number of this call in its micro step. What runs without a graph is run again in the backward, last part
+        first: there it keeps its number."""
+        waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
+        if waiting and self._hooks.differentiates():
+            return waiting.popleft()
+        micro_step = self._micro_step(kind_)
+        call = self._calls[kind_, micro_step]
+        self._calls[kind_, micro_step] += 1
+        if kind_ == "training" and not self._hooks.differentiates():
+            self._to_come.setdefault(self._hooks.recomputed_by(), deque()).append(call)
+        return call
+
+    def _micro_step(self, kind_: str) -> int:
+        clock = self._run.clock
+        return clock.micro_step if kind_ == "training" else clock.backward_step
+
+    def _arms(self, kind_: str) -> bool:
+        """Whether this forward builds the graph that will be differentiated, and not one that only saves memory."""
+        return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
+
+    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
+        return self._run.guard(f"gradient of module {self._module.full!r}", function)
+
+    def _listen(self, part: str, call: int, micro_step: int) -> Callable[[Tensor], None]:
+        step = self._run.clock.step
+
+        def listen(gradient: Tensor) -> None:
+            clock = self._run.clock
+            if clock.step == step and not clock.searching and self._run.in_training_backward():
+                self._record("actv_grad", part, gradient, micro_step, call)
+
+        return listen
+
+    def _record(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        key = Key(self._module.name, part, micro_step, call, self._module.stage)
+        backward = signal == "actv_grad"
+        if backward:
+            key = self._run.recorder.next_call(signal, key)
+        scale = self._hooks.loss_scale() if backward else None
+        self._run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
+
+    def _inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], place: str) -> list[Part]:
+        """Tensor arguments in order, keyword arguments after positional ones."""
+        args, kwargs = inputs
+        values = [x for x in leaves((*args, *kwargs.values())) if self._tensors.is_tensor(x)]
+        return self._select(place, args, numbered(values, self._tensors.is_tensor, "input"))
+
+    def _outputs(self, outputs: Any, place: str) -> list[Part]:
+        parts = numbered(list(leaves(outputs)), self._tensors.is_tensor, "output")
+        return self._select(place, outputs, parts)
+
+    def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
+        """The parts that the place's element selector means; all without one."""
+        selector = self._places[place]
+        if selector is None:
+            return parts
+        elements = children(value)
+        came = kind(value)
+        alone = len(elements) == 1 and (came == "tensor" or place.endswith("_grad") or place == "input")
+        # of inputs and gradients earlier tools say tuple or list, whatever the module itself has
+        alike = selector.kind == came or (place != "output" and {selector.kind, came} == {"tuple", "list"})
+        fits = alike and selector.length in (None, len(elements))
+        if not fits and not (alone and selector.kind in ("tensor", "tuple", "list") and selector.length in (None, 1)):
+            self._misfit(place, selector, f"{came}[{len(elements)}]" if came != "tensor" else came)
+            return []
+        wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
+        return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
+
+    def _misfit(self, place: str, selector: Any, came: str) -> None:
+        if place not in self._misfits:
+            self._misfits.add(place)
+            _log.warning(
+                "targets.%s.%s: expected %s, the module got %s; nothing is recorded there",
+                self._module.full,
+                place,
+                selector,
+                came,
+            )

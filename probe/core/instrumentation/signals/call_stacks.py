@@ -1,0 +1,95 @@
+"""Where in the code each module is called: ``stack_info.csv``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import probe
+from probe.core.backend.call_stack import Stack, stack, text
+from probe.core.backend.frames import callers
+from probe.core.backend.protocols import Module
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.selection import Names
+from probe.core.instrumentation.unseen import note_unseen
+from probe.core.storage.atomic_files import replacing
+
+FILE = "stack_info.csv"
+HEADER = ("module_name", "stack_info")
+_OWN = tuple(str(Path(probe.__file__).parent / part) for part in ("core", "pytorch", "mindspore"))
+
+
+@contextmanager
+def stacks(run: Run) -> Iterator[None]:
+    """Notes the stack of each watched module's first training forward in the first sampled step in which any runs.
+
+    A resumed run that goes on in its directory leaves the file as it is.
+    """
+    if run.directory is None or (path := run.directory / FILE).exists():
+        yield
+        return
+    hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path)
+    activations = run.settings.xy_distribution
+    with ExitStack() as attached:
+        for stage, model in run.chunks:
+            names.expect(stage, (full for full, _ in hooks.modules(model)))
+            for full, module in hooks.modules(model):
+                watched = names.watch(stage, full, module)
+                if run.selection.watches(watched) or (activations and run.selection.places(watched)):
+                    note = partial(found.note, f"{stage}:{watched.name}", machinery(module))
+                    guard = partial(run.guard, f"stack of module {full!r}")
+                    attached.callback(run.on_forward(module, model, note, lambda *_: None, guard))
+        run.step_ended.append(partial(_end_step, run, found))
+        yield
+
+
+def _end_step(run: Run, found: _Found) -> None:
+    if not found.write():
+        note_unseen(run, "stack_info")
+
+
+def machinery(module: Module) -> CodeType | None:
+    """The code by which the framework calls modules: that of the outermost class that says how it is called."""
+    calls = [vars(each).get("__call__") for each in reversed(type(module).__mro__)]
+    codes = (getattr(call, "__code__", None) for call in calls)
+    return next((code for code in codes if isinstance(code, CodeType)), None)
+
+
+def calling(call: CodeType | None) -> Stack:
+    """The lines that led to the module which ``call`` calls here, the nearest first, without those of probe and of
+    ``call`` and its file."""
+    lines = stack(next(callers(), None))
+    if call is None:
+        return tuple(line for line in lines if not line[0].startswith(_OWN))
+    file, name = call.co_filename, call.co_name
+    first = next((number for number, line in enumerate(lines) if (line[0], line[2]) == (file, name)), 0)
+    return tuple(line for line in lines[first:] if line[0] != file and not line[0].startswith(_OWN))
+
+
+class _Found:
+    """The stacks of the step in progress, until they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._written = path, False
+        self._stacks: dict[str, Stack] = {}
+
+    def note(self, name: str, call: CodeType | None, kind: str, *_: Any) -> None:
+        """A module is called."""
+        if kind == "training" and not self._written and name not in self._stacks:
+            self._stacks[name] = calling(call)
+
+    def write(self) -> bool:
+        """In the order of the calls, once; whether anything was found by now."""
+        if self._written or not self._stacks:
+            return self._written
+        with replacing(self._path) as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(HEADER)
+            rows.writerows((name, "\n".join(map(text, lines))) for name, lines in self._stacks.items())
+        self._written, self._stacks = True, {}
+        return True

@@ -1,0 +1,252 @@
+"""The signal ``other``: what ranks send each other, one row a call site, operation, group and direction.
+
+A framework's adapter tells of every call; what a call is worth is decided here. Listening begins when the monitor is
+constructed, because collectives come before there is a model; what comes before the first step belongs to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from probe.core.backend.call_stack import Lines, Sites, stack
+from probe.core.backend.protocols import FrameworkAdapter, Remove, Tensor
+from probe.core.errors import TrainingStopped
+from probe.core.faults import Faults
+from probe.core.histogram import HISTOGRAM, QUANTILES
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.overhead import Begun
+from probe.core.instrumentation.recorder import Recorder
+from probe.core.instrumentation.signals.call_log import CallLog
+from probe.core.instrumentation.signals.collective_rows import SIGNAL, Call, Step, Tally, batches, label
+from probe.core.moments import columns_for
+from probe.core.records import Batch, Key
+
+INPUT, OUTPUT = "pre", "post"
+RULE = "AnomalyCommNan"
+"""The rule that judges inputs: they are collected for it."""
+EARLY = 2000
+"""Calls before ``set_monitor`` whose tensors are kept; further ones are counted as lost."""
+
+LOST_EARLY = "collectives: calls before set_monitor that were too many to keep"
+LOST_OUTPUTS = "collectives: calls whose outputs nobody waited for, so that they were not read"
+
+_log = logging.getLogger("probe.collectives")
+
+
+class Listening:
+    """A :class:`probe.core.backend.protocols.CollectiveListener`, from :meth:`start` to :meth:`stop`.
+
+    What tells of a call may run on any thread.
+    """
+
+    def __init__(self, settings: Any, framework: FrameworkAdapter, faults: Faults) -> None:
+        judged = any(rule.rule_name == RULE for rule in settings.alert.rules)
+        self._settings, self._framework, self._faults = settings.cc_distribution, framework, faults
+        self._inputs = self._settings.cc_pre_hook or judged
+        self._lowest = min(settings.module_ranks, default=0)
+        ops = [op for op in settings.statistics if op not in (HISTOGRAM, *QUANTILES)] or ["norm"]
+        ops += ["nans", "infs"] if judged else []
+        ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
+        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, self._lost)
+        self._lines, self._sites = Lines(self._settings.cc_codeline), Sites()
+        self._calls_log: CallLog | None = CallLog()
+        self._step = Step()
+        self._known_run: Callable[[], Run | None] = lambda: None
+        self._first = self._early = 0
+        self._lock = threading.RLock()
+        self._remove: Remove | None = None
+
+    def _lost(self, where: str, error: Exception) -> None:
+        self._faults.note(where, error)
+
+    def start(self) -> None:
+        """Begins to listen."""
+        if self._framework.collectives is not None and self._remove is None:
+            self._remove = self._framework.collectives.listen(self)
+
+    def attach(self, run: Run, takes_part: bool) -> None:
+        """The first step of ``run`` begins, or has begun with what was heard so far."""
+        self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters know of this, who know of no model
+        if self._faults is not run.faults:
+            for where, count in self._faults.counts.items():
+                run.faults.lost(where, count)
+            self._faults = run.faults
+        if not takes_part:
+            self._calls_log = None
+            self._end()
+        elif not run.clock.sampled:
+            self.drain()
+        if takes_part and self._framework.collectives is None:
+            _log.warning("cc_distribution: collectives of %s cannot be listened to", self._framework.name)
+
+    def stop(self) -> None:
+        """Ends listening: the framework is as it was found. Calling it again is harmless."""
+        if self._run is not None:
+            self._write_log()
+        self._end()
+        self._known_run = lambda: None
+        self.drain()
+
+    def _end(self) -> None:
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
+
+    # What adapters call.
+
+    @property
+    def listening(self) -> bool:
+        """Whether calls are to be told of now."""
+        return self._calls_log is not None or self._run is None or self._run.clock.sampled
+
+    def began(
+        self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
+    ) -> Call | None:
+        """A call is about to be made; None if nothing more is to be told of it."""
+        begun = self._begin()
+        try:
+            with self._lock:
+                return self._began(operation, tuple(ranks), inputs, site, again)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._faults.note("collective", error)
+            return None
+        finally:
+            self._spent(begun)
+
+    def ended(self, call: Call, outputs: Sequence[Tensor]) -> None:
+        """The call is complete, and its outputs can be read."""
+        begun = self._begin()
+        try:
+            call.finish()
+            with self._lock:
+                self._record(call, OUTPUT, outputs)
+        except Exception as error:  # noqa: BLE001
+            self._faults.note("collective", error)
+        finally:
+            self._spent(begun)
+
+    def abandoned(self, call: Call, outputs: int) -> None:
+        """Nobody can wait for the call any more; it would have had so many outputs."""
+        try:
+            with self._lock:
+                if outputs and self._collects:
+                    self._faults.lost(LOST_OUTPUTS, 1)
+                self._record(call, OUTPUT, ())
+        except Exception as error:  # noqa: BLE001
+            self._faults.note("collective", error)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Something of the adapter's own has failed, and training goes on."""
+        self._faults.note(where, error)
+
+    # What the session calls.
+
+    def before_update(self, step: int) -> None:
+        """An optimizer is about to update; called in every step, sampled or not, on every rank.
+
+        Raises:
+            TrainingStopped: before the first update of the second step, with ``cc_log_only``.
+        """
+        if self._run is None or step <= self._first:
+            return
+        self._write_log()
+        if self._settings.cc_log_only:
+            self._first = step  # once, should training catch it and go on
+            reason = "cc_distribution.cc_log_only: the collectives are logged, and training is stopped as configured"
+            _log.warning("%s", reason)
+            raise TrainingStopped(reason)
+
+    def __len__(self) -> int:
+        return len(self._step.rows)
+
+    def drain(self) -> Callable[[int], list[Batch]]:
+        """Hands the step over and begins another; what is returned waits for the device and gives the rows."""
+        with self._lock:
+            pending, done = self._recorder.drain(), self._step
+            self._step = Step()
+        return lambda step: batches(pending, done, step)
+
+    # Within.
+
+    @property
+    def _run(self) -> Run | None:
+        return self._known_run()
+
+    @property
+    def _collects(self) -> bool:
+        """Whether rows are wanted of what happens now."""
+        if self._settings.cc_log_only or self._remove is None:
+            return False
+        return self._run is None or self._run.clock.sampled
+
+    def _began(
+        self, operation: str, ranks: tuple[int, ...], inputs: Sequence[Tensor], site: FrameType, again: bool
+    ) -> Call | None:
+        calling = stack(site) if self._lines or self._calls_log is not None else ()
+        if self._calls_log is not None:
+            dtypes = [str(self._framework.tensors.describe(tensor)[1]) for tensor in inputs]
+            self._calls_log.add(operation, ranks, dtypes, calling, again)
+        if not self._collects or (self._lines and not self._lines.choose(calling)) or self._too_early():
+            return None
+        name = f"{operation}.{label(ranks)}.{self._sites.name(site.f_code.co_filename, site.f_lineno)}"
+        call = Call(name, again)
+        if self._inputs and inputs:
+            self._record(call, INPUT, inputs)
+        call.began = time.perf_counter()
+        return call
+
+    def _too_early(self) -> bool:
+        if self._run is not None:
+            return False
+        self._early += 1
+        if self._early <= EARLY:
+            return False
+        self._faults.lost(LOST_EARLY, 1)
+        return True
+
+    def _record(self, call: Call, direction: str, tensors: Sequence[Tensor]) -> None:
+        if not self._collects or self._framework.collectives is None:
+            return
+        step, adapter = self._step, self._framework.collectives
+        tally = step.rows.get((call.name, direction))
+        if tally is None:
+            tally = step.rows[call.name, direction] = Tally(self._order())
+        tally.calls.append(call)
+        for tensor in tensors:
+            tally.bytes += adapter.bytes_of(tensor)
+            self._recorder.record(SIGNAL, Key(call.name, direction, call=len(step.orders)), tensor)
+            tally.readings.append(len(step.orders))
+            step.orders.append(self._order())
+
+    def _order(self) -> int:
+        """Ascending, in step with what else is recorded."""
+        return len(self._step.orders) + (len(self._run.recorder) if self._run is not None else 0)
+
+    def _write_log(self) -> None:
+        with self._lock:
+            log, self._calls_log = self._calls_log, None
+        if log is not None:
+            rank = self._framework.groups.rank()
+            log.write(rank, logging.WARNING if rank == self._lowest else logging.INFO)
+
+    def _begin(self) -> Begun | None:
+        return self._run.cost.begin() if self._run is not None else None
+
+    def _spent(self, begun: Begun | None) -> None:
+        if self._run is not None and begun is not None:
+            self._run.cost.end(begun)
+
+
+def of_configuration(settings: Any, framework: FrameworkAdapter, faults: Faults) -> Listening | None:
+    """What ``settings`` ask for, listening; None if they do not."""
+    if not settings.cc_distribution.enable:
+        return None
+    listening = Listening(settings, framework, faults)
+    listening.start()
+    return listening

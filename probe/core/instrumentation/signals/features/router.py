@@ -1,0 +1,63 @@
+"""``moe_router_weight_hook`` and ``moe_router_logit_hook``: whether a mixture's experts are different, and all of use.
+
+``router_weight_similarity`` is the mean cosine between the router's weights for two different experts, over all pairs.
+``per_token_expert_entropy`` is that of the softmax of a token's logits, in nats, as the mean over tokens.
+
+The load of an expert is how many tokens have it among their k largest logits. ``load_max`` is the largest load divided
+by the mean of all experts, and ``load_cv`` their standard deviation divided by it, the coefficient of variation whose
+square Shazeer et al., Outrageously Large Neural Networks (2017), take as a loss: 1 and 0 where all have as much to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from probe.core.backend.protocols import Arrays, Block, Numbers
+from probe.core.instrumentation.signals.features import spread
+from probe.core.records import Array
+
+
+def similarity(ops: Arrays, weight: Numbers) -> Block:
+    """Two rows, of a weight with a row for each expert: the squared length of the sum of all rows, each divided by its
+    own length, and how many are not zero."""
+    weight = ops.wide(weight)
+    largest = ops.largest(ops.magnitude(weight))
+    weight = weight / ops.where(largest == 0, 1.0, largest)
+    length = ops.root((weight * weight).sum(-1))
+    nothing = length == 0
+    units = weight / ops.where(nothing, 1.0, length).reshape(largest.shape)
+    total = units.sum(0)
+    return ops.column([(total * total).sum(-1), ops.where(nothing, 0.0, length * 0 + 1).sum(-1)])
+
+
+def finish_similarity(rows: Array, experts: int) -> Mapping[str, float]:
+    """The mean over pairs. An expert whose weight is zero is like no other; one alone has nothing to be like."""
+    pairs = experts * (experts - 1)
+    return {"router_weight_similarity": float(rows[0] - rows[1]) / pairs if pairs else math.nan}
+
+
+def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
+    """The load of each expert, if ``top_k`` is known; then the sums of
+    :mod:`probe.core.instrumentation.signals.features.spread`, block by block of tokens.
+
+    Args:
+        logits: tokens x experts. Those that are hidden by -inf are never chosen.
+    """
+    logits = ops.wide(logits)
+    tokens, experts = logits.shape
+    rows = max(1, ops.block(logits) // experts)
+    sums = [each for first in range(0, tokens, rows) for each in spread.sums(ops, logits[first : first + rows])]
+    load = [] if top_k is None else [ops.counts(logits, min(top_k, experts), spread.HIDDEN)]
+    return ops.column([*load, *sums])
+
+
+def finish(rows: Array, experts: int) -> Mapping[str, float] | None:
+    """The numbers, of what :func:`begin` gave with the load of so many experts; those of the load NaN if it is not
+    known. None where no expert may take any token."""
+    load, spreading = rows[:experts], spread.means(rows[experts:])
+    if spreading is None:
+        return None
+    mean = float(load.mean()) if experts else 0.0
+    found = {"per_token_expert_entropy": spreading[0], "load_max": math.nan, "load_cv": math.nan}
+    return found | ({"load_max": float(load.max()) / mean, "load_cv": float(load.std()) / mean} if mean > 0 else {})

@@ -1,0 +1,210 @@
+"""One context manager a signal: attaches on entry, detaches on exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from probe.core.backend.protocols import Optimizer, Remove, Shard, Tensor
+from probe.core.backend.pytree import leaves
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.recorder import Recorder
+from probe.core.instrumentation.selection import Watched
+from probe.core.instrumentation.signals.activations import activations
+from probe.core.instrumentation.signals.call_stacks import stacks
+from probe.core.instrumentation.signals.features.source import features
+from probe.core.instrumentation.signals.missing_state import MissingState
+from probe.core.instrumentation.signals.momentum_direction import momentum_directions
+from probe.core.instrumentation.signals.optimizer_updates import updates_and_ratios
+from probe.core.instrumentation.signals.structure import structure
+from probe.core.records import Key
+
+Source = Callable[[Run], AbstractContextManager[None]]
+
+
+@contextmanager
+def weight_gradients(run: Run) -> Iterator[None]:
+    """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
+
+    A parameter without a new gradient in this step gives no row of the first. It gives one of the second if the
+    optimizer gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
+    """
+    hooks, per_micro_batch = run.framework.hooks, run.settings.monitor_mbs_grad
+    touched: set[int] = set()
+    late: set[int] = set()
+    begun_anew: set[int] = set()
+
+    def attach(parameter: Watched) -> Remove:
+        def listen(gradient: Tensor | Shard | None, apart: bool = False, reduced: bool = False) -> None:
+            if run.clock.searching:
+                return
+            if gradient is None:
+                touched.add(id(parameter.thing))  # it has come, whatever it is
+                run.recorder.forget("grad_unreduced", parameter.key)
+                return
+            if id(parameter.thing) in run.updated:  # from another optimizer's loss: of the next step, if of any
+                late.add(id(parameter.thing))
+                return
+            touched.add(id(parameter.thing))
+            run.clock.backward_began(hooks.backward_id())
+            key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in begun_anew
+            if each:
+                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.backward_step))
+            scale = hooks.loss_scale()
+            run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
+            if reduced:
+                begun_anew.add(id(parameter.thing))
+
+        return hooks.on_gradient(
+            parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")
+        )
+
+    collect = partial(_reduced, run, touched)
+    run.each_parameter(attach)
+    run.before_update.append(partial(collect, run.recorder))
+
+    def begin_another() -> None:
+        touched.clear()
+        touched.update(late)
+        late.clear()
+        begun_anew.clear()
+
+    run.gradients_now.append(collect)
+    run.step_ended.append(begin_another)
+    yield
+
+
+def _reduced(
+    run: Run,
+    touched: set[int],
+    into: Recorder,
+    optimizer: Optimizer,
+    owned: list[Watched],
+    scale: Tensor | None,
+) -> None:
+    """Records the gradients that ``optimizer`` gets. Of buffers that are always there, whatever they hold, only those
+    of parameters whose identities are ``touched``."""
+    gradient, holds, main_grad = run.framework.hooks.gradient, run.framework.hooks.holds, run.main_grad
+
+    def read(parameter: Watched) -> Tensor | Shard | None:
+        if run.trained and id(parameter.thing) not in run.trained:
+            return None
+        if id(parameter.thing) not in touched and not holds(optimizer, parameter.thing, main_grad):
+            return None
+        found = gradient(optimizer, parameter.thing, main_grad)
+        return None if found is None or run.elsewhere(parameter.thing, found) else found
+
+    held = _each(run, "grad_reduced", owned, read)
+    into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)
+
+
+def _each(
+    run: Run, signal: str, owned: list[Watched], read: Callable[[Watched], Tensor | Shard | None]
+) -> list[tuple[Key, Tensor | Shard]]:
+    """What ``read`` finds of each parameter, if anything; one parameter's trouble is not the others'."""
+    found: list[tuple[Key, Tensor | Shard]] = []
+    for parameter in owned:
+        try:
+            if (tensor := read(parameter)) is not None:
+                found.append((parameter.key, tensor))
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            run.faults.note(f"{signal} of {parameter.name}", error)
+    return found
+
+
+@contextmanager
+def parameters(run: Run) -> Iterator[None]:
+    """``param_origin`` before and ``param_updated`` after the update."""
+
+    value = run.framework.hooks.value
+
+    def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
+        held = _each(run, signal, owned, lambda parameter: value(optimizer, parameter.thing))
+        run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
+
+    run.before_update.append(lambda optimizer, owned, _: record("param_origin", optimizer, owned))
+    run.after_update.append(partial(record, "param_updated"))
+    yield
+
+
+@contextmanager
+def optimizer_state(run: Run) -> Iterator[None]:
+    """Every tensor that the optimizer keeps for a parameter, before the update, one signal a kind."""
+
+    def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
+        kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
+        for parameter in owned:
+            try:
+                kept = run.framework.hooks.state(optimizer, parameter.thing)
+            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
+                run.faults.note("optimizer state", error)
+                continue
+            for kind, tensor in kept.items():
+                kinds.setdefault(kind, []).append((parameter.key, tensor))
+        for kind, rows in kinds.items():
+            run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
+
+    run.before_update.append(before)
+    MissingState(run, "mv_distribution", bool, "an optimizer with state tensors")
+    yield
+
+
+@contextmanager
+def micro_batches(run: Run) -> Iterator[None]:
+    """Counts micro batches by the forwards of each whole model and the backwards through their outputs."""
+
+    clock, hooks, guard = run.clock, run.framework.hooks, _guard(run, "micro batch")
+    is_tensor = run.framework.tensors.is_tensor
+
+    def before(chunk: tuple[int, Any], kind: str, _inputs: Any) -> None:
+        if kind == "training" and not clock.searching:
+            stage, model = chunk
+            clock.forward_began(whole=True, pipeline=stage if run.framework.parallel.pipelined(model) else None)
+
+    def after(kind: str, outputs: Any) -> None:
+        came = partial(backward_came, clock.step, clock.micro_step if kind == "training" else None)
+        for tensor in filter(is_tensor, leaves(outputs)):
+            hooks.on_tensor_gradient(tensor, guard(came))
+
+    def backward_came(step: int, micro_step: int | None, _: Tensor) -> None:
+        if run.in_training_backward() and clock.step == step and micro_step is not None:
+            clock.backward_reached(micro_step)
+
+    with ExitStack() as attached:
+        for chunk in run.chunks:
+            model = chunk[1]
+            listen = partial(run.on_forward, compiled_too=True, gradients=True)
+            attached.callback(listen(model, model, partial(before, chunk), after, guard))
+        yield
+
+
+def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return partial(run.guard, where)
+
+
+SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
+    "micro_batches": (
+        lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad or settings.recording_l2_features),
+        micro_batches,
+    ),
+    "weight_gradients": (lambda settings: settings.wg_distribution, weight_gradients),
+    "parameters": (lambda settings: settings.param_distribution, parameters),
+    "optimizer_state": (lambda settings: settings.mv_distribution, optimizer_state),
+    "momentum_directions": (lambda settings: settings.mg_direction, momentum_directions),
+    "updates_and_ratios": (lambda settings: settings.ur_distribution, updates_and_ratios),
+    "activations": (lambda settings: settings.xy_distribution, activations),
+    "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
+    "features": (lambda settings: settings.recording_l2_features, features),
+}
+"""Every source with what switches it on, in the order in which they attach."""
+
+
+def chosen(settings: Any) -> list[Source]:
+    """The sources that ``settings`` switch on; none where collectives are only logged, one where the model is."""
+    if settings.print_struct:
+        return [structure]
+    if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
+        return []
+    return [source for switched_on, source in SOURCES.values() if switched_on(settings)]

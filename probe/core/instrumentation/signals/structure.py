@@ -1,0 +1,195 @@
+"""What every module takes and gives, written as a file from which ``targets`` can be made (``print_struct``)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from errno import EACCES
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.backend.protocols import Tensor
+from probe.core.backend.pytree import DEPTH, children, kind
+from probe.core.errors import TrainingStopped
+from probe.core.faults import Faults
+from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.selection import PLACES, watched
+from probe.core.instrumentation.signals.activations import Listener, Part
+from probe.core.storage.atomic_files import replacing
+from probe.core.storage.run_directory import output_root, told
+
+FOLDER, FILE = "module_struct", "module_struct.json"
+NOTHING = str(type(None))
+"""Stands where no tensor came: an input that is none, a gradient that was not computed."""
+ENDING = "print_struct: training is stopped as configured"
+FAILED = "print_struct"
+"""Where faults are counted that leave a rank without its file."""
+
+_log = logging.getLogger("probe")
+Tree = dict[str, Any]
+"""A container as the file has it, with a :class:`Leaf` in each place of a text."""
+
+
+class Leaf(NamedTuple):
+    """What a container holds in one place."""
+
+    part: str
+    """What activations call it; nothing if it is no tensor."""
+    text: str
+
+
+def path_of(root: Path, rank: int) -> Path:
+    """The file of ``rank``."""
+    return root / FOLDER / f"rank{rank}" / FILE
+
+
+def prepare(rank: int) -> None:
+    """Makes the folder of the file, so that what cannot be written is known before a step is trained for it.
+
+    Raises:
+        OSError: naming the folder.
+    """
+    root = output_root(os.environ).absolute()
+    folder = path_of(root, rank).parent
+    with told(root):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES), str(folder))
+
+
+@contextmanager
+def structure(run: Run) -> Iterator[None]:
+    """Looks at the first training forward of every module and the backward through it; writes at the step's end."""
+    hooks = run.framework.hooks
+    path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
+    with ExitStack() as attached:
+        for stage, model in run.chunks:
+            for full, module in hooks.modules(model):
+                look = looks[f"{stage}:{full}"] = _Look(run, watched(stage, full, full, module), dict.fromkeys(PLACES))
+                guard = partial(run.guard, f"module {full!r}")
+                listen = partial(run.on_forward, compiled_too=True, gradients=True)
+                attached.callback(listen(module, model, look.before, look.after, guard))
+        run.step_ended.append(lambda: _write(path, looks, run.faults))
+        yield
+
+
+def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
+    """What training ends by once the step has been seen, after it is told: with an exit code of its own if this rank,
+    which ``writes``, could not write its file."""
+    stop = TrainingStopped(
+        f"{ENDING}; the structure of the model is in {path_of(output_root(os.environ).absolute(), rank)}"
+    )
+    if not writes:
+        stop = TrainingStopped(f"{ENDING}; module_ranks leaves rank {rank} out")
+    elif any(place.startswith(FAILED) for place in faults.counts):
+        stop = TrainingStopped("print_struct: training is stopped; the structure of the model could not be written", 1)
+    _log.warning("%s", stop)
+    return stop
+
+
+def _write(path: Path, looks: Mapping[str, _Look], faults: Faults) -> None:
+    try:
+        _write_to(path, looks)
+    except Exception as error:  # noqa: BLE001 - training is to be stopped on every rank all the same
+        faults.note(f"{FAILED}: {path}", error)
+
+
+def _write_to(path: Path, looks: Mapping[str, _Look]) -> None:
+    found = {name: look.found() for name, look in looks.items()}
+    with replacing(path) as file:
+        json.dump(found, file, ensure_ascii=False, indent=2)
+        file.write("\n")
+    if not any(found.values()):
+        _log.warning("no module was seen to run: compiled (torch.compile), or in evaluation mode?")
+
+
+class _Look(Listener):
+    """One module: what its first call took and gave, and which gradients came."""
+
+    def forget(self) -> bool:
+        self._trees: dict[str, Tree] = {}
+        self._gradients: dict[str, str] = {}
+        self._first: tuple[int, int] | None = None
+        """Micro step and call of the first forward."""
+        return super().forget()
+
+    def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        if kind_ == "training" and "input" not in self._trees and not self._run.clock.searching:
+            args, kwargs = inputs
+            tell = self._teller(self._inputs(inputs, "input"))
+            self._trees["input"] = _tree(args, tell)
+            keywords = {name: _tree(value, tell, DEPTH - 1) for name, value in kwargs.items()}
+            if keywords := {name: tree for name, tree in keywords.items() if _holds(tree)}:
+                self._trees["input"]["keywords"] = keywords
+        super().before(kind_, inputs)
+        if kind_ == "training" and self._first is None and not self._run.clock.searching:
+            self._first = self._run.clock.micro_step, self._open[-1][0]
+
+    def after(self, kind_: str, outputs: Any) -> None:
+        if kind_ == "training" and "output" not in self._trees and not self._run.clock.searching:
+            self._trees["output"] = _tree(outputs, self._teller(self._outputs(outputs, "output")))
+        super().after(kind_, outputs)
+
+    def found(self) -> dict[str, Any]:
+        """The module's entry; empty if it has not run."""
+        entry = {place: _filled(tree, lambda leaf: leaf.text) for place, tree in self._trees.items()}
+        for place, tree in self._trees.items():
+            as_tuple = {"config": "tuple[1]", "0": tree["tensor"]} if tree["config"] == "tensor" else tree
+            entry[f"{place}_grad"] = _filled(as_tuple, lambda leaf: self._gradients.get(leaf.part, NOTHING))
+        return entry
+
+    def _record(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        if signal == "actv_grad" and (micro_step, call) == self._first:
+            self._gradients[part] = self._text(tensor)
+
+    def _text(self, tensor: Tensor) -> str:
+        shape, dtype, _ = self._tensors.describe(tensor)
+        return f"size={tuple(shape)}, dtype={dtype}"
+
+    def _teller(self, parts: list[Part]) -> Callable[[object], Leaf]:
+        """Of each value in turn what it is; ``parts`` are the tensors among them."""
+        names = (part for part, _ in parts)
+
+        def tell(value: object) -> Leaf:
+            return (
+                Leaf(next(names), self._text(value)) if self._tensors.is_tensor(value) else Leaf("", str(type(value)))
+            )
+
+        return tell
+
+
+def _tree(value: object, tell: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
+    """The form of ``value`` in the words of element selectors, and what is in it, ``depth`` levels down."""
+    found = _inner(value, tell, depth)
+    return {"config": "tensor", "tensor": found} if isinstance(found, Leaf) else found
+
+
+def _inner(value: object, tell: Callable[[object], Leaf], depth: int) -> Tree | Leaf:
+    elements = children(value) if depth else [value]
+    if len(elements) == 1 and elements[0] is value:
+        return tell(value)
+    keys = {"keys": [*map(str, value)]} if isinstance(value, Mapping) else {}
+    inside = {str(number): _inner(element, tell, depth - 1) for number, element in enumerate(elements)}
+    return {"config": f"{kind(value)}[{len(elements)}]", **keys, **inside}
+
+
+def _holds(tree: Tree | Leaf) -> bool:
+    """Whether any tensor is in it."""
+    if isinstance(tree, Leaf):
+        return bool(tree.part)
+    return any(_holds(inner) for inner in tree.values() if isinstance(inner, Leaf | dict))
+
+
+def _filled(tree: Tree, text: Callable[[Leaf], str]) -> dict[str, Any]:
+    """``tree`` with a text for each leaf."""
+    return {name: _fill(inner, text) for name, inner in tree.items()}
+
+
+def _fill(inner: Any, text: Callable[[Leaf], str]) -> Any:
+    if isinstance(inner, Leaf):
+        return text(inner)
+    return _filled(inner, text) if isinstance(inner, dict) else inner

@@ -1,0 +1,124 @@
+"""Optimizers that take the place of those that ``set_monitor`` was given, while training runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from probe.core.backend.protocols import Optimizer
+from probe.core.instrumentation.context import Run
+
+FIRST = "optimizer: updates by one that was not known yet, which has taken the place of another"
+PARTS = "optimizer: updates of parameters of the one that is watched, which takes no steps"
+ENDLESS = "optimizer: steps that were given up, since no update came"
+PATIENCE = 3
+"""Updates in a row by an optimizer that has some of the parameters, after which it is no accident."""
+MICRO_STEPS, TIMES = 50, 10
+"""More micro batches than this, and than this many times those of any step before, are no training step."""
+
+_log = logging.getLogger("probe")
+
+
+class Following(Protocol):
+    """What a session offers."""
+
+    updates: int
+    """How many updates of watched optimizers have ended."""
+    updating: bool
+    """Whether one is running."""
+
+    def follow(self, number: int, optimizer: Optimizer) -> None:
+        """``optimizer``, which has just updated, takes the place of the one with this number."""
+
+    def suspend(self) -> None:
+        """Collects nothing more of the step in progress."""
+
+
+class Succession:
+    """Sees every update in the process, as far as the framework can show it, and finds those of parameters that a
+    watched optimizer is expected to update."""
+
+    def __init__(self, session: Following, run: Callable[[], Run]) -> None:
+        self._session, self._run = session, run
+        self._others: WeakSet[Any] = WeakSet()
+        """Optimizers of other parameters."""
+        self._began: dict[int, int] = {}
+        """When the running updates began, in updates of watched optimizers."""
+        self._alone: tuple[int, int] = (0, 0)
+        """When the latest update of a part was seen, in the same unit, and how many there were since."""
+        self._most: int | None = None
+        """Micro batches in a step so far; None before the first has ended."""
+        self._said = False
+
+    def began(self, optimizer: Optimizer) -> None:
+        """An optimizer, whichever, begins to update."""
+        self._began[id(optimizer)] = self._session.updates
+
+    def ended(self, optimizer: Optimizer) -> None:
+        """It has updated; within an update of a watched one, or with one inside, it is a part or a wrapper of that."""
+        began, run = self._began.pop(id(optimizer), None), self._run()
+        if self._session.updating or began != self._session.updates or optimizer in self._others:
+            return
+        number, shares = self._place(run, optimizer)
+        if number is not None:
+            _log.warning(
+                "another optimizer (%s) updates the parameters of the one that is watched (%s), which takes no steps: "
+                "it is followed from now on",
+                type(optimizer).__name__,
+                type(run.optimizers[number]).__name__,
+            )
+            run.faults.lost(FIRST, 1)
+            self._session.follow(number, optimizer)
+        elif shares:
+            self._wait(run, optimizer)
+        else:
+            self._others.add(optimizer)
+
+    def _place(self, run: Run, optimizer: Optimizer) -> tuple[int | None, bool]:
+        """Which of the watched optimizers has no other parameters than ``optimizer``, as far as the model has them; and
+        whether the two have any in common."""
+        hooks = run.framework.hooks
+        there = {id(parameter) for _, model in run.chunks for _, parameter in hooks.parameters(model)}
+        new = {id(parameter) for parameter in hooks.owned(optimizer)} & there
+        old = [{id(parameter) for parameter in hooks.owned(known)} & there for known in run.optimizers]
+        if not new:
+            return None, False
+        # first those that still have parameters in the model, then one whose parameters have all been replaced
+        order = sorted(range(len(old)), key=lambda i: not old[i])
+        number = next((i for i in order if old[i] <= new), None)
+        return number, any(not new.isdisjoint(each) for each in old)
+
+    def _wait(self, run: Run, optimizer: Optimizer) -> None:
+        """Of an optimizer with a part of the parameters; the watched one may still take its turn."""
+        since, times = self._alone
+        self._alone = self._session.updates, times + 1 if since == self._session.updates else 1
+        if self._alone[1] < PATIENCE:
+            return
+        run.faults.lost(PARTS, 1)
+        if not self._said:
+            self._said = True
+            _log.warning(
+                "another optimizer (%s) updates some of the parameters of the one that is watched, which takes no "
+                "steps: its updates are not recorded. If it trains from now on, call stop(), then set_monitor with it",
+                type(optimizer).__name__,
+            )
+
+    def forward_began(self) -> None:
+        """A forward of a model in a sampled step, which may be one that never ends: then nothing more is collected."""
+        run = self._run()
+        if self._most is None or run.clock.micro_step <= max(MICRO_STEPS, TIMES * self._most):
+            return
+        run.faults.lost(ENDLESS, 1)
+        _log.warning(
+            "step %d: %d micro batches without an update by the optimizer that is watched: nothing more is recorded "
+            "until it steps. If another one trains now, call stop(), then set_monitor with it",
+            run.clock.step,
+            run.clock.micro_step,
+        )
+        self._session.suspend()
+
+    def step_ended(self) -> None:
+        """A training step has come to its end."""
+        self._most = max(self._most or 0, self._run().clock.micro_step)

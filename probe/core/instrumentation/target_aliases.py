@@ -1,0 +1,85 @@
+"""Names of modules as earlier tools shortened them: ``0.mlp.fc`` for ``decoder.layers.0.mlp.fc``.
+
+Their documentation writes ``targets`` and ``l2_targets`` so. Such a name is read as what the model has, unless it has
+something of that very name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from probe.core.backend.protocols import Hooks
+from probe.core.config.schema import Settings
+from probe.core.instrumentation.selection import names_of
+
+_BEHIND = tuple(re.compile(rf"(?:.*?\.)??{head}\.(.+)") for head in ("layers?", "embeddings?"))
+_STAGE = re.compile(r"(\d+):(.*)", re.DOTALL)
+
+_log = logging.getLogger("probe")
+
+
+def older_name(name: str) -> str | None:
+    """What follows the first layers component or, without one, the first embedding component; None without either."""
+    found = (pattern.fullmatch(name) for pattern in _BEHIND)
+    return next((match[1] for match in found if match), None)
+
+
+class _Known(NamedTuple):
+    """What there is to be named in a model chunk."""
+
+    stage: int
+    names: dict[str, None]
+    older: dict[str, list[str]]
+    """The names of what each older name may be."""
+
+
+def there(hooks: Hooks, chunks: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[str]]]:
+    """The stage of each model chunk, and what its modules and parameters are called."""
+    for stage, model in chunks:
+        yield stage, [name for name, _ in chain(hooks.modules(model), hooks.parameters(model))]
+
+
+def read(settings: Settings, chunks: Iterable[tuple[int, Iterable[str]]]) -> Settings:
+    """``settings`` with the model's own names in ``targets`` and ``l2_targets``.
+
+    Args:
+        chunks: as :func:`there` gives them; looked at only if ``settings`` name anything.
+    """
+    if not settings.targets and not settings.recording_l2_features:
+        return settings
+    known = [_known(stage, names) for stage, names in chunks]
+    targets = {new: about for name, about in settings.targets.items() for new in _present(name, known, "targets")}
+    hooks = {hook: names for hook, names in settings.l2_targets if names}
+    present = {
+        hook: tuple(new for name in names for new in _present(name, known, f"l2_targets.{hook}"))
+        for hook, names in hooks.items()
+    }
+    return settings.model_copy(
+        update={"targets": targets, "l2_targets": settings.l2_targets.model_copy(update=present)}
+    )
+
+
+def _known(stage: int, names: Iterable[str]) -> _Known:
+    known = _Known(stage, {}, {})
+    for full in names:
+        known.names.update(dict.fromkeys(names_of(full)))
+        if (older := older_name(full)) is not None:
+            known.older.setdefault(older, []).append(full)
+    return known
+
+
+def _present(given: str, known: list[_Known], key: str) -> Iterator[str]:
+    """``given`` or, if nothing is called so, what it was the older name of."""
+    prefix = _STAGE.fullmatch(given)
+    name = prefix[2] if prefix else given
+    chunks = [chunk for chunk in known if prefix is None or chunk.stage == int(prefix[1])]
+    meant = [f"{chunk.stage}:{full}" for chunk in chunks for full in chunk.older.get(name, ())]
+    if not meant or any(name in chunk.names or given in chunk.names for chunk in chunks):
+        yield given
+        return
+    _log.info("%s: %s is taken for %s", key, given, ", ".join(meant))
+    yield from meant

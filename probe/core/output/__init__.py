@@ -1,0 +1,1 @@
+"""The way of a step to the files, on the delivery thread."""

@@ -1,0 +1,91 @@
+"""What happens to a step on the delivery thread: rules, then sinks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from probe.core.faults import Faults
+from probe.core.output.history_buffer import Past
+from probe.core.output.sinks import Sink
+from probe.core.records import Finding, Snapshot
+from probe.core.rules import Rule
+from probe.core.rules.evaluate import find
+
+FINDINGS_KEPT = 1000
+NEWS_KEPT = 100
+
+
+class Writer:
+    """Judges each snapshot and gives it to every sink; one that fails is counted and tried again next time."""
+
+    def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
+        self._rules, self._sinks, self._faults = rules, sinks, faults
+        self.past = past
+        """Holds back what nothing was found in; None if everything is written."""
+        self.findings: list[Finding] = []
+        """The first findings of the run, in causal order within each step."""
+        self.news: deque[Finding] = deque(maxlen=NEWS_KEPT)
+        """The latest findings, for who takes them out."""
+        self.found = 0
+        self.steps = 0
+        self.cost: dict[str, float] = {}
+
+    def open(self) -> None:
+        for sink in self._sinks:
+            sink.open()
+
+    def change(self, rules: Sequence[Rule], sinks: Sequence[Sink], past: Past | None = None) -> None:
+        """Goes on with others. Those among them that were there before know what they knew, and stay open."""
+        if self.past is not None and past is not self.past:
+            self.past.forget()
+            if past is not None:
+                past.unwritten += self.past.unwritten
+        self.past = past
+        kept = {id(sink) for sink in sinks}
+        before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
+        self._close(sink for sink in before if id(sink) not in kept)
+        for sink in sinks:
+            if sink not in self._sinks and self._guarded(sink, sink.open):
+                self._sinks = [*self._sinks, sink]
+        self._rules = rules
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Everything that is done with a step."""
+        found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
+        snapshot = dataclasses.replace(snapshot, findings=tuple(found))
+        self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
+        self.news.extend(found[:NEWS_KEPT])
+        self.found += len(found)
+        self.steps += 1
+        for name, seconds in snapshot.cost.items():
+            self.cost[name] = self.cost.get(name, 0.0) + seconds
+        for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
+            self._put(due)
+
+    def _put(self, snapshot: Snapshot) -> None:
+        for sink in self._sinks:
+            self._guarded(sink, partial(sink.write, snapshot))
+
+    def close(self, incident: bool = False) -> None:
+        """Closes every sink. What was held back is written if training ends by an ``incident``, else given up."""
+        if self.past is not None:
+            for due in self.past.release() if incident else ():
+                self._put(due)
+            self.past.forget()
+        self._close(self._sinks)
+
+    def _close(self, sinks: Iterable[Sink]) -> None:
+        for sink in sinks:
+            self._guarded(sink, sink.close)
+
+    def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
+        """Whether it worked; one sink's failure is not the others'."""
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001
+            self._faults.note(f"sink {type(sink).__name__}", error)
+            return False
+        return True

@@ -1,0 +1,222 @@
+"""A resumed run that goes on in its old directory (``append_output``): each step is there once afterwards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+from probe.core.output.sinks.anomaly_file import take_out
+from probe.core.output.sinks.overhead import FILE as COST
+from probe.core.records import Snapshot
+from probe.core.storage.atomic_files import replacing
+from probe.core.storage.directories import RankDirectory, find
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import stamp
+from probe.core.storage.sql import pattern_of
+
+_log = logging.getLogger("probe")
+_TABLE = re.compile(r".+_\d+-(\d+)(?:_part_\d+)?\.(csv|parquet)")
+
+
+def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resumed | None:
+    """The latest directory of ``rank`` whose time lies between the two ``stamps``; None if there is none.
+
+    Args:
+        first: number of the first step that is done now, perhaps again.
+
+    Raises:
+        ValueError: if that is 0, as it is where nobody says, and the directory has steps.
+    """
+    if not stamps:
+        return None
+    try:
+        found = find(root, Problems(), stamps[0], stamps[1], pattern=f"*-rank{rank}-*")
+    except ValueError as error:
+        _log.warning("append_output: rank %d begins a new directory: %s", rank, error)
+        return None
+    resumed = Resumed(found[-1], first)
+    if not first and resumed.written:
+        raise ValueError(
+            f"append_output: expected start_iteration, the number of the first step that is done now, in set_monitor: "
+            f"{found[-1].path} has the steps of an earlier run{_until(resumed.directory)}, and step 0 would be among "
+            "them; without append_output the run begins a new directory"
+        )
+    _log.info("append_output: rank %d goes on in %s, at step %d", rank, found[-1].path, first)
+    return resumed
+
+
+class Resumed:
+    """The old directory; also a sink, the first of all, which puts aside what is about to be done again.
+
+    That waits for the first step that is written: a run that comes to none takes nothing away.
+    """
+
+    def __init__(self, before: RankDirectory, first: int) -> None:
+        self.directory, self.first = before.path, first
+        self._before, self._manifest, self._done = before, before.manifest, False
+        self._aside = self.directory / f"superseded-{stamp(time.time())}-from-step-{first}"
+
+    @property
+    def written(self) -> bool:
+        """Whether the directory has steps."""
+        files = [path for path, _ in self._files() if path.parent == self.directory]
+        files += self.directory.glob("events.out.tfevents.*")
+        return any(path.suffix != ".db" or _has_tables(path) for path in files)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the manifest goes on to say: when and with which step the output began, and where it was resumed."""
+        kept = {name: self._manifest[name] for name in ("run", "start_time") if name in self._manifest}
+        earlier = self._manifest.get("resumed")
+        resumed = [*(earlier if isinstance(earlier, list) else []), self.first]
+        return {**kept, "first_step": min(self._before.first_step, self.first), "resumed": resumed}
+
+    @property
+    def changes(self) -> list[dict[str, object]]:
+        """Of the configuration, as the manifest lists them."""
+        changes = self._manifest.get("changes")
+        return [change for change in changes if isinstance(change, dict)] if isinstance(changes, list) else []
+
+    def open(self) -> None:
+        """Nothing is taken away yet."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def write(self, _: Snapshot) -> None:
+        """Puts aside, before the first step, all rows from that step on.
+
+        Raises:
+            Exception: the first failure; what could not be put aside stays.
+        """
+        if self._done:
+            return
+        self._done = True
+        failures = []
+        for path, put_aside in self._files():
+            try:
+                put_aside(path)
+            except Exception as error:  # noqa: BLE001 - the other files are to be right all the same
+                failures.append(error)
+        if self._aside.exists():
+            _log.warning("append_output: rows from step %d on, which is done again, are in %s", self.first, self._aside)
+        if failures:
+            raise failures[0]
+
+    def _files(self) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+        for path in sorted(self.directory.iterdir()):
+            named = _TABLE.fullmatch(path.name)
+            if named and int(named[1]) >= self.first:
+                yield path, self._csv if named[2] == "csv" else self._parquet
+            elif path.name == COST:
+                yield path, self._cost
+            elif path.suffix == ".db":
+                yield path, self._sqlite
+        yield self.directory.parent / "anomaly_detected" / f"rank{self._before.rank}" / "anomaly.json", self._findings
+
+    def _keep_copy(self, path: Path) -> None:
+        self._aside.mkdir(exist_ok=True)
+        shutil.copy2(path, self._aside / path.name)
+
+    def _csv(self, path: Path) -> None:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = _whole(file)
+            header = next(rows, [])
+            if not header:  # of a run that was killed before its first row
+                return
+            column = header.index("step")  # a ValueError tells what is no table of ours, which stays
+            before = (row for row in rows if len(row) == len(header) and self._is_before(row[column]))
+            kept = next(before, None)
+            self._keep_copy(path)
+            if kept is None:
+                path.unlink()
+                return
+            with replacing(path) as target:
+                csv.writer(target, lineterminator="\n").writerows(chain([header, kept], before))
+
+    def _cost(self, path: Path) -> None:
+        with path.open(encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line for line in file if line.endswith("\n")]
+        kept = [line for line in lines if json.loads(line)["step"] < self.first]
+        if len(kept) < len(lines):
+            self._keep_copy(path)
+            with replacing(path) as target:
+                target.writelines(kept)
+
+    def _findings(self, path: Path) -> None:
+        if taken := take_out(path, self.directory.name, self.first):
+            self._aside.mkdir(exist_ok=True)
+            with replacing(self._aside / path.name) as file:
+                json.dump(taken, file, indent=1)
+
+    def _is_before(self, step: str) -> bool:
+        return step.isdecimal() and int(step) < self.first
+
+    def _parquet(self, path: Path) -> None:
+        import duckdb
+
+        self._keep_copy(path)
+        hidden = path.with_name(f".{path.name}.tmp")
+        rows = "FROM read_parquet(?) WHERE step < ?"
+        with closing(duckdb.connect(config={"threads": 1})) as connection:
+            about = [pattern_of(path), self.first]
+            (count,) = connection.execute(f"SELECT count(*) {rows}", about).fetchone() or (0,)
+            if count:
+                target = str(hidden).replace("'", "''")
+                connection.execute(f"COPY (SELECT * {rows}) TO '{target}' (FORMAT parquet)", about)
+                hidden.replace(path)
+            else:
+                path.unlink()
+
+    def _sqlite(self, path: Path) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
+            tables = [name for (name,) in database.execute(query)]
+            again = "WHERE rank = ? AND step >= ?"
+            about = (self._before.rank, self.first)
+            if not any(
+                database.execute(f"SELECT 1 FROM {table} {again} LIMIT 1", about).fetchone()  # noqa: S608 - our name
+                for table in tables
+            ):
+                return
+            self._aside.mkdir(exist_ok=True)
+            with closing(sqlite3.connect(self._aside / path.name)) as copy:
+                database.backup(copy)
+            database.execute("BEGIN IMMEDIATE")
+            for table in tables:
+                database.execute(f"DELETE FROM {table} {again}", about)  # noqa: S608 - our name
+            database.execute("COMMIT")
+
+
+def _has_tables(path: Path) -> bool:
+    """Whether rows may be in a database; what cannot be read may have some."""
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute(query).fetchone() is not None
+    except sqlite3.Error:
+        return True
+
+
+def _until(directory: Path) -> str:
+    """Up to which step a run has come, for people; nothing where its files do not show it at a glance."""
+    try:
+        *_, last = (directory / COST).read_text(encoding="utf-8").splitlines()
+        return f", up to step {int(json.loads(last)['step'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _whole(file: TextIO) -> Iterator[list[str]]:
+    """The rows of a CSV file but for a last one whose line is not finished."""
+    return csv.reader(line for line in file if line.endswith("\n"))

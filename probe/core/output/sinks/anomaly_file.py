@@ -1,0 +1,199 @@
+"""``anomaly.json``: the findings of a rank, over all its runs, in the documented form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import textwrap
+from collections.abc import Sequence
+from itertools import count
+from math import isfinite
+from pathlib import Path
+from threading import Lock
+
+from probe.core.messages import plural
+from probe.core.naming import cell_name, tag
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Finding
+from probe.core.storage.atomic_files import open_for_append, replacing, write_all
+
+logger = logging.getLogger("probe.anomaly")
+
+MOST_ENTRIES = 10_000
+"""Entries that one run adds at most; more are counted."""
+MOST_BYTES = 64 << 20
+"""Size from which an earlier file is put aside rather than continued."""
+END = "\n}"
+_LOCK = Lock()
+"""Held while a file is changed: the monitors of a process share that of their rank."""
+
+
+class AnomalyFile:
+    """``{root}/anomaly_detected/rank{r}/anomaly.json``; after every write it is a valid JSON object.
+
+    New entries go in place of the closing brace, so the cost of a write does not grow with the file.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._path = context.root / "anomaly_detected" / f"rank{context.rank}" / "anomaly.json"
+        self._size = -1
+        """Size that the file must have if it is as this object left it."""
+        self._keys: set[str] = set()
+        self._written = 0
+        self._dropped = 0
+
+    def write(self, findings: Sequence[Finding]) -> None:
+        """Adds ``findings`` in one write."""
+        taken = findings[: MOST_ENTRIES - self._written]
+        self._drop(len(findings) - len(taken))
+        if not taken:
+            return
+        with _LOCK:
+            if not self._path.exists() or self._path.stat().st_size != self._size:
+                self._keys = _adopt(self._path)
+            entries = self._entries(taken)
+            self._size = _splice(self._path, ",\n".join(entries.values()))
+        self._keys.update(entries)
+        self._written += len(entries)
+
+    def close(self) -> None:
+        """Says how many findings found no place."""
+        if self._dropped:
+            were = plural(self._dropped, "finding was", "findings were")
+            logger.warning("%d %s not written to %s", self._dropped, were, self._path)
+
+    def _drop(self, number: int) -> None:
+        if number and not self._dropped:
+            logger.warning("%s has %d entries of this run; further findings are only counted", self._path, MOST_ENTRIES)
+        self._dropped += number
+
+    def _entries(self, findings: Sequence[Finding]) -> dict[str, str]:
+        """Each finding as an indented JSON member, by a key that the file does not have yet."""
+        entries: dict[str, str] = {}
+        for finding in findings:
+            name = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
+            wanted = f"{name}_step_{finding.step}_call_{finding.order}_{finding.op}"
+            repeated = (f"{wanted}_{number}" for number in count(2))
+            key = wanted
+            while key in self._keys or key in entries:
+                key = next(repeated)
+            body = json.dumps(self._fields(finding, name), indent=1)
+            entries[key] = textwrap.indent(f"{json.dumps(key)}: {body}", " ")
+        return entries
+
+    def _fields(self, finding: Finding, name: str) -> dict[str, object]:
+        run = self._context
+        known = {"run": run.run, "start": run.start, "first_step": run.first_step} if run.run else {}
+        return {
+            "rank": finding.rank,
+            "step": finding.step,
+            "micro_step": finding.key.micro_step,
+            "pp_stage": self._context.pp_stage,
+            "vpp_stage": finding.key.stage,
+            "call_id": finding.order,
+            "tag_name": name,
+            "message": finding.message,
+            "group_mates": list(self._context.group_mates),
+            "rule": finding.rule,
+            "signal": finding.signal,
+            "name": cell_name(finding.key),
+            "op": finding.op,
+            "value": in_json(finding.value),
+            "expected": in_json(finding.expected),
+            "micro_stepped": finding.micro_stepped,
+            "call": finding.key.call,
+            **known,
+        }
+
+
+def in_json(number: float) -> float | str:
+    """``number``, as a text where JSON has none: ``nan``, ``inf``, ``-inf``."""
+    return float(number) if isfinite(number) else str(float(number))
+
+
+def take_out(path: Path, run: str, first: int) -> dict[str, object]:
+    """Takes what a run has found from step ``first`` on out of ``path``, and returns it; nothing from a file that
+    cannot be continued.
+
+    Raises:
+        OSError: if the file cannot be read or written; it then stays as it was.
+    """
+    with _LOCK:
+        entries = _entries_of(path) if path.exists() else None
+        taken = {key: entry for key, entry in (entries or {}).items() if _is_of(entry, run, first)}
+        if entries and len(taken) == len(entries):
+            path.unlink()
+        elif entries and taken:
+            with replacing(path) as file:
+                json.dump({key: entry for key, entry in entries.items() if key not in taken}, file, indent=1)
+    return taken
+
+
+def _is_of(entry: object, run: str, first: int) -> bool:
+    if not isinstance(entry, dict) or entry.get("run") != run:
+        return False
+    step = entry.get("step")
+    return isinstance(step, int) and step >= first
+
+
+def _adopt(path: Path) -> set[str]:
+    """Makes what is at ``path`` continuable, or puts it aside if it cannot be; returns its keys."""
+    if not path.exists() or not path.stat().st_size:
+        return set()
+    entries = _entries_of(path)
+    if entries is None:
+        _put_aside(path)
+        return set()
+    if not _ends_as_ours(path) or not entries:
+        with replacing(path) as file:
+            json.dump(entries, file, indent=1)
+    return set(entries)
+
+
+def _entries_of(path: Path) -> dict[str, object] | None:
+    """The object in ``path``; None if it cannot be continued."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MOST_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return entries if isinstance(entries, dict) else None
+
+
+def _ends_as_ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-len(END), os.SEEK_END)
+        return file.read() == END.encode()
+
+
+def _put_aside(path: Path) -> None:
+    names = (path.with_name(f"{path.stem}_aside_{number}{path.suffix}") for number in count(1))
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    logger.warning("%s cannot be continued (too large, torn, or not ours): kept as %s", path, aside.name)
+
+
+def _splice(path: Path, members: str) -> int:
+    """Adds ``members`` to the object in ``path``, made if missing; returns the size of the file.
+
+    Raises:
+        OSError: if they do not fit; the file then ends as it did.
+    """
+    open_for_append(path).close()
+    with path.open("r+b", buffering=0) as file:
+        size = len(file.read())
+        position = max(0, size - len(END))
+        file.seek(position)
+        data = (("," if position else "{") + "\n" + members + END).encode()
+        try:
+            write_all(file, data)
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            file.truncate(position)
+            file.seek(position)
+            write_all(file, END.encode() if position else b"")
+            if not position:
+                path.unlink()
+            raise
+    return position + len(data)

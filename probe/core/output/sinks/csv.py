@@ -1,0 +1,193 @@
+"""Tables as text: one CSV file a signal and range of steps, laid out as existing readers know it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from io import FileIO
+from itertools import chain, count, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from probe.core.histogram import HISTOGRAM, text_of
+from probe.core.moments import COUNTS
+from probe.core.naming import cell_name, encodable
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Array, Batch, Snapshot
+from probe.core.storage.atomic_files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
+from probe.core.storage.columns import histograms_of, ops_of
+
+WHOLE = COUNTS | {"count", "bytes"}
+"""Columns of whole numbers."""
+CALL = ",call"
+"""What the header of a file ends with that tells repetitions of a module apart."""
+
+
+Numbers = tuple[Any, ...]
+"""What fills in the rows of a batch, one after the other."""
+
+
+class _Layout(NamedTuple):
+    """All of a batch but its numbers, ready to be filled in."""
+
+    about: tuple[object, ...]
+    """What the rest follows from; as long as it stays the same from step to step, so does the rest."""
+    header: str
+    """Without ``call``, without line break."""
+    rows: dict[bool, str]
+    """Format string of all rows, without and with ``call``."""
+    calls: bool
+    """Whether any row needs ``call``."""
+
+
+class CsvSink:
+    """Writes ``{signal}_{first}-{last}.csv``; each write is one append, so a killed run leaves whole files."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._directory = context.directory
+        self._ndigits = context.ndigits
+        self._steps_per_file = context.steps_per_file
+        self._layouts: dict[str, _Layout] = {}
+        self._segments: dict[str, tuple[int, Path]] = {}
+
+    def open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Appends every batch, also after one has failed; the first failure is raised at the end."""
+        failures: list[OSError] = []
+        for batch in snapshot.batches:
+            try:
+                self._write(batch, ops_of(batch, snapshot.ops), histograms_of(batch, snapshot.ops))
+            except OSError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def _write(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> None:
+        if not len(batch):
+            return
+        layout = self._layout(batch, ops, histograms is not None)
+        numbers = self._numbers(batch, ops, histograms)
+        for last, path in self._candidates(batch):
+            if self._append(path, layout, numbers):
+                self._segments[batch.signal] = (last, path)
+                return
+
+    def _layout(self, batch: Batch, ops: tuple[str, ...], histograms: bool) -> _Layout:
+        about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage, ops, histograms)
+        known = self._layouts.get(batch.signal)
+        if known is None or known.about != about:
+            known = self._layouts[batch.signal] = _lay_out(batch, about, self._ndigits)
+        return known
+
+    def _candidates(self, batch: Batch) -> Iterator[tuple[int, Path]]:
+        """Files that may take ``batch``, best first; one that has other columns cannot.
+
+        When the columns change inside a file's range, the new file begins its range at that step: readers that look
+        for ``_{digits}-{digits}.csv`` find it, and no step is in two files.
+        """
+        first = batch.step // self._steps_per_file * self._steps_per_file
+        last = first + self._steps_per_file - 1
+        kind = quote(encodable(batch.signal), safe="")  # a signal may be called anything, a file may not
+        segment_last, segment = self._segments.get(batch.signal, (None, Path()))
+        if segment_last == last:
+            yield last, segment
+        yield last, self._directory / f"{kind}_{first}-{last}.csv"
+        yield last, self._directory / f"{kind}_{batch.step}-{last}.csv"
+        for part in count(1):
+            yield last, self._directory / f"{kind}_{batch.step}-{last}_part_{part}.csv"
+
+    def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
+        """Appends to ``path`` unless that has other columns; a new file appears with its header and rows."""
+        if not path.exists():
+            with replacing(path) as new:
+                new.write(_text(layout, "", numbers))
+            return True
+        with open_for_append(path) as file:
+            found = _header(file, layout.header + CALL)
+            if found not in ("", layout.header, layout.header + CALL):
+                return False
+            cut_torn_line(file, path)
+            if found != layout.header or not layout.calls:
+                append(file, _text(layout, found, numbers).encode("utf-8", "backslashreplace"))
+                return True
+        _add_call_column(path)
+        return self._append(path, layout, numbers)
+
+    def _numbers(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> Numbers:
+        """What fills in the rows of a layout: for each row its step, its values and its histogram."""
+        columns = [self._rounded(op, batch.op(op).tolist()) for op in ops]
+        texts = [] if histograms is None else [[*map(text_of, histograms)]]
+        return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, *texts, strict=True)))
+
+    def _rounded(self, op: str, values: list[float]) -> list[float]:
+        # Python's round is exact where NumPy's multiplies by a power of ten and overflows.
+        return values if self._ndigits is None or op in WHOLE else [round(value, self._ndigits) for value in values]
+
+
+def _text(layout: _Layout, found: str, numbers: Numbers) -> str:
+    """The rows for a file whose header is ``found``; one without any gets it first."""
+    calls = layout.calls or found.endswith(CALL)
+    header = "" if found else layout.header + CALL * calls + "\n"
+    return header + layout.rows[calls] % numbers
+
+
+def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layout:
+    ops, histograms = about[-2:]
+    micro_step = ("micro_step",) if batch.micro_stepped else ()
+    header = ",".join(map(_cell, ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype")))
+    if batch.coverage:
+        header += ",coverage"
+    header += f",{HISTOGRAM}" * histograms
+    values = ",".join("%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
+    rows, with_call = [], []
+    coverages = batch.coverage or repeat(None, len(batch))
+    for key, shape, dtype, coverage in zip(batch.keys, batch.shapes, batch.dtypes, coverages, strict=True):
+        micro = f"{key.micro_step}," if batch.micro_stepped else ""
+        tail = f"{_cell(str(list(shape)))},{_cell(dtype)}".replace("%", "%%")
+        if batch.coverage:
+            tail += f",{_cell(coverage.text(math.prod(shape)) if coverage else '').replace('%', '%%')}"
+        tail += ",%s" * histograms
+        row = f"{key.stage},{_cell(cell_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
+        rows.append(row)
+        with_call.append(f"{row},{key.call}")
+    return _Layout(
+        about=about,
+        header=header,
+        rows={False: "\n".join(rows) + "\n", True: "\n".join(with_call) + "\n"},
+        calls=any(key.call for key in batch.keys),
+    )
+
+
+def _cell(text: str) -> str:
+    """``text`` as a CSV cell, quoted only if it must be (RFC 4180)."""
+    if any(special in text for special in ',"\n\r'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _header(file: FileIO, expected: str) -> str:
+    """First line of ``file`` without its break; of a header torn in the middle nothing is left, and ``""`` returned."""
+    file.seek(0)
+    start = file.read(LONGEST_LINE).decode("utf-8", "replace")
+    line, ended, _ = start.partition("\n")
+    if not ended and expected.startswith(line):
+        file.truncate(0)
+        return ""
+    return line
+
+
+def _add_call_column(path: Path) -> None:
+    """Gives every row of ``path`` a ``call`` of 0."""
+    with replacing(path) as target, path.open(newline="", encoding="utf-8") as source:
+        rows = csv.reader(source)
+        write: Callable[[list[str]], object] = csv.writer(target, lineterminator="\n").writerow
+        write([*next(rows), CALL.lstrip(",")])
+        for row in rows:
+            write([*row, "0"])

@@ -1,0 +1,224 @@
+"""Tables for engines that read columns: one Parquet file a signal and range of steps, closed as it is written."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.extras import missing
+from probe.core.histogram import HISTOGRAM, text_of
+from probe.core.messages import plural
+from probe.core.naming import cell_name, encodable
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Batch, Snapshot
+from probe.core.storage.columns import histograms_of, ops_of
+from probe.core.storage.coverage_text import coverages
+
+MOST_ROWS = 1 << 20
+"""Rows of a signal that are kept; then they are written before their range of steps is over."""
+MEMORY_MIB = 256
+"""What the writer may take for itself."""
+FILES_A_CONNECTION = 100
+"""DuckDB (seen with 2.0) keeps a kilobyte of every statement until its connection is closed."""
+
+
+class _Pending(NamedTuple):
+    """Batches of one signal and range of steps that have the same columns."""
+
+    signal: str
+    first: int
+    last: int
+    """The range, whose steps need not all be there."""
+    columns: tuple[str, ...]
+    batches: list[tuple[Batch, tuple[str, ...]]]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(batch) for batch, _ in self.batches)
+
+
+class ParquetSink:
+    """Writes ``{signal}_{first}-{last}.parquet`` when the last step of the range has come, or the next range begins, or
+    the run ends; a run that is killed loses the steps since then.
+
+    Columns are those of the CSV files, with ``call`` in every file, and values are not rounded.
+
+    Raises:
+        ImportError: if duckdb is missing.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        try:
+            import duckdb
+        except ImportError as absent:
+            raise ImportError(missing('format "parquet"', "duckdb", "analysis")) from absent
+        self._connect = duckdb.connect
+        self._connection: Any = None
+        self._files = 0
+        """Files that the connection has written."""
+        self._directory, self._steps_per_file = context.directory, context.steps_per_file
+        self._filling: dict[str, _Pending] = {}
+        self._complete: list[_Pending] = []
+        self._begun: dict[str, int] = {}
+        """Of each signal the end of the range that its last file is of."""
+
+    def open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._reconnect()
+
+    def _reconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._connect(config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"})
+        self._files = 0
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Keeps every batch, and writes what is complete.
+
+        Raises:
+            OSError: the first failure. It is tried again with the next step, unless too much waits: then it is lost.
+        """
+        for signal, filling in list(self._filling.items()):
+            if snapshot.step > filling.last:
+                self._finish(signal)
+        for batch in snapshot.batches:
+            if len(batch):
+                histograms = histograms_of(batch, snapshot.ops) is not None
+                self._keep(batch, ops_of(batch, snapshot.ops), histograms)
+        self._flush(MOST_ROWS)
+
+    def close(self) -> None:
+        """Writes what is left.
+
+        Raises:
+            OSError: if that fails: it is lost.
+        """
+        for signal in list(self._filling):
+            self._finish(signal)
+        try:
+            self._flush(0)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _keep(self, batch: Batch, ops: tuple[str, ...], histograms: bool) -> None:
+        signal, first = batch.signal, batch.step // self._steps_per_file * self._steps_per_file
+        last, columns = first + self._steps_per_file - 1, _columns(batch, ops, histograms)
+        if signal in self._filling and self._filling[signal].columns != columns:
+            self._finish(signal)
+        if signal not in self._filling:
+            first = batch.step if self._begun.get(signal) == last else first
+            self._filling[signal] = _Pending(signal, first, last, columns, [])
+            self._begun[signal] = last
+        self._filling[signal].batches.append((batch, ops))
+        if batch.step == last:
+            self._finish(signal)
+        elif self._filling[signal].rows >= MOST_ROWS:
+            self._filling[signal] = self._filling[signal]._replace(last=batch.step)
+            self._finish(signal)
+
+    def _finish(self, signal: str) -> None:
+        self._complete.append(self._filling.pop(signal))
+
+    def _flush(self, most_rows: int) -> None:
+        """Writes what is complete; of what fails the latest ``most_rows`` are kept to be tried again."""
+        failures: list[Exception] = []
+        failed: list[_Pending] = []
+        for complete in self._complete:
+            try:
+                self._write(complete)
+            except Exception as error:  # noqa: BLE001 - the other signals' files must be written all the same
+                failures.append(error)
+                failed.append(complete)
+        lost = []
+        while sum(pending.rows for pending in failed) > most_rows:
+            lost.append(failed.pop(0))
+        self._complete = failed
+        if lost:
+            told = ", ".join(f"{pending.rows} {plural(pending.rows, 'row')} of {pending.signal}" for pending in lost)
+            raise OSError(f"{self._directory}: {told} lost: {failures[0]}") from failures[0]
+        if failures:
+            raise failures[0]
+
+    def _write(self, kept: _Pending) -> None:
+        # A signal may be called anything, a file may not.
+        path = self._free(quote(encodable(kept.signal), safe=""), kept)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
+        if self._files >= FILES_A_CONNECTION:
+            self._reconnect()
+        self._files += 1
+        cursor = self._connection.cursor()
+        try:
+            cursor.register("rows", table)
+            # Where the engine takes arrays, it takes NaN for a missing value; here none is missing.
+            chosen = ", ".join(_chosen(column, cells) for column, cells in table.items())
+            target = str(hidden).replace("'", "''")
+            cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO '{target}' (FORMAT parquet)")  # noqa: S608 - our path
+            hidden.replace(path)
+        finally:
+            cursor.close()
+            hidden.unlink(missing_ok=True)
+
+    def _free(self, kind: str, kept: _Pending) -> Path:
+        """A name that no file has: a file is never written twice."""
+        names = chain(
+            [f"{kind}_{kept.first}-{kept.last}", f"{kind}_{kept.batches[0][0].step}-{kept.last}"],
+            (f"{kind}_{kept.batches[0][0].step}-{kept.last}_part_{part}" for part in count(1)),
+        )
+        return next(path for name in names if not (path := self._directory / f"{name}.parquet").exists())
+
+
+def _columns(batch: Batch, ops: tuple[str, ...], histograms: bool) -> tuple[str, ...]:
+    micro_step = ("micro_step",) if batch.micro_stepped else ()
+    coverage = ("coverage",) if batch.coverage else ()
+    histogram = (HISTOGRAM,) * histograms
+    return ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype", *coverage, *histogram, "call")
+
+
+def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
+    """The cells of each column, batch by batch. What stays the same from step to step is made once."""
+    cells: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in kept.columns}
+    about: object = None
+    same: dict[str, npt.NDArray[Any]] = {}
+    for batch, ops in kept.batches:
+        if about != (batch.keys, batch.shapes, batch.dtypes, batch.coverage):
+            about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
+            same = _same(batch)
+        own = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
+        if (histograms := histograms_of(batch, cells)) is not None:
+            own[HISTOGRAM] = np.array([*map(text_of, histograms)], dtype=object)
+        own["step"] = np.full(len(batch), batch.step, dtype=np.int64)
+        for column, parts in cells.items():
+            parts.append(own[column])
+    return cells
+
+
+def _same(batch: Batch) -> dict[str, npt.NDArray[Any]]:
+    """The cells of all columns but ``step`` and the ops."""
+    whole = {
+        "vpp_stage": [key.stage for key in batch.keys],
+        "micro_step": [key.micro_step for key in batch.keys],
+        "call": [key.call for key in batch.keys],
+    }
+    texts: dict[str, list[str]] = {
+        "name": [cell_name(key) for key in batch.keys],
+        "shape": [str(list(shape)) for shape in batch.shapes],
+        "dtype": list(batch.dtypes),
+        "coverage": coverages(batch),
+    }
+    return {name: np.array(cells, dtype=np.int32) for name, cells in whole.items()} | {
+        name: np.array(cells, dtype=object) for name, cells in texts.items()
+    }
+
+
+def _chosen(column: str, cells: npt.NDArray[Any]) -> str:
+    name = '"' + column.replace('"', '""') + '"'
+    return f"coalesce({name}, 'nan'::DOUBLE) AS {name}" if cells.dtype == np.float64 else name

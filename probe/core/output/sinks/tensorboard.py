@@ -1,0 +1,105 @@
+"""Curves for TensorBoard: one event file a rank, one event a signal and step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from probe.core.extras import missing
+from probe.core.histogram import buckets
+from probe.core.naming import tag
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Batch, Snapshot
+from probe.core.storage.atomic_files import append, open_for_append
+from probe.core.storage.columns import histograms_of, ops_of
+from probe.core.storage.event_file import VERSION, file_name, record
+
+Event = Any
+
+
+class _Curves(NamedTuple):
+    """The event of a signal, kept from step to step: only its values change."""
+
+    about: tuple[object, ...]
+    event: Event
+
+
+class TensorBoardSink:
+    """Writes scalars, and histograms where asked for, at their step; a scalar beyond float32, which is all that an
+    event holds, becomes infinite.
+
+    An event holds all values of a signal, because an event a value costs more than measuring it.
+
+    Raises:
+        ImportError: if tensorboardX is missing.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        try:
+            from tensorboardX.proto.event_pb2 import Event as NewEvent
+        except ImportError as absent:
+            raise ImportError(missing('format "tensorboard"', "tensorboardX", "tensorboard")) from absent
+        self._new_event = NewEvent
+        self._rank, self._resumed_at = context.rank, context.resumed_at
+        self._path = context.directory / file_name(time.time())
+        self._curves: dict[str, _Curves] = {}
+
+    def open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Appends the events of one step in one write."""
+        events = [self._measured(batch, ops_of(batch, snapshot.ops)) for batch in snapshot.batches if len(batch)]
+        events += [self._distributed(batch, snapshot.ops) for batch in snapshot.batches if len(batch)]
+        events.append(self._run(snapshot))
+        for event in events:
+            event.step, event.wall_time = snapshot.step, snapshot.time
+        with open_for_append(self._path) as file:
+            if not file.seek(0, os.SEEK_END):
+                events[:0] = self._beginning(snapshot.time)
+            append(file, b"".join(record(event.SerializeToString()) for event in events))
+
+    def _beginning(self, time: float) -> Iterator[Event]:
+        """The first events of a file: the second one tells readers to forget steps of other files from this one on."""
+        yield self._new_event(wall_time=time, file_version=VERSION)
+        if self._resumed_at is not None:
+            event = self._new_event(wall_time=time, step=self._resumed_at)
+            event.session_log.status = event.session_log.START
+            yield event
+
+    def _measured(self, batch: Batch, ops: tuple[str, ...]) -> Event:
+        """The event of ``batch``, op by op."""
+        about = (batch.keys, ops, batch.micro_stepped)
+        known = self._curves.get(batch.signal)
+        if known is None or known.about != about:
+            tags = [tag(batch.signal, key, self._rank, batch.micro_stepped) for key in batch.keys]
+            known = _Curves(about, self._event((f"{name}_{op}", 0.0) for op in ops for name in tags))
+            self._curves[batch.signal] = known
+        values = [value for op in ops for value in batch.op(op).tolist()]
+        for scalar, value in zip(known.event.summary.value, values, strict=True):
+            scalar.simple_value = value
+        return known.event
+
+    def _distributed(self, batch: Batch, ops: Sequence[str]) -> Event:
+        """The event of the histograms of ``batch``, each under the tag of its row, without an op."""
+        event, histograms = self._new_event(), histograms_of(batch, ops)
+        if histograms is not None:
+            for key, row in zip(batch.keys, histograms, strict=True):
+                event.summary.value.add(tag=tag(batch.signal, key, self._rank, batch.micro_stepped), histo=buckets(row))
+        return event
+
+    def _run(self, snapshot: Snapshot) -> Event:
+        """The event of what is one number a step."""
+        cost = ((f"probe/rank{self._rank}/{name}_seconds", value) for name, value in snapshot.cost.items())
+        return self._event([*((f"{n}/rank{self._rank}", value) for n, value in snapshot.scalars.items()), *cost])
+
+    def _event(self, scalars: Iterable[tuple[str, float]]) -> Event:
+        event = self._new_event()
+        for name, value in scalars:
+            event.summary.value.add(tag=name, simple_value=value)
+        return event

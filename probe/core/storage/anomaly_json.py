@@ -1,0 +1,271 @@
+"""``anomaly.json`` of all ranks, read back: what monitored runs have dumped while they ran.
+
+This is the only reader of these files. Their entries have typed fields; of older ones, which lack them, rule, op and
+numbers are parsed from the message, and of which run they are is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from math import nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.naming import SIGNALS, signal_of
+from probe.core.storage.problems import Problems
+
+FOLDER = "anomaly_detected"
+FILE = "anomaly.json"
+FORWARD = "input", "output"
+BACKWARD = "input_grad", "output_grad", "acc_grad"
+"""Tasks under the names that older files have."""
+LARGEST = 256 << 20
+"""Bytes of a file that is read."""
+LARGEST_NUMBER = 2**32 - 1
+"""Of steps, ranks and the like, as in tables."""
+SHOWN = 200
+"""Characters of a wrong value that an error has."""
+TYPED: dict[str, tuple[type, ...]] = {
+    "rule": (str,),
+    "signal": (str,),
+    "name": (str,),
+    "op": (str,),
+    "value": (int, float, str),
+    "expected": (int, float, str),
+    "micro_stepped": (bool,),
+    "call": (int,),
+    "run": (str,),
+    "start": (str,),
+    "first_step": (int,),
+}
+"""The fields behind the documented ones, and what JSON has for each; NaN and the infinities are texts."""
+
+_RANK = re.compile(r"rank(\d+)")
+_TAG = re.compile(r"(\d+):(.*)/rank(\d+)/([^/]+)", re.DOTALL)
+_MICRO = re.compile(r":\d+(\.call\d+)?$")
+_MESSAGE = re.compile(
+    r"Rule (\S+) reports anomaly signal in \('.*', '(\w+)'\) at step \d+"
+    r"(?:, current value (\S+?))?(?:, [a-z ]+ (\S+?))?\.(?:\s.*)?",
+    re.DOTALL,
+)
+_SIGNAL_OF_TASK = {signal.task: name for name, signal in SIGNALS.items()}
+
+
+class Said(NamedTuple):
+    """What a finding is, as far as an entry says it."""
+
+    rule: str = ""
+    op: str = ""
+    value: float | None = None
+    expected: float | None = None
+    """None where nothing was compared, or nothing is said of it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dumped finding, with the fields that the file has."""
+
+    rank: int
+    step: int
+    micro_step: int
+    pp_stage: int
+    vpp_stage: int
+    call_id: int
+    tag_name: str
+    message: str
+    group_mates: list[int] = field(default_factory=list)
+    typed: Mapping[str, Any] = field(default_factory=dict)
+    """Those of :data:`TYPED` that there are."""
+
+    @property
+    def task(self) -> str:
+        """What is measured, as tags call it."""
+        return self.tag_name.rpartition("/")[2]
+
+    @property
+    def signal(self) -> str:
+        """What is measured, as files are called."""
+        return str(self.typed.get("signal") or _SIGNAL_OF_TASK.get(self.task, self.task))
+
+    @property
+    def name(self) -> str:
+        """What the row is about: the tag without stage, rank and task, such as ``fc.weight`` or ``fc.input:0``."""
+        found = _TAG.fullmatch(self.tag_name)
+        return found[2] if found else self.tag_name
+
+    @property
+    def row(self) -> str:
+        """The ``name`` in a CSV file."""
+        if "name" in self.typed:
+            return str(self.typed["name"])
+        return _MICRO.sub(r"\1", self.name) if self.micro_stepped else self.name
+
+    @property
+    def micro_stepped(self) -> bool:
+        """Whether the row is one of a micro step's."""
+        if "micro_stepped" in self.typed:
+            return bool(self.typed["micro_stepped"])
+        if self.task in (*FORWARD, *BACKWARD, "actv", "actv_grad"):
+            return True
+        return self.task == "pre_grad" and bool(_MICRO.search(self.name))
+
+    @property
+    def call(self) -> int:
+        """Repetition within a micro step; 0 where nothing is said of it."""
+        return int(self.typed.get("call", 0))
+
+    @property
+    def phase(self) -> int:
+        """As :attr:`probe.core.naming.Signal.phase`, under older names too."""
+        if self.task in FORWARD:
+            return SIGNALS["actv"].phase
+        return SIGNALS["actv_grad"].phase if self.task in BACKWARD else signal_of(self.signal).phase
+
+    @property
+    def said(self) -> Said:
+        """Rule, op and numbers: the typed fields, else what the message says."""
+        if "rule" in self.typed:
+            op, value, expected = (self.typed.get(name) for name in ("op", "value", "expected"))
+            return Said(self.typed["rule"], str(op or ""), _number(value), _number(expected))
+        found = _MESSAGE.fullmatch(self.message)
+        return Said(found[1], found[2], _number(found[3]), _number(found[4])) if found else Said()
+
+    @property
+    def rule(self) -> str:
+        """The rule that found it; empty if the entry does not say."""
+        return self.said.rule
+
+    @property
+    def op(self) -> str:
+        """The op in which it was found; empty if the entry does not say."""
+        return self.said.op
+
+    def numbers(self) -> tuple[float, float]:
+        """The value and what it was compared with; NaN where the entry does not say."""
+        _, _, value, expected = self.said
+        return nan if value is None else value, nan if expected is None else expected
+
+    @property
+    def run(self) -> str:
+        """The directory of the rank in the run that found it; empty in files of older versions."""
+        return str(self.typed.get("run", ""))
+
+    def fields(self) -> dict[str, Any]:
+        """The object in the file: the documented fields, then the typed ones."""
+        documented = asdict(self)
+        del documented["typed"]
+        return {**documented, **self.typed}
+
+
+def read(root: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
+    """Every entry of every rank, with its key, one rank after the other.
+
+    Args:
+        root: ``anomaly_detected``, or the output directory that holds it.
+
+    Raises:
+        ValueError: if there is no such directory, or nothing of a rank in it.
+    """
+    folders = rank_folders(root)
+    if not folders:
+        raise ValueError(
+            f"{root}: expected {FOLDER}/rank0/{FILE} or rank0/{FILE}, as a run with "
+            '"alert": {"dump": true} writes when it finds something; there is none'
+        )
+    for folder in folders:
+        yield from _of_file(folder / FILE, problems)
+
+
+def rank_folders(root: Path) -> list[Path]:
+    """The folders of ranks that have dumped something, in the order of ranks.
+
+    Raises:
+        ValueError: if there is no such directory.
+    """
+    root = root.expanduser()
+    if not root.is_dir():
+        what = "this is a file" if root.exists() else "there is none of this name: give MONITOR_OUTPUT_DIR"
+        raise ValueError(f"{root}: expected a directory; {what}")
+    inside = root / FOLDER if (root / FOLDER).is_dir() else root
+    found = ((name, path) for path in inside.iterdir() if (name := _RANK.fullmatch(path.name)))
+    return [path for _, path in sorted((int(name[1]), path) for name, path in found if (path / FILE).is_file())]
+
+
+def _of_file(path: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"this is larger than {LARGEST >> 20} MiB")
+        text = path.read_text(encoding="utf-8")
+        if not text:
+            problems.add(path, "the file is empty: there is no finding in it", skipped=False)
+            return
+        entries = json.loads(text)
+    except json.JSONDecodeError as error:
+        problems.add(path, f"expected a JSON object; {error.msg}: left out", error.lineno)
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        problems.add(path, f"expected a JSON object; {error}: left out")
+        return
+    if not isinstance(entries, dict):
+        problems.add(path, f"expected a JSON object; there is {type(entries).__name__}: left out")
+        return
+    for key, values in entries.items():
+        try:
+            yield key, entry_of(values)
+        except ValueError as error:
+            problems.add(path, f"entry {_shown(key)}: {error}: left out")
+
+
+def entry_of(values: object) -> Entry:
+    """An object of the file; fields that are not known are passed over.
+
+    Raises:
+        ValueError: if it is none of ours.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"expected an object; there is {type(values).__name__}")
+    numbers = {
+        name: _whole(values, name) for name in ("rank", "step", "micro_step", "pp_stage", "vpp_stage", "call_id")
+    }
+    tag, message = values.get("tag_name"), values.get("message", "")
+    if not isinstance(tag, str) or not isinstance(message, str):
+        raise ValueError(f"expected tag_name and message as texts; got {_shown(tag)} and {_shown(message)}")
+    mates = values.get("group_mates") or []
+    if not isinstance(mates, list):
+        raise ValueError(f"expected group_mates as a list of ranks; got {_shown(mates)}")
+    return Entry(**numbers, tag_name=tag, message=message, group_mates=mates, typed=_typed(values))
+
+
+def _typed(values: Mapping[str, object]) -> dict[str, Any]:
+    typed = {name: values[name] for name in TYPED if values.get(name) is not None}
+    for name, value in typed.items():
+        if not isinstance(value, TYPED[name]) or isinstance(value, bool) is not (TYPED[name] == (bool,)):
+            raise ValueError(
+                f"expected {name} as {' or '.join(kind.__name__ for kind in TYPED[name])}; got {_shown(value)}"
+            )
+        if name in ("value", "expected") and _number(value) is None:
+            raise ValueError(f"expected {name} as a number; got {_shown(value)}")
+    return typed
+
+
+def _whole(values: Mapping[str, object], name: str) -> int:
+    value = values.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"expected {name} as a whole number; got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """What came, as far as a line has room for it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        return None if cell is None else float(cell)
+    except (ValueError, OverflowError):
+        return None

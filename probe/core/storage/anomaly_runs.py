@@ -1,0 +1,126 @@
+"""Which run an entry of ``anomaly.json`` is of: the file is shared by all runs of a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from probe.core.printable import printable
+from probe.core.storage.anomaly_json import FOLDER, Entry, read
+from probe.core.storage.directories import RankDirectory, Run, find, runs
+from probe.core.storage.problems import Problems
+
+ALL = "all"
+"""Asks for the findings of every run."""
+
+
+def belongs(run: Run) -> Callable[[Entry], bool | None]:
+    """Whether an entry is of ``run``, and of no step that was done again after a resume; None if it does not say."""
+    directory_of = _finder(run.directories)
+
+    def judge(entry: Entry) -> bool | None:
+        if not entry.run:
+            return None
+        directory = directory_of(entry)
+        return directory is not None and (directory.until is None or entry.step < directory.until)
+
+    return judge
+
+
+def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirectory | None]:
+    """Which of ``directories`` an entry is of: the one that has its name or, if that has been renamed since, the one of
+    its rank whose run began when the entry says."""
+    named = {directory.path.name: directory for directory in directories}
+    begun = {(each.rank, each.manifest.get("start_time")): each for each in named.values()}
+    roots = {directory.path.parent for directory in named.values()}
+
+    @cache
+    def find_it(name: str, rank: int, start: object) -> RankDirectory | None:
+        if name in named or any((root / name).exists() for root in roots):
+            return named.get(name)
+        return begun.get((rank, start))
+
+    return lambda entry: find_it(entry.run, entry.rank, entry.typed.get("start"))
+
+
+def known(root: Path, entries: Iterable[Entry]) -> list[Run]:
+    """The runs in an output directory and those of ``entries``, whose directories may be gone; the latest at the end.
+
+    Args:
+        root: ``anomaly_detected``, or the output directory that holds it.
+    """
+    inside = root.parent if root.absolute().name == FOLDER else root
+    found: dict[str, RankDirectory] = {}
+    with suppress(ValueError):  # none is there
+        found = {directory.path.name: directory for directory in find(inside, Problems())}
+    directory_of = _finder(found.values())
+    for entry in entries:
+        if entry.run and entry.run not in found and directory_of(entry) is None:
+            first = int(entry.typed.get("first_step", 0))
+            found[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", _began(entry), {}, first)
+    return runs(found.values())
+
+
+def _began(entry: Entry) -> float:
+    try:
+        return datetime.strptime(str(entry.typed.get("start")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def chosen(there: list[Run], name: str) -> Run:
+    """The run of which a directory's name begins with ``name``; the latest one if that is empty.
+
+    Raises:
+        ValueError: if there is none, or more than one.
+    """
+    fitting = [run for run in there if any(each.path.name.startswith(name) for each in run.directories)]
+    if len(fitting) == 1 or (fitting and not name):
+        return fitting[-1]
+    what = f"there are {len(fitting)} such runs" if fitting else "there is no such run"
+    names = ", ".join(printable(run.name) for run in (fitting or there)[-10:]) or "none that is named"
+    raise ValueError(f"--run: expected how a directory of one run begins, or {ALL}; {what} as {name!r}, of {names}")
+
+
+class Kept:
+    """The findings of one run, one after the other, with their keys; those of the others are counted on the way.
+
+    Where no finding says of which run it is (files of older versions), all are taken.
+
+    Args:
+        root: ``anomaly_detected``, or the output directory that holds it.
+        name: how the run's directories begin; empty for the latest run, ``all`` for every run.
+
+    Raises:
+        ValueError: if there is no such run, or more than one; or no finding at all.
+    """
+
+    def __init__(self, root: Path, problems: Problems, name: str = "") -> None:
+        self._root, self._problems = root, problems
+        self.number = 0
+        """Findings that were taken."""
+        self._others = self._unknown = 0
+        of_runs = {entry.run: entry for _, entry in read(root, Problems())}
+        there = known(root, of_runs.values())
+        self._run = None if name == ALL or (not name and not any(of_runs)) else chosen(there, name)
+        every = "all runs" if name == ALL else "the run, or the runs, that they do not name"
+        self.of = f"run {self._run.name}" if self._run else every
+        """Of what run the findings are, in words."""
+
+    def __iter__(self) -> Iterator[tuple[str, Entry]]:
+        is_own = belongs(self._run) if self._run else None
+        for key, entry in read(self._root, self._problems):
+            own = is_own(entry) if is_own else True
+            self.number += own is True
+            self._others += own is False
+            self._unknown += own is None
+            if own:
+                yield key, entry
+
+    def left_out(self) -> list[str]:
+        """What was left out, in sentences."""
+        told = [(self._others, "of other runs"), (self._unknown, "without a word of which run they are")]
+        return [f"{n:,} finding{'s' * (n > 1)} left out, {what}: --run all has them" for n, what in told if n]

@@ -1,0 +1,213 @@
+"""What a rank has written, step by step, as rules take it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from probe.core.histogram import QUANTILES
+from probe.core.messages import plural
+from probe.core.moments import OPS, moments_of, numels
+from probe.core.naming import signal_of
+from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.storage.cells import coverage_of, key_of, shape_of
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.layout import TableFile, is_number
+from probe.core.storage.problems import Problems
+
+DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
+"""Columns that say what a row's numbers are about."""
+
+
+class Readable(Protocol):
+    """What :func:`steps` reads from: :class:`probe.core.storage.duckdb_reader.Rows`, or what does without DuckDB,
+    :class:`probe.core.storage.csv_reader.PlainRows`."""
+
+    @property
+    def directories(self) -> Sequence[RankDirectory]:
+        """Those of the ranks."""
+
+    @property
+    def files(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
+        """Every signal's files, each with the index of its directory; by directory and step."""
+
+    @property
+    def problems(self) -> Problems:
+        """Gets what cannot be read."""
+
+    def read(
+        self, files: Sequence[TableFile], first: int | None, last: int | None
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+
+
+class Step(NamedTuple):
+    """All that one rank has written of one step."""
+
+    step: int
+    rank: int
+    batches: list[Batch]
+    """In the order in which a step takes its course."""
+    ops: tuple[str, ...]
+    """Those that any of them was written with."""
+
+
+def steps(
+    rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
+) -> Iterator[Step]:
+    """The steps of one rank, in order; of ``signals`` or of all.
+
+    What files do not say: ``order`` is the position among the rows of the signal and step, not among all signals'.
+    Moments are as good as the digits that were written. Rows of a signal that lack different ops, their cells being
+    empty, are batches of their own; a row without any value is left out. A key that comes twice in a
+    step is given once, as it was written last; a step that comes again after others is given again, and told.
+    """
+    wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
+    readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
+    known: dict[str, _About] = {}
+    merged = heapq.merge(*readers, key=lambda table: table.step)
+    for step, tables in groupby(merged, key=lambda table: table.step):
+        held = [_batch(part, known, rows.problems) for table in tables for part in _parts(table)]
+        held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
+        ops = dict.fromkeys(op for _, names in held for op in names)
+        yield Step(step, rank, [batch for batch, _ in held], tuple(ops))
+
+
+class _Table(NamedTuple):
+    """The rows of one signal at one step, as they were read."""
+
+    signal: str
+    step: int
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    micro_stepped: bool
+    directory: Path
+    places: Sequence[int] = ()
+    """Of each row its position in the file, where some are left out."""
+
+
+def _parts(table: _Table) -> Iterator[_Table]:
+    """Rows with the same values missing together, without the columns of these: an empty cell is no value."""
+    cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    lacking = [column for column in table.columns if is_number(column) and None in cells[column]]
+    if not lacking:
+        yield table
+        return
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for place, values in enumerate(zip(*(cells[column] for column in lacking), strict=True)):
+        alike.setdefault(tuple(value is None for value in values), []).append(place)
+    for missing, places in alike.items():
+        gone = {column for column, is_missing in zip(lacking, missing, strict=True) if is_missing}
+        kept = [n for n, column in enumerate(table.columns) if column not in gone]
+        if any(is_number(table.columns[n]) for n in kept):
+            columns = tuple(table.columns[n] for n in kept)
+            part = [tuple(table.rows[place][n] for n in kept) for place in places]
+            yield table._replace(columns=columns, rows=part, places=places)
+
+
+def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int | None) -> Iterator[_Table]:
+    for n, directory in enumerate(rows.directories):
+        if directory.rank != rank:
+            continue
+        ends = [end for end in (last, None if directory.until is None else directory.until - 1) if end is not None]
+        yield from _of_directory(rows, signal, n, first, min(ends, default=None))
+
+
+def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
+    files = [file for of, file in rows.files[signal] if of == directory and (last is None or file.first <= last)]
+    begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
+    files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
+    path, before = rows.directories[directory].path, -1
+    for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
+        group = list(alike)
+        columns, read = rows.read(group, first, last)
+        at = columns.index("step")
+        for step, same in groupby(read, key=lambda row: row[at]):
+            if step < before:
+                what = f"{signal}: step {before} is followed by step {step}: steps that come again are all taken"
+                rows.problems.add(path, what, skipped=False)
+            before = step
+            yield _Table(signal, step, columns, list(same), "micro_step" in columns, path)
+
+
+class _About(NamedTuple):
+    """All of a batch but its numbers: mostly the same from step to step."""
+
+    cells: tuple[tuple[Any, ...] | None, ...]
+    """What the rest follows from."""
+    keys: tuple[Key, ...]
+    kept: list[int]
+    """The rows that are given: of a key that comes twice, the last one."""
+    shapes: tuple[tuple[int, ...], ...]
+    counts: Array
+    """Of elements."""
+    dtypes: tuple[str, ...]
+    coverage: tuple[Coverage | None, ...]
+
+
+def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple[Batch, tuple[str, ...]]:
+    """The batch of a table, and the ops that it was written with."""
+    cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    about = known.get(table.signal)
+    described = tuple(cells.get(column) for column in DESCRIBING)
+    if about is None or about.cells != described:
+        about = known[table.signal] = _about(table, described, problems)
+    if twice := len(table.rows) - len(about.kept):
+        later = plural(twice, "row twice: the later one is", "rows twice: the later ones are")
+        what = f"step {table.step} has {twice} {later} taken"
+        problems.add(table.directory, f"{table.signal}: {what}", skipped=False)
+    values = {op: np.array(cells[op], dtype=np.float64)[about.kept] for op in table.columns if is_number(op)}
+    derived = {op: value for op, value in values.items() if op in OPS}
+    kept = {name: v for name, v in values.items() if name not in OPS or name in QUANTILES}
+    columns = moments_of(derived, about.counts) | kept
+    batch = Batch(
+        signal=table.signal,
+        step=table.step,
+        keys=about.keys,
+        shapes=about.shapes,
+        dtypes=about.dtypes,
+        order=np.asarray(table.places or range(len(table.rows)), dtype=np.int64)[about.kept],
+        columns=columns,
+        micro_stepped=table.micro_stepped,
+        coverage=about.coverage,
+    )
+    return batch, tuple(derived)
+
+
+def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: Problems) -> _About:
+    names, stages, micro_steps, calls, shapes, dtypes, covers = cells
+    assert names is not None
+    number = len(names)
+    zeros = (0,) * number
+    keys = [
+        key_of(table.signal, name or "", micro_step or 0, call or 0, stage or 0)
+        for name, stage, micro_step, call in zip(
+            names, stages or zeros, micro_steps or zeros, calls or zeros, strict=True
+        )
+    ]
+    kept = sorted({key: row for row, key in enumerate(keys)}.values())
+
+    def said(read: Callable[[str | None], Any], row: int, text: str | None) -> Any:
+        try:
+            return read(text)
+        except ValueError:
+            what = f"{table.signal}: step {table.step}, {names[row]}: {text!r} cannot be read: taken for nothing"
+            problems.add(table.directory, what)
+            return read(None)
+
+    sizes = tuple(said(shape_of, row, shapes[row]) if shapes else () for row in kept)
+    coverage = tuple(said(coverage_of, row, covers[row]) for row in kept) if covers else ()
+    return _About(
+        cells=cells,
+        keys=tuple(keys[row] for row in kept),
+        kept=kept,
+        shapes=sizes,
+        counts=numels(sizes),
+        dtypes=tuple(dtypes[row] or "" if dtypes else "" for row in kept),
+        coverage=coverage if any(coverage) else (),
+    )

@@ -1,0 +1,309 @@
+"""The directories in which ranks have written, and which of them are one run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.messages import plural
+from probe.core.storage import sqlite_reader
+from probe.core.storage.layout import first_step, has_tables
+from probe.core.storage.manifest_fields import misfit
+from probe.core.storage.problems import Problems
+from probe.core.storage.regular_files import json_of
+from probe.core.storage.run_directory import SCHEMA, ZONE
+
+TOGETHER = 3600.0
+"""Seconds within which the ranks of a run begin, where nothing else tells which directories belong together."""
+
+_NAME = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\w+")
+_TIME = "%b%d_%H-%M-%S"
+
+
+class RankDirectory(NamedTuple):
+    """Where one rank has written in one run of a program."""
+
+    path: Path
+    rank: int
+    time: str
+    """As the directory's name has it, such as ``Dec03_21-34-40``, in UTC+08:00; empty if it has none."""
+    began: float
+    """Seconds since the epoch, by the clock of the rank's machine; 0 if unknown."""
+    manifest: Mapping[str, Any]
+    """Empty for the directories of tools that write none."""
+    first_step: int
+    """The first step that it has any row of."""
+    until: int | None = None
+    """The step from which on a later directory of the rank goes on (the run was resumed there), if there is one: what
+    this one has from that step on was done again."""
+
+
+class Run(NamedTuple):
+    """The directories of all ranks of one run."""
+
+    directories: tuple[RankDirectory, ...]
+    """By rank; those of a rank that was resumed in order of time."""
+    missing: tuple[int, ...]
+    """Ranks that should have written and of which there is nothing."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(directory.rank for directory in self.directories))
+
+    @property
+    def name(self) -> str:
+        """What people call it: the name of its first directory."""
+        return min(self.directories, key=lambda directory: directory.began).path.name
+
+    def of(self, rank: int) -> tuple[RankDirectory, ...]:
+        """The directories of one rank, in order of time."""
+        return tuple(directory for directory in self.directories if directory.rank == rank)
+
+
+def find(
+    root: Path, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
+) -> list[RankDirectory]:
+    """Every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time.
+
+    Args:
+        time_start: the earliest time in a directory's name, such as ``Dec03_21-34-40``, itself included.
+        time_end: the latest, itself included. In January for a ``time_start`` in December: the January after it.
+        pattern: only directories with such names are looked at.
+
+    Raises:
+        ValueError: if there is no such directory, if none of a rank is in it, or if a time cannot be read.
+    """
+    root = place(root)
+    if not root.is_dir():
+        expected = "expected the directory in which ranks have written"
+        raise ValueError(f"{root}: {expected}; there is none of this name: give MONITOR_OUTPUT_DIR")
+    within = _interval(time_start, time_end)
+    alone = _read(root, problems)
+    inside = sorted(path for path in root.glob(pattern) if path.is_dir())
+    found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
+    kept = [directory for directory in found if not directory.time or within(directory.time)]
+    if not kept:
+        raise ValueError("\n".join([_nothing(root, found, time_start, time_end), *problems.lines()]))
+    return sorted(_without_copies(kept, problems), key=_in_time)
+
+
+def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
+    """Without directories that somebody has copied beside the original: what a run says of itself at its end, its own
+    cost to the microsecond, no other run says too."""
+    kept: dict[object, RankDirectory] = {}
+    for directory in sorted(found, key=lambda each: (not each.time, each.path.name)):
+        ended = "cost_seconds" in directory.manifest and "start_time" in directory.manifest
+        about = json.dumps(directory.manifest, sort_keys=True) if ended else directory.path
+        original = kept.setdefault(about, directory)
+        if original is not directory:
+            problems.add(directory.path, f"a copy of {original.path.name}: left out", skipped=False)
+    return list(kept.values())
+
+
+def place(root: Path) -> Path:
+    """``root`` as the paths in it begin: ``.`` and ``..`` have no name that could tell a rank."""
+    root = root.expanduser()
+    return root.resolve() if not root.name or ".." in root.parts else root
+
+
+def runs(directories: Iterable[RankDirectory]) -> list[Run]:
+    """The runs that ``directories`` are of, the one that began last at the end.
+
+    A directory of a rank goes on from the one before it if it begins at a later step; else a new run begins. If all
+    ranks have as many runs, the n-th of each belong together, whatever their clocks say; else those that began within
+    an hour of each other.
+    """
+    chains: dict[int, list[list[RankDirectory]]] = {}
+    for directory in sorted(directories, key=_in_time):
+        own = chains.setdefault(directory.rank, [])
+        if own and directory.first_step > own[-1][-1].first_step:
+            own[-1][-1] = own[-1][-1]._replace(until=directory.first_step)
+            own[-1].append(directory)
+        else:
+            own.append([directory])
+    found: list[Run] = []
+    while chains:
+        taken = _together({rank: own[-1][0].began for rank, own in chains.items()}, [len(o) for o in chains.values()])
+        found.append(_run([directory for rank in taken for directory in chains[rank].pop()]))
+        chains = {rank: own for rank, own in chains.items() if own}
+    return found[::-1]
+
+
+def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
+    """By rank, then time; of the same second, by the number of the attachment and the step."""
+    number = directory.manifest.get("run")
+    attachment = number if isinstance(number, int) else 0
+    return directory.rank, directory.began, attachment, directory.first_step, directory.path.name
+
+
+def last_run(root: Path, problems: Problems) -> Run:
+    """The run in ``root`` that began last; that there are others, and that ranks are missing, is told to ``problems``.
+
+    Raises:
+        ValueError: as :func:`find`.
+    """
+    *others, last = runs(find(root, problems))
+    for run in others:
+        problems.add(
+            root / run.name,
+            f"of an earlier run (of {len(run.ranks)} {plural(len(run.ranks), 'rank')}), left out",
+            skipped=False,
+        )
+    if last.missing:
+        problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
+    return _without_empty(last, problems)
+
+
+def _without_empty(run: Run, problems: Problems) -> Run:
+    """Without the ranks that have made a directory and written no table, where others have written some."""
+    written = {directory.rank for directory in run.directories if _has_rows(directory.path)}
+    expected = _expected(run.directories)
+    empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
+    if not written or not empty:
+        return run
+    for rank in empty:
+        last = run.of(rank)[-1]
+        what = f"expected files such as actv_0-0.csv; rank {rank} has written nothing: left out"
+        if healthy := _holds_back(last):
+            what = f"rank {rank} has found nothing, and with history it has written nothing: left out"
+        problems.add(last.path, what, skipped=not healthy)
+    kept = tuple(directory for directory in run.directories if directory.rank not in empty)
+    return Run(kept, tuple(sorted({*run.missing, *empty})))
+
+
+def _has_rows(path: Path) -> bool:
+    return has_tables(path) or sqlite_reader.may_have_rows(path)
+
+
+def _holds_back(directory: RankDirectory) -> bool:
+    """Whether the rank writes only what is near a finding (``history``)."""
+    config = directory.manifest.get("config")
+    return isinstance(config, dict) and bool(config.get("history"))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """``0-3, 7``."""
+    spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
+    return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)
+
+
+def _together(began: Mapping[int, float], lengths: Sequence[int]) -> list[int]:
+    newest = max(began.values())
+    return [rank for rank, time in began.items() if len(set(lengths)) == 1 or newest - time < TOGETHER]
+
+
+def _run(directories: list[RankDirectory]) -> Run:
+    ranks = {directory.rank for directory in directories}
+    return Run(tuple(directories), tuple(sorted(_expected(directories) - ranks)))
+
+
+def _expected(directories: Iterable[RankDirectory]) -> set[int]:
+    """The ranks that should have written, by what manifests say."""
+    expected: set[int] = set()
+    for directory in directories:
+        config, size = directory.manifest.get("config"), directory.manifest.get("world_size")
+        wanted = config.get("module_ranks") if isinstance(config, dict) else None
+        chosen = {rank for rank in wanted if isinstance(rank, int)} if isinstance(wanted, list) else None
+        world = range(size) if isinstance(size, int) else range(0)
+        expected |= chosen & set(world) if chosen else set(world)
+    return expected
+
+
+def _read(path: Path, problems: Problems) -> RankDirectory | None:
+    """What ``path`` is the directory of, if it is one of a rank."""
+    named = _NAME.fullmatch(path.name)
+    manifest = _manifest(path / "manifest.json", problems)
+    if manifest is None or (not named and not isinstance(manifest.get("rank"), int)):
+        return None
+    rank = manifest["rank"] if isinstance(manifest.get("rank"), int) else int(named[2]) if named else 0
+    time = named[1] if named else ""
+    began = _began(manifest.get("start_time"), time, path)
+    first = manifest.get("first_step")
+    first = first if isinstance(first, int) else first_step(path) or _first_of_database(path)
+    return RankDirectory(path, rank, time, began, manifest, first)
+
+
+def _first_of_database(path: Path) -> int:
+    try:
+        return sqlite_reader.first_step(path) or 0
+    except sqlite_reader.UNREADABLE:
+        return 0
+
+
+def _manifest(path: Path, problems: Problems) -> Mapping[str, Any] | None:
+    """Empty if there is none, or none that can be read; None if what it describes cannot be read."""
+    try:
+        manifest = json_of(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.add(path, f"expected a JSON object; {error}", getattr(error, "lineno", None), skipped=False)
+        return {}
+    if not isinstance(manifest, dict):
+        problems.add(path, f"expected a JSON object; there is {type(manifest).__name__}", skipped=False)
+        return {}
+    schema = manifest.get("schema", SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        problems.add(
+            path, f"schema {schema} is of a newer version; this one reads up to {SCHEMA}: its rank is left out"
+        )
+        return None
+    return {key: value for key, value in manifest.items() if _is_plausible(key, value, path, problems)}
+
+
+def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
+    """Whether a field can be what it should be; what nobody asks for is."""
+    expected = misfit(key, value)
+    if expected:
+        problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
+    return expected is None
+
+
+def _began(text: object, name: str, path: Path) -> float:
+    try:
+        if isinstance(text, str):
+            return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        year = datetime.fromtimestamp(path.stat().st_mtime, ZONE).year
+        return datetime.strptime(f"{year} {name}", f"%Y {_TIME}").replace(tzinfo=ZONE).timestamp() if name else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _interval(start: str | None, end: str | None) -> Any:
+    first = _time("time_start", start) if start else None
+    last = _time("time_end", end) if end else None
+    if first and last and first > last and (first.month, last.month) != (12, 1):
+        raise ValueError(f"time_end {end} is before time_start {start}: expected a closed interval")
+    around = bool(first and last and first > last)
+
+    def within(time: str) -> bool:
+        moment = _time("directory", time)
+        after, before = first is None or moment >= first, last is None or moment <= last
+        return (after or before) if around else (after and before)
+
+    return within
+
+
+def _time(key: str, text: str) -> datetime:
+    try:
+        return datetime.strptime(f"2000 {text}", f"%Y {_TIME}")  # a leap year: Feb29 is a day
+    except ValueError:
+        raise ValueError(
+            f"{key}: expected a time such as Dec03_21-34-40; got {text!r}; leave it out for no limit"
+        ) from None
+
+
+def _nothing(root: Path, found: Sequence[RankDirectory], start: str | None, end: str | None) -> str:
+    if found:
+        times = sorted(directory.time for directory in found)
+        interval = f"from {start or 'the first'} to {end or 'the last'}"
+        return f"{root}: no directory {interval}; there are {times[0]} to {times[-1]}"
+    return (
+        f"{root}: expected directories such as Dec03_21-34-40-rank0-1f0c9a3e, as a monitored run writes "
+        "(MONITOR_OUTPUT_DIR); found none"
+    )

@@ -1,0 +1,342 @@
+"""The files of any number of ranks as one table a signal, read by DuckDB."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from probe.core.extras import missing
+from probe.core.storage import csv_repair, sqlite_reader
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.layout import KEY, TableFile, each_once, is_number, tables, type_of
+from probe.core.storage.metrics_db import FILE_NAME
+from probe.core.storage.parquet_check import readable
+from probe.core.storage.problems import Problems, cannot_be_read, left_out
+from probe.core.storage.sql import folder_of, listed, literal
+
+Connection = Any
+
+MEMORY = "512MB"
+"""What DuckDB may take for itself; sorting and grouping beyond it go through files."""
+ABOUT = ("shape", "dtype", "coverage")
+AT_ONCE = 20_000
+"""Rows that are held at a time."""
+REJECTED_A_FILE = 3
+"""Lines of a file that are told one by one."""
+
+
+def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
+    """A database in memory for reading files.
+
+    Raises:
+        ImportError: if DuckDB is missing.
+    """
+    try:
+        import duckdb
+    except ImportError as absent:
+        raise ImportError(missing("reading many files", "duckdb", "analysis")) from absent
+    connection = duckdb.connect(":memory:")
+    connection.execute(f"SET memory_limit = '{memory}'")
+    spill = Path(tempfile.gettempdir()) / f"probe-{uuid.uuid4().hex}"  # made, and removed, by DuckDB if it is needed
+    connection.execute("SET temp_directory = ?", [str(spill)])
+    connection.execute("SET enable_progress_bar = false")  # it would be drawn into what a command prints
+    if threads:
+        connection.execute(f"SET threads = {threads}")
+    return connection
+
+
+def quoted(name: str) -> str:
+    """``name`` as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Rows:
+    """One view a signal over everything that ``directories`` hold.
+
+    Each view has the columns ``rank, directory`` (index in ``directories``), ``vpp_stage, name, step, micro_step, call,
+    shape, dtype, coverage``, and a DOUBLE a number that any of the files has (NULL where a file lacks it).
+    ``micro_step`` and ``call`` are 0 where the files do not have them. Steps that were done again after a resume are
+    there once.
+
+    Use as a context manager: lines that could not be read are told to ``problems`` at the end.
+
+    Args:
+        connection: one that others use too, and close; else one of its own.
+        schema: where in the database the views are, so that several runs find place in one.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[RankDirectory],
+        problems: Problems,
+        connection: Connection | None = None,
+        schema: str = "main",
+    ) -> None:
+        self.connection = connection or connect()
+        self._owned, self._closed = connection is None, False
+        self._schema = quoted(schema)
+        self.directories = tuple(directories)
+        self.problems = problems
+        self._mended = tempfile.TemporaryDirectory(prefix="probe-")
+        self._originals: dict[str, Path] = {}
+        self._places: list[tuple[str, int]] = [
+            (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
+        ]
+        self.files: dict[str, list[tuple[int, TableFile]]] = {}
+        """Every signal's files, each with the index of its directory; by directory and step."""
+        for n, directory in enumerate(self.directories):
+            for file in readable(self.connection, each_once(tables(directory.path, problems)), problems):
+                self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
+            self._add_database(n)
+        self._numbers: dict[str, tuple[str, ...]] = {}
+        self._ends: dict[str, list[tuple[TableFile, float]]] = {}
+        self._list_directories()
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        return tuple(self.files)
+
+    def numbers(self, signal: str) -> tuple[str, ...]:
+        """The ops and other numbers of a signal, in the order of their columns."""
+        self.view(signal)
+        return self._numbers[signal]
+
+    def view(self, signal: str) -> str:
+        """The name of the signal's view, ready to be put behind FROM.
+
+        Raises:
+            KeyError: if there is no file of it.
+        """
+        name = f"{self._schema}.{quoted(f'rows {signal}')}"
+        if signal not in self._numbers:
+            groups = self._groups([file for _, file in self.files[signal]])
+            numbers = dict.fromkeys(column for columns, _ in groups for column in columns if is_number(column))
+            self._numbers[signal] = tuple(numbers)
+            self.connection.execute(f"CREATE VIEW {name} AS {self._union(groups, numbers)}")
+        return name
+
+    def between(self, signal: str, first: int, last: int) -> str:
+        """As the signal's view, of the steps from ``first`` to ``last``, reading only files that may hold them; ready
+        to be put behind FROM.
+
+        Raises:
+            KeyError: if there is no file of the signal.
+        """
+        self.view(signal)
+        files = [file for file, end in self._spans(signal) if file.first <= last and first < end]
+        if not files:
+            return f"(SELECT * FROM {self.view(signal)} LIMIT 0)"  # noqa: S608 - no word is a user's
+        read = self._union(self._groups(files), self._numbers[signal])
+        return f"(SELECT * FROM ({read}) WHERE step BETWEEN {first} AND {last})"  # noqa: S608 - no word is a user's
+
+    def read(
+        self, files: Sequence[TableFile], first: int | None, last: int | None
+    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+        source = self.source(files)
+        columns = files[0].columns or self.columns(source)
+        conditions = [f"step >= {first}"] * (first is not None) + [f"step <= {last}"] * (last is not None)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return columns, self._fetched(f"SELECT {', '.join(map(quoted, columns))} FROM {source}{where}")  # noqa: S608
+
+    def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(query)
+            try:
+                while found := cursor.fetchmany(AT_ONCE):
+                    yield from found
+            finally:
+                if not self._closed:
+                    self._tell_rejected(cursor)  # a cursor has temporary tables of its own
+
+    def source(self, files: Sequence[TableFile]) -> str:
+        """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
+        paths = listed([file.path for file in files])
+        if files[0].format != "csv":
+            return f"read_parquet({paths}, union_by_name = true, filename = true)"
+        keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
+        types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
+        return (
+            f"read_csv({paths}, columns = {{{types}}}, header = true, auto_detect = false, "
+            f"delim = ',', quote = '\"', escape = '\"', force_not_null = [{keys}], filename = true, "
+            "store_rejects = true)"
+        )
+
+    def close(self) -> None:
+        """Tells which lines were left out, and gives back what was taken."""
+        self._closed = True
+        self.tell_rejected()
+        self._mended.cleanup()
+        if self._owned:
+            self.connection.close()
+
+    def tell_rejected(self) -> None:
+        """Lines that could not be read by the queries so far."""
+        self._tell_rejected(self.connection)
+
+    def _tell_rejected(self, connection: Connection) -> None:
+        known = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        if not {"reject_errors", "reject_scans"} <= known:
+            return
+        own = {path for path, _ in self._places}
+        told = connection.execute(_REJECTED).fetchall()
+        for path, line, what, after, place, lines in told:
+            if folder_of(path) not in own:  # another's, that shares the connection
+                continue
+            where = self._originals.get(path, Path(path))
+            if place <= REJECTED_A_FILE:
+                self.problems.add(where, f"{' '.join(what.split())}: {left_out(after)}", line)
+            elif place == REJECTED_A_FILE + 1:
+                self.problems.add(where, cannot_be_read(lines - REJECTED_A_FILE))
+
+    def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
+        """Files of equal columns together: the columns, and what reads them."""
+        groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
+        for file in files:
+            groups.setdefault((file.format, file.columns), []).append(file)
+        read = [(columns, self.source(group)) for (_, columns), group in groups.items()]
+        return [(columns or self.columns(source), source) for columns, source in read]
+
+    def _spans(self, signal: str) -> list[tuple[TableFile, float]]:
+        if signal not in self._ends:
+            self._ends[signal] = list(_with_ends(self.files[signal]))
+        return self._ends[signal]
+
+    def _union(self, groups: Iterable[tuple[tuple[str, ...], str]], numbers: Iterable[str]) -> str:
+        return " UNION ALL ".join(self._select(columns, read, numbers) for columns, read in groups)
+
+    def columns(self, source: str) -> tuple[str, ...]:
+        """The columns of a source."""
+        described = self.connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()  # noqa: S608 - our own words
+        return tuple(row[0] for row in described if row[0] != "filename")
+
+    def _select(self, columns: Sequence[str], source: str, numbers: Iterable[str]) -> str:
+        def cell(column: str, otherwise: str) -> str:
+            return f"{quoted(column)}" if column in columns else f"{otherwise} AS {quoted(column)}"
+
+        fixed = {"micro_step": cell("micro_step", "0"), "call": cell("call", "0"), "step": "step::BIGINT AS step"}
+        cells = [fixed.get(column, quoted(column)) for column in KEY]
+        cells += [cell(column, "NULL::VARCHAR") for column in ABOUT]
+        cells += [cell(column, "NULL::DOUBLE") for column in numbers]
+        return (
+            f"SELECT d.rank, d.directory, {', '.join(cells)} FROM {source} AS f "  # noqa: S608 - no word is a user's
+            f"JOIN {self._schema}.directories AS d ON d.path = parse_dirpath(f.filename) "
+            "WHERE d.until IS NULL OR f.step < d.until"
+        )
+
+    def _list_directories(self) -> None:
+        self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+        self.connection.execute(
+            f"CREATE TABLE {self._schema}.directories (path VARCHAR, directory INTEGER, rank INTEGER, until BIGINT)"
+        )
+        listed = [(path, n, self.directories[n].rank, self.directories[n].until) for path, n in self._places]
+        if listed:
+            self.connection.executemany(f"INSERT INTO {self._schema}.directories VALUES (?, ?, ?, ?)", listed)  # noqa: S608
+
+    def _mend(self, directory: int, file: TableFile) -> TableFile:
+        """A copy without what DuckDB cannot read, if there is any."""
+        if csv_repair.is_sound(file):
+            return file
+        copy = self._folder(directory) / file.path.name
+        csv_repair.mend(file, copy, self.problems)
+        self._originals[str(copy)] = file.path
+        return file._replace(path=copy, torn=0)
+
+    def _folder(self, directory: int) -> Path:
+        """Where copies of files of a directory are."""
+        folder = Path(self._mended.name) / str(directory)
+        if not folder.exists():
+            folder.mkdir()
+            self._places.append((str(folder), directory))
+        return folder
+
+    def original(self, file: TableFile) -> Path:
+        """The file that a rank has written, of which ``file`` may be a copy."""
+        return self._originals.get(str(file.path), file.path)
+
+    def _add_database(self, n: int) -> None:
+        """The rows of a directory that are in its database alone."""
+        directory = self.directories[n]
+        path = directory.path / FILE_NAME
+        if not path.exists():
+            return
+        folder, covered = self._folder(n), partial(self._covered, n)
+        for file in sqlite_reader.copied(directory.path, directory.rank, folder, covered, self._copy, self.problems):
+            self._originals[str(file.path)] = path
+            self.files.setdefault(file.signal, []).append((n, file))
+        for files in self.files.values():
+            files.sort(key=lambda pair: (pair[0], pair[1].first))
+
+    def _covered(self, n: int, signal: str) -> list[int]:
+        """The steps of a signal in the files of a directory, which are known by their own first steps afterwards."""
+        files = self.files.get(signal, [])
+        queries = [
+            f"SELECT DISTINCT filename, step FROM {source} WHERE step IS NOT NULL"  # noqa: S608 - paths
+            for _, source in self._groups([file for of, file in files if of == n])
+        ]
+        found = self.connection.execute(" UNION ALL ".join(queries)).fetchall() if queries else []
+        firsts: dict[str, int] = {}
+        for path, step in found:
+            firsts[path] = min(step, firsts.get(path, step))
+        for at, (of, file) in enumerate(files):
+            if str(file.path) in firsts:
+                files[at] = (of, file._replace(first=firsts[str(file.path)]))
+        return [step for _, step in found]
+
+    def _copy(self, path: Path, cells: dict[str, sqlite_reader.Column]) -> None:
+        """Columns as a Parquet file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        import duckdb
+
+        columns: dict[str, Any] = {}
+        chosen = []
+        for n, (name, (values, absent)) in enumerate(cells.items()):
+            column = f"c{n}"
+            columns[column] = values
+            if absent is not None:  # the engine takes NaN in an array for a missing value
+                columns[f"m{n}"] = absent
+                column = f"CASE WHEN m{n} THEN NULL ELSE coalesce(c{n}, 'nan'::DOUBLE) END"
+            chosen.append(f"{column} AS {quoted(name)}")
+        try:
+            with closing(self.connection.cursor()) as cursor:
+                cursor.register("copied", columns)
+                what = f"SELECT {', '.join(chosen)} FROM copied"  # noqa: S608 - names are quoted
+                cursor.execute(f"COPY ({what}) TO {literal(str(path))} (FORMAT parquet)")
+        except duckdb.Error as error:
+            raise OSError(f"its rows cannot be copied to {path.parent}, which TMPDIR names: {error}") from error
+
+
+def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
+    """Files, by directory and step, each with the step up to which it goes, itself excluded: where the next begins."""
+    for _, own in groupby(files, key=lambda pair: pair[0]):
+        alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
+        for group, after in zip(alike, [*alike[1:], None], strict=True):
+            yield from ((file, after[0].first if after else math.inf) for file in group)
+
+
+_REJECTED = f"""
+WITH lines AS (
+    SELECT DISTINCT ON (s.file_path, e.line) s.file_path AS path, e.line AS line, e.error_message AS what,
+        len(string_split(rtrim(e.csv_line, chr(10) || chr(13)), chr(10))) - 1 AS after
+    FROM reject_errors AS e JOIN reject_scans AS s USING (scan_id, file_id) ORDER BY s.file_path, e.line, e.column_idx),
+numbered AS (
+    SELECT *, row_number() OVER (PARTITION BY path ORDER BY line) AS place, count(*) OVER (PARTITION BY path) AS lines
+    FROM lines)
+SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
+"""  # noqa: S608 - no word of it is a user's

@@ -1,0 +1,102 @@
+"""Rows on their way from files and snapshots to a database: columns, names told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.storage.layout import whole
+
+_NUMBERS = ("vpp_stage", "micro_step", "call")
+
+Indices = npt.NDArray[np.int64]
+
+
+class Target(NamedTuple):
+    """What a row is about."""
+
+    name: str
+    """As the ``name`` column of the CSV files has it."""
+    stage: int = 0
+    micro_step: int = 0
+    call: int = 0
+
+
+class Form(NamedTuple):
+    """What the tensor of a row is like; ``""`` for what is not known."""
+
+    shape: str = ""
+    dtype: str = ""
+    coverage: str = ""
+
+
+class Rows(NamedTuple):
+    """Rows of one signal and rank, column by column; each column as long as ``steps``."""
+
+    signal: str
+    rank: int
+    steps: Indices
+    targets: Sequence[Target]
+    target: Indices
+    """Of each row its index in ``targets``."""
+    forms: Sequence[Form]
+    form: Indices
+    """Of each row its index in ``forms``."""
+    values: Mapping[str, npt.NDArray[np.float64]]
+    """By op; a masked array where values are missing."""
+    micro_stepped: bool = False
+    """Whether the micro step tells rows apart here."""
+
+    def taken(self, chosen: Any) -> Rows:
+        """The rows that an index or a mask of NumPy's ``chosen`` takes."""
+        return self._replace(
+            steps=self.steps[chosen],
+            target=self.target[chosen],
+            form=self.form[chosen],
+            values={op: column[chosen] for op, column in self.values.items()},
+        )
+
+
+def assembled(
+    signal: str, rank: int, about: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
+) -> Rows:
+    """Rows from the cells of a table.
+
+    Args:
+        about: the columns that are not values, whole numbers also as text.
+
+    Raises:
+        ValueError: if a whole number is none, or none that its column can hold.
+    """
+    zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
+    keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
+    targets, target = numbered(keys)
+    forms, form = numbered(zip(*(about.get(column, nothing) for column in Form._fields), strict=True))
+    return Rows(
+        signal=signal,
+        rank=rank,
+        steps=_steps(about["step"]),
+        targets=[Target(name or "", *map(whole, _NUMBERS, numbers)) for name, *numbers in targets],
+        target=target,
+        forms=[Form(*(text or "" for text in texts)) for texts in forms],
+        form=form,
+        values=values,
+        micro_stepped="micro_step" in about,
+    )
+
+
+def _steps(cells: Sequence[Any]) -> Indices:
+    steps = list(map(int, cells))
+    whole("step", min(steps, default=0))
+    whole("step", max(steps, default=0))
+    return np.array(steps, dtype=np.int64)
+
+
+def numbered(items: Iterable[Any]) -> tuple[list[Any], Indices]:
+    """The distinct ``items`` in the order of their first appearance, and of each item its index among them."""
+    places: dict[Any, int] = {}
+    indices = [places.setdefault(item, len(places)) for item in items]
+    return list(places), np.array(indices, dtype=np.int64)

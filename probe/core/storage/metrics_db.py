@@ -1,0 +1,279 @@
+"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.storage import metrics_schema
+from probe.core.storage.metric_rows import Rows, Target
+from probe.core.storage.metrics_names import Names
+from probe.core.storage.metrics_schema import quoted
+
+FILE_NAME = "monitor_metrics.db"
+STEP_PARTITION = 500
+"""Steps in one table, unless asked for otherwise."""
+CACHED_STATEMENTS = 64
+"""Prepared statements that are kept, a few kilobytes each: one a signal is used step after step."""
+MOST_TABLES = 100
+"""Tables that are remembered, the latest ones; what any other holds is looked up again."""
+CACHE_KIB = 32 << 10
+"""Memory that SQLite may keep pages in, unless asked for otherwise."""
+
+
+class _Table(NamedTuple):
+    """A table of rows, ready to take them."""
+
+    insert: str
+    """Statement, but for the values of one row."""
+    stats: tuple[str, ...]
+
+
+class MetricsDatabase:
+    """Takes rows inside of transactions; one process writes at a time, any number read.
+
+    Args:
+        step_partition: steps in one table; None for those that the database was made with, if it is not new.
+        wait_seconds: how long a locked database is waited for.
+        cache_kib: memory that SQLite may keep pages in.
+
+    Raises:
+        ValueError: if there is something else at ``path``, or a database made with another ``step_partition``.
+        sqlite3.OperationalError: if the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        step_partition: int | None = STEP_PARTITION,
+        wait_seconds: float = 5.0,
+        cache_kib: int = CACHE_KIB,
+    ) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The thread that delivers is not the one that opens.
+        self.connection = sqlite3.connect(
+            path,
+            timeout=wait_seconds,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+        )
+        try:
+            self._prepare(step_partition, cache_kib)
+        except BaseException:
+            self.connection.close()
+            raise
+        self._forget()
+
+    def close(self) -> None:
+        """Leaves one file, without a journal beside it, if nobody else has it open."""
+        try:
+            self.connection.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.OperationalError:
+            pass  # a reader has it open: the journal stays until the last one closes it
+        finally:
+            self.connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is added inside is in the database at the end, or, on an exception, nothing of it."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            self._forget()
+            raise
+
+    @property
+    def step_partition(self) -> int:
+        """Steps in one table."""
+        return self._partition
+
+    def repartition(self, step_partition: int) -> None:
+        """Puts so many steps into one table; called inside a transaction. No effect where there are rows already."""
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
+        if self.connection.execute(query).fetchone() is None:
+            statement = "UPDATE global_stats SET stat_value = ? WHERE stat_name = 'step_partition'"
+            self.connection.execute(statement, (step_partition,))
+            self._partition = step_partition
+
+    def add(self, rows: Rows) -> None:
+        """Adds ``rows``; one about the same rank, step and target replaces what is there."""
+        if not len(rows.steps):
+            return
+        metric = int(self._names.ids("monitoring_metrics", [(rows.signal,)])[0])
+        partitions = rows.steps // self._partition
+        for partition in np.unique(partitions).tolist():
+            chosen = partitions == partition
+            self._insert(metric, partition, rows if chosen.all() else rows.taken(chosen))
+        self._place(metric, rows)
+        self._names.widen_range(int(rows.steps.min()), int(rows.steps.max()), rows.rank)
+
+    def remove(self, signal: str, rank: int) -> None:
+        """Takes away all rows of a signal and rank, and what is remembered of their files."""
+        for table in self.tables(signal):
+            self.connection.execute(f"DELETE FROM {table} WHERE rank = ?", (rank,))  # noqa: S608 - our own name
+        self.connection.execute("DELETE FROM imported_files WHERE metric_name = ? AND rank = ?", (signal, rank))
+
+    def imported(self, signal: str, rank: int) -> dict[str, tuple[int, int]]:
+        """Of each file whose rows are here its size and when it was modified, in nanoseconds since the epoch."""
+        query = "SELECT file, size, modified_ns FROM imported_files WHERE metric_name = ? AND rank = ?"
+        return {file: (size, time) for file, size, time in self.connection.execute(query, (signal, rank))}
+
+    def remember(self, file: str, signal: str, rank: int, size: int, modified_ns: int, rows: int, bad: int) -> None:
+        """That the rows of ``file`` are here, all but ``bad`` of them, which cannot be read."""
+        record = (file, signal, rank, size, modified_ns, rows, bad)
+        self.connection.execute("INSERT OR REPLACE INTO imported_files VALUES (?, ?, ?, ?, ?, ?, ?)", record)
+
+    def tables(self, signal: str) -> list[str]:
+        """The tables that hold the rows of ``signal``, in the order of their steps."""
+        found = self.connection.execute("SELECT metric_id FROM monitoring_metrics WHERE metric_name = ?", (signal,))
+        row = found.fetchone()
+        if row is None:
+            return []
+        pattern = re.compile(rf"metric_{row[0]}_step_(\d+)_\d+")
+        names = [name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return sorted(filter(pattern.fullmatch, names), key=lambda name: int(pattern.fullmatch(name)[1]))  # type: ignore[index]
+
+    def unindexed(self) -> list[str]:
+        """The tables that have no index yet: it is made when they are full, because keeping one up to date would write
+        every page of it at every step."""
+        query = (
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*' "
+            "AND name || '_target' NOT IN (SELECT name FROM sqlite_master WHERE type = 'index')"
+        )
+        return [name for (name,) in self.connection.execute(query)]
+
+    def index(self, tables: Iterable[str] | None = None) -> None:
+        """Indexes ``tables`` (None: all that are not yet), each in a transaction of its own."""
+        for table in self.unindexed() if tables is None else tables:
+            self.connection.execute(metrics_schema.create_index(table))
+
+    def _prepare(self, step_partition: int | None, cache_kib: int) -> None:
+        self._check_ours()
+        # Where the file system has no shared memory, SQLite keeps its ordinary journal.
+        self.connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        self.connection.execute("PRAGMA synchronous=NORMAL")
+        self.connection.execute(f"PRAGMA cache_size=-{cache_kib}")
+        with self.transaction():
+            for statement in filter(str.strip, metrics_schema.TABLES.split(";")):
+                self.connection.execute(statement)
+            self._agree("schema", metrics_schema.SCHEMA)
+            self._partition = self._agree("step_partition", step_partition, STEP_PARTITION)
+
+    def _check_ours(self) -> None:
+        """Before anything is written: what is someone else's stays as it is."""
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        try:
+            names = {name for (name,) in self.connection.execute(query)}
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path}: expected a metrics database or no file, got something else") from error
+        if names and "imported_files" not in names:
+            raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
+
+    def _agree(self, name: str, value: int | None, default: int = 0) -> int:
+        """What the database has: it must be ``value``; whatever it has if that is None, ``default`` in a new one."""
+        begun_with = default if value is None else value
+        self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, begun_with))
+        query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
+        (found,) = self.connection.execute(query, (name,)).fetchone()
+        if value is not None and found != value:
+            raise ValueError(
+                f"{self.path}: expected {name} {value}, got one made with {found}: write to another folder"
+            )
+        return int(found)
+
+    def _forget(self) -> None:
+        """What is remembered of the database may have been undone."""
+        self._names = Names(self.connection)
+        self._tables: dict[tuple[int, int], _Table] = {}
+        self._placed: dict[int, Sequence[Target]] = {}
+        """By signal the targets that were written last."""
+
+    def _insert(self, metric: int, partition: int, rows: Rows) -> None:
+        table = self._tables.get((metric, partition))
+        if table is None or not set(rows.values) <= set(table.stats):
+            while len(self._tables) >= MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
+            table = self._tables[metric, partition] = self._table(metric, partition, rows)
+        stats = list(rows.values)
+        names = ", ".join((*metrics_schema.FIXED, *map(quoted, stats)))
+        statement = f"{table.insert} ({names}) VALUES ({', '.join('?' * (len(metrics_schema.FIXED) + len(stats)))})"
+        targets = self._names.ids("monitoring_targets", rows.targets)[rows.target].tolist()
+        forms = self._names.ids("tensor_forms", rows.forms)[rows.form].tolist()
+        columns = (_cells(rows.values[stat]) for stat in stats)
+        ranks = [rows.rank] * len(targets)
+        self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
+
+    def _place(self, metric: int, rows: Rows) -> None:
+        """Keeps the order of a signal's targets: that in which they are first written."""
+        if self._placed.get(metric) is rows.targets:  # as in the step before
+            return
+        targets = self._names.ids("monitoring_targets", rows.targets).tolist()
+        known = dict(
+            self.connection.execute("SELECT target_id, position FROM metric_targets WHERE metric_id = ?", (metric,))
+        )
+        new = [target for target in targets if target not in known]
+        self.connection.executemany(
+            "INSERT INTO metric_targets VALUES (?, ?, ?, ?)",
+            ((metric, target, place, int(rows.micro_stepped)) for place, target in enumerate(new, len(known))),
+        )
+        self._placed[metric] = rows.targets
+
+    def _table(self, metric: int, partition: int, rows: Rows) -> _Table:
+        """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
+        if clash := {stat.lower() for stat in rows.values} & set(metrics_schema.FIXED):
+            raise ValueError(f"expected ops, got columns called {', '.join(sorted(clash))}")
+        first = partition * self._partition
+        last = first + self._partition - 1
+        name = metrics_schema.table_name(metric, first, last)
+        before = self._held(name)
+        self.connection.execute(metrics_schema.create_table(name, first, last, tuple(rows.values)))
+        held = self._held(name)
+        lower = {stat.lower() for stat in held}
+        missing = [stat for stat in rows.values if stat.lower() not in lower]
+        for stat in missing:
+            self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
+        self._add_stats(metric, rows.values)
+        if missing or not before:
+            self._view(rows.signal)
+        return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))
+
+    def _held(self, table: str) -> tuple[str, ...]:
+        """The stats that ``table`` has columns for; empty if there is no such table."""
+        columns = [column[1] for column in self.connection.execute(f"PRAGMA table_info({table})")]
+        return tuple(column for column in columns if column not in metrics_schema.FIXED)
+
+    def _add_stats(self, metric: int, stats: Iterable[str]) -> None:
+        statement = "INSERT OR IGNORE INTO metric_stats VALUES (?, ?)"
+        self.connection.executemany(statement, ((metric, stat) for stat in stats))
+
+    def _view(self, signal: str) -> None:
+        """Makes the view of ``signal`` anew, now that it has another table or column."""
+        tables = [(table, self._held(table)) for table in self.tables(signal)]
+        stats = dict.fromkeys(stat for _, held in tables for stat in held)
+        self.connection.execute(f"DROP VIEW IF EXISTS {quoted(metrics_schema.view_name(signal))}")
+        if len(tables) <= metrics_schema.MOST_VIEWED:
+            self.connection.execute(metrics_schema.create_view(signal, tables, tuple(stats)))
+
+
+def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
+    """What SQLite is given: NaN, which it would turn into NULL, as the text ``nan``; what is missing as NULL."""
+    cells: list[Any] = column.tolist()
+    for row in np.flatnonzero(np.isnan(np.asarray(column))).tolist():
+        if cells[row] is not None:
+            cells[row] = "nan"
+    return cells

@@ -1,0 +1,313 @@
+"""The databases of ranks (``"format": "sqlite"``), copied to files that DuckDB reads as it reads Parquet.
+
+DuckDB reads SQLite only with an extension that it would download, so that rows pass through Python's ``sqlite3``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.storage.layout import KEY, TAKEN, TEXT, TableFile, whole
+from probe.core.storage.metrics_db import FILE_NAME
+from probe.core.storage.metrics_schema import FIXED, SCHEMA, quoted
+from probe.core.storage.problems import Problems
+
+FORMAT = "sqlite"
+"""Of a :class:`TableFile` whose ``path`` is a copy of rows of a database."""
+LOCKED_SECONDS = 2.0
+"""How long a database that someone else has locked is waited for."""
+PIECE = 100_000
+"""Rows that one copy has, but for those of its last step."""
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What ``sqlite3`` raises for a damaged database; the latter where its own message quotes what is damaged."""
+MICRO_STEPPED = frozenset({"actv", "actv_grad"})
+"""Signals whose rows micro steps tell apart in databases that do not say it."""
+
+_TABLE = re.compile(r"metric_(\d+)_step_(\d+)_\d+")
+_OURS = frozenset({"monitoring_targets", "monitoring_metrics", "tensor_forms", "global_stats"})
+
+Covered = Callable[[str], Sequence[int]]
+"""The steps of a signal that other files of the directory hold."""
+
+
+class Column(NamedTuple):
+    """The cells of a column."""
+
+    values: npt.NDArray[Any]
+    missing: npt.NDArray[np.bool_] | None = None
+    """Where there is no value; None for nowhere."""
+
+
+Copy = Callable[[Path, dict[str, Column]], None]
+"""Writes columns, each of the same length, to a file."""
+
+
+class _Signal(NamedTuple):
+    name: str
+    number: int
+    tables: list[str]
+    """In the order of their steps."""
+    order: dict[int, int]
+    """Of each target its position in a step."""
+    micro_stepped: bool
+
+
+def first_step(directory: Path) -> int | None:
+    """The lowest step in the database of a rank's directory; None if there is none.
+
+    Raises:
+        Exception: one of :data:`UNREADABLE` if the database cannot be read.
+    """
+    path = directory / FILE_NAME
+    if not path.is_file():
+        return None
+    with closing(_connected(path)) as database:
+        query = "SELECT stat_value FROM global_stats WHERE stat_name = 'min_step'"
+        found = database.execute(query).fetchone()
+    return found[0] if found and isinstance(found[0], int) else None
+
+
+def may_have_rows(directory: Path) -> bool:
+    """Whether rows are in the database of a rank's directory, or cannot be read there."""
+    try:
+        return (directory / FILE_NAME).is_dir() or first_step(directory) is not None
+    except UNREADABLE:
+        return True
+
+
+def copied(
+    directory: Path, rank: int, folder: Path, covered: Covered, copy: Copy, problems: Problems
+) -> Iterator[TableFile]:
+    """Copies of the rows that the database of a rank's directory has and no other file of it, by signal and step.
+
+    What cannot be read is left out and logged in ``problems``, with the rest of its table: its steps come in order.
+
+    Args:
+        folder: gets the copies.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return
+    if not path.is_file():
+        problems.add(path, "expected a metrics database; this is no file: left out")
+        return
+    try:
+        with _opened(path, folder) as database:
+            _check_ours(database)
+            reading = _Reading(database, path, rank, problems)
+            for signal in reading.signals():
+                yield from reading.copied(signal, folder, covered(signal.name), copy)
+    except (*UNREADABLE, OSError, ValueError) as error:
+        problems.add(path, f"expected a metrics database that can be read; {error}: left out")
+
+
+def _connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
+    database = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", timeout=LOCKED_SECONDS, isolation_level=None, uri=True
+    )
+    database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
+    database.execute("PRAGMA trusted_schema=OFF")
+    return database
+
+
+@contextmanager
+def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
+    """``path`` as it is at one moment, though training may write on; nothing is written beside it.
+
+    Where SQLite would have to write to read it (a killed run's journal in a folder that is read-only), a copy in
+    ``folder`` is opened.
+
+    Raises:
+        sqlite3.Error: if it is no database, or locked.
+    """
+    with closing(_connected(path)) as database:
+        try:
+            database.execute("BEGIN")
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            readable = True
+        except sqlite3.OperationalError:
+            readable = False
+            if not _journals(path):
+                raise
+        if readable:
+            yield database
+            return
+    for part in (path, *_journals(path)):
+        shutil.copy2(part, folder / part.name)
+    with closing(_connected(folder / path.name, "rw")) as database:
+        yield database
+
+
+def _journals(path: Path) -> list[Path]:
+    """What SQLite has left beside a database and belongs to it."""
+    beside = (path.with_name(f"{path.name}{end}") for end in ("-wal", "-journal"))
+    return [journal for journal in beside if journal.is_file() and journal.stat().st_size]
+
+
+def _check_ours(database: sqlite3.Connection) -> None:
+    names = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if missing := sorted(_OURS - names):
+        raise ValueError(f"expected the tables that probe writes, there is no {', '.join(missing)}")
+    stats = dict(database.execute("SELECT stat_name, stat_value FROM global_stats"))
+    if stats.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(f"expected schema {SCHEMA}, there is {stats['schema']!r} of another version")
+
+
+class _Reading:
+    """The rows of one rank in a database."""
+
+    def __init__(self, database: sqlite3.Connection, path: Path, rank: int, problems: Problems) -> None:
+        self._database, self._path, self._rank, self._problems = database, path, rank, problems
+        self._targets = self._rows_of("monitoring_targets", "target_id, target_name, vpp_stage, micro_step, call")
+        self._forms = self._rows_of("tensor_forms", "form_id, shape, dtype, coverage")
+        self._copies = 0
+
+    def signals(self) -> list[_Signal]:
+        """Every signal with rows."""
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"  # no virtual one
+        tables: dict[int, list[tuple[int, str]]] = {}
+        for (name,) in self._database.execute(query):
+            if found := _TABLE.fullmatch(name):
+                tables.setdefault(int(found[1]), []).append((int(found[2]), name))
+        known = self._database.execute("SELECT metric_id, metric_name FROM monitoring_metrics ORDER BY metric_id")
+        return [
+            self._signal(name, number, [table for _, table in sorted(tables[number])])
+            for number, name in known.fetchall()
+            if isinstance(name, str) and number in tables
+        ]
+
+    def _signal(self, name: str, number: int, tables: list[str]) -> _Signal:
+        try:
+            query = "SELECT target_id, position, micro_stepped FROM metric_targets WHERE metric_id = ?"
+            told = self._database.execute(query, (number,)).fetchall()
+        except sqlite3.OperationalError:  # of a version that had no such table
+            told = []
+        order = {target: place for target, place, _ in told}
+        several = any(micro_stepped for _, _, micro_stepped in told)
+        return _Signal(name, number, tables, order, several if told else name in MICRO_STEPPED)
+
+    def _rows_of(self, table: str, columns: str) -> dict[int, tuple[Any, ...]]:
+        return {row[0]: row[1:] for row in self._database.execute(f"SELECT {columns} FROM {table}")}  # noqa: S608
+
+    def copied(self, signal: _Signal, folder: Path, covered: Sequence[int], copy: Copy) -> Iterator[TableFile]:
+        """Copies of a signal's rows, of steps that are not ``covered``."""
+        steps = sorted(covered)
+        for table in signal.tables:
+            try:
+                ops = self._ops(table)
+                for rows in self._pieces(table, ops, steps):
+                    cells = self._cells(signal, table, ops, rows)
+                    if len(cells["step"].values):
+                        path = folder / f"copy_{self._copies}.parquet"
+                        self._copies += 1
+                        copy(path, cells)
+                        yield TableFile(path, signal.name, int(cells["step"].values[0]), 0, FORMAT, tuple(cells))
+            except (*UNREADABLE, ValueError) as error:
+                self._problems.add(self._path, f"{table} cannot be read; {error}: left out")
+
+    def _ops(self, table: str) -> list[str]:
+        """The columns of values; one that could not stand beside those of other files is left out."""
+        held = [row[1] for row in self._database.execute(f"PRAGMA table_info({quoted(table)})")]
+        missing = [name for name in FIXED if name not in held]
+        if missing:
+            raise ValueError(f"expected a column {missing[0]} in {table}")
+        ops = [name for name in held if name not in FIXED]
+        taken = {name for name in ops if name.lower() in {*KEY, *TEXT, *TAKEN}}
+        if taken:
+            what = f"{table}: expected ops as columns; {', '.join(map(repr, sorted(taken)))} left out"
+            self._problems.add(self._path, what)
+        return [name for name in ops if name not in taken]
+
+    def _pieces(self, table: str, ops: Sequence[str], covered: Sequence[int]) -> Iterator[list[tuple[Any, ...]]]:
+        """Rows of whole steps, in their order: step, target, form and values. Between two pieces lie the steps of
+        other files, so that all of them can be read one after the other."""
+        columns = ", ".join(("step", "target_id", "form_id", *map(quoted, ops)))
+        query = f"SELECT {columns} FROM {table} WHERE rank = ? ORDER BY step"  # noqa: S608 - our own name
+        held: list[tuple[Any, ...]] = []
+        cut = place = 0  # where the last step in ``held`` begins, and how many covered steps come before it
+        last = None
+        try:
+            for row in self._fetched(query):
+                if row[0] != last:
+                    cut, last, before = len(held), row[0], place
+                    place = bisect_left(covered, last)
+                    if cut >= PIECE or (held and place != before):
+                        yield held
+                        held, cut = [], 0
+                if place == len(covered) or covered[place] != last:
+                    held.append(row)
+        except UNREADABLE as error:
+            after = "" if last is None else f" from step {last} on"
+            self._problems.add(self._path, f"{table}: its rows{after} cannot be read; {error}: left out")
+            held = held[:cut]
+        yield held
+
+    def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
+        with closing(self._database.cursor()) as cursor:
+            cursor.execute(query, (self._rank,))
+            yield from cursor  # row by row: what comes before a damaged page is not lost
+
+    def _cells(self, signal: _Signal, table: str, ops: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Column]:
+        """Columns as in the files of the signal; a step's rows in the order in which they were written."""
+        sound = [row for row in rows if self._is_sound(row)]
+        if number := len(rows) - len(sound):
+            what = f"{table}: {number} row{'s' * (number > 1)} with cells that cannot be read: left out"
+            self._problems.add(self._path, what)
+        last = len(signal.order)
+        sound.sort(key=lambda row: (row[0], signal.order.get(row[1], last), row[1]))
+        targets, forms = [self._targets[row[1]] for row in sound], [self._forms[row[2]] for row in sound]
+        micro_step = {"micro_step": _whole([target[2] for target in targets])} if signal.micro_stepped else {}
+        return {
+            "vpp_stage": _whole([target[1] for target in targets]),
+            "name": _texts([target[0] for target in targets]),
+            "step": Column(np.array([row[0] for row in sound], dtype=np.int64)),
+            **micro_step,
+            **{op: _numbers([row[n] for row in sound]) for n, op in enumerate(ops, 3)},
+            "shape": _texts([form[0] for form in forms]),
+            "dtype": _texts([form[1] for form in forms]),
+            "coverage": _texts([form[2] for form in forms]),
+            "call": _whole([target[3] for target in targets]),
+        }
+
+    def _is_sound(self, row: tuple[Any, ...]) -> bool:
+        """Whether every cell is what its column can hold, and names are known."""
+        step, target, form, *values = row
+        about = self._targets.get(target)
+        try:
+            return (
+                about is not None
+                and form in self._forms
+                and isinstance(about[0], str)
+                and all(isinstance(number, int) and whole("call", number) >= 0 for number in about[1:])
+                and isinstance(step, int)
+                and whole("step", step) >= 0
+                and all(value is None or isinstance(value, int | float) or value == "nan" for value in values)
+            )
+        except (TypeError, ValueError):
+            return False
+
+
+def _whole(numbers: Sequence[int]) -> Column:
+    return Column(np.array(numbers, dtype=np.int32))
+
+
+def _texts(texts: Sequence[Any]) -> Column:
+    cells = np.empty(len(texts), dtype=object)
+    cells[:] = [str(text or "") for text in texts]
+    return Column(cells)
+
+
+def _numbers(cells: Sequence[Any]) -> Column:
+    """NaN is the text ``nan`` in SQLite, which has none; a value that is missing is None."""
+    numbers = [float("nan" if cell is None else cell) for cell in cells]
+    return Column(np.array(numbers, dtype=np.float64), np.array([cell is None for cell in cells], dtype=np.bool_))

@@ -1,0 +1,117 @@
+"""Python listeners on cells, in a form that graph compilation can take.
+
+What ``mindspore.jit`` compiles, it compiles together with the hooks of the cells inside, and a hook in plain Python
+either breaks that compilation or becomes a part of the graph. A cell is called in Python, and compiled by its
+``construct``: these listen in the one and are nothing in the other. See decision 5.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import nn
+
+from probe.core.backend.frames import callers
+from probe.core.backend.protocols import Remove
+from probe.mindspore.tensors import Deferred
+
+ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
+"""Methods of a cell that go through its hooks."""
+
+
+class Before(nn.Cell):
+    """Hears ``(args, kwargs)`` before a cell runs."""
+
+    def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+        super().__init__(auto_prefix=False)
+        self.__dict__["listen"] = surfacing(listen)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """In a copy of the cell, one that hears nothing."""
+        return type(self)(_nothing)
+
+    def __call__(self, _cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        self.__dict__["listen"](args, kwargs or {})
+
+    def construct(self, _cell: Any, _inputs: Any) -> None:
+        """Nothing, compiled."""
+        return None  # noqa: RET501 - the compiler wants to see it
+
+
+class After(nn.Cell):
+    """Hears the outputs after a cell has run."""
+
+    def __init__(self, listen: Callable[[Any], None]) -> None:
+        super().__init__(auto_prefix=False)
+        self.__dict__["listen"] = surfacing(listen)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """In a copy of the cell, one that hears nothing."""
+        return type(self)(_nothing)
+
+    def __call__(self, _cell: Any, _args: tuple[Any, ...], outputs: Any) -> None:
+        self.__dict__["listen"](outputs)
+
+    def construct(self, _cell: Any, _inputs: Any, _outputs: Any) -> None:
+        """Nothing, compiled."""
+        return None  # noqa: RET501
+
+
+def surfacing(function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` for use by MindSpore: a failure of training that became known while reading is raised as it is."""
+
+    def call(*args: Any) -> None:
+        try:
+            function(*args)
+        except Deferred as deferred:
+            raise deferred.error from None
+
+    return call
+
+
+def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
+    """Listens to the inputs of ``cell``."""
+    register = cell.register_forward_pre_hook
+    options = {"with_kwargs": True} if "with_kwargs" in inspect.signature(register).parameters else {}
+    if _keeps_hooks_of_its_own(cell):
+        remove: Remove = register(Before(listen).__call__, **options).remove
+        return remove
+    return _place(cell, cell._forward_pre_hook, Before(listen), register(_nothing, **options))
+
+
+def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
+    """Listens to the outputs of ``cell``."""
+    if _keeps_hooks_of_its_own(cell):
+        remove: Remove = cell.register_forward_hook(After(listen).__call__).remove
+        return remove
+    return _place(cell, cell._forward_hook, After(listen), cell.register_forward_hook(_nothing))
+
+
+def _keeps_hooks_of_its_own(module: Any) -> bool:
+    """Whether ``module`` is of another package (msadapter, mindtorch): it may be a cell and still run only the hooks
+    that were registered through its own methods. It is not compiled."""
+    return getattr(type(module), "register_forward_hook", None) is not nn.Cell.register_forward_hook
+
+
+def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remove:
+    """Puts ``listener`` where ``handle`` has placed a function: before 2.10 only functions can be registered."""
+    place = next(reversed(hooks))
+    hooks[place] = listener
+
+    def remove() -> None:
+        if _runs_hooks_of(cell):  # it iterates the very dict: a hook taken out of it now would raise in training
+            listener.__dict__["listen"] = _nothing
+        elif hooks.get(place) is listener:
+            handle.remove()
+
+    return remove
+
+
+def _runs_hooks_of(cell: Any) -> bool:
+    return any(f.f_code.co_name in ITERATING and f.f_locals.get("self") is cell for f in callers())
+
+
+def _nothing(*_: Any) -> None:
+    """What a listener hears that could not be taken away."""

@@ -1,0 +1,50 @@
+"""Every update in the process: MindSpore's optimizers are cells, and their classes are listened to, as long as anybody
+asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import nn
+from mindspore.experimental import optim
+
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Remove
+from probe.mindspore.cell_hooks import surfacing
+
+KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
+"""What all of them inherit from; those of ``mint.optim`` from the second."""
+_listening: list[tuple[Callable[[Any], None], Callable[[Any], None]]] = []
+_restore: list[Remove] = []
+
+
+def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
+    """Calls ``began`` and ``ended`` around each call of every optimizer of MindSpore's own."""
+    if not _listening:
+        _restore[:] = [_listen_to(kind) for kind in KINDS]
+    entry = began, ended
+    _listening.append(entry)
+
+    def remove() -> None:
+        if entry in _listening:
+            _listening.remove(entry)
+            if not _listening:
+                while _restore:
+                    _restore.pop()()
+
+    return remove
+
+
+def _listen_to(kind: Any) -> Remove:
+    inherited = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for began, _ in list(_listening):
+            surfacing(began)(self)
+        result = inherited(self, *args, **kwargs)
+        for _, ended in list(_listening):
+            surfacing(ended)(self)
+        return result
+
+    return replace(kind, "__call__", call)

@@ -1,0 +1,149 @@
+"""Optimizers in the manner of torch over MindSpore's tensors (msadapter, mindtorch): ``step``, ``param_groups``,
+``state``, and gradients that the parameters hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import mindspore
+
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Adam, Remove, StepListener
+from probe.mindspore import cell_hooks
+from probe.mindspore.cell_hooks import surfacing
+from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.optimizers import nn_cell
+
+
+def knows(optimizer: Any) -> bool:
+    """Whether ``optimizer`` has a ``step`` and groups of MindSpore's parameters; a cell of MindSpore's own is called
+    instead."""
+    if not callable(getattr(optimizer, "step", None)) or not getattr(optimizer, "param_groups", None):
+        return False
+    first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    return isinstance(first, mindspore.Tensor)
+
+
+def owned(optimizer: Any) -> list[Any]:
+    """Every parameter of every group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
+    """The tensors kept for ``parameter``; the step counter is none."""
+    if _is_cell(optimizer):
+        return nn_cell.state(optimizer, parameter)
+    kept = getattr(optimizer, "state", {}).get(parameter, {})
+    tensors = {kind: value for kind, value in kept.items() if isinstance(value, mindspore.Tensor)}
+    return {kind: value for kind, value in tensors.items() if kind != "step" or value.shape}
+
+
+def state_names(optimizer: Any) -> dict[str, str]:
+    """MindSpore's names where it keeps the state; else nothing is renamed: the names are torch's already."""
+    return nn_cell.state_names(optimizer) if _is_cell(optimizer) else {}
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """By the group of each parameter, and the number of steps in its own state."""
+    if _is_cell(optimizer):
+        return nn_cell.adam(optimizer)
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+    def lookup(parameter: Any) -> Adam | None:
+        group, steps = groups.get(id(parameter), {}), getattr(optimizer, "state", {}).get(parameter, {}).get("step")
+        if steps is None or "eps" not in group or "betas" not in group:
+            return None
+        return Adam(group["betas"][0], group["betas"][1], group["eps"], steps)
+
+    return lookup
+
+
+def _is_cell(optimizer: Any) -> bool:
+    """Whether MindSpore's own optimizer is underneath (mindtorch), which leaves ``state`` empty."""
+    return nn_cell.knows(optimizer) and not getattr(optimizer, "state", None)
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Wraps ``step`` of this one object; one that is a cell may be called instead."""
+    steps = _Steps(optimizer, listener)
+    with ExitStack() as attached:
+        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.callback(replace(optimizer, "step", steps.around(optimizer.step)))
+        if nn_cell.knows(optimizer):
+            attached.callback(cell_hooks.before(optimizer, steps.called))
+            attached.callback(cell_hooks.after(optimizer, steps.returned))
+        return attached.pop_all().close
+
+
+class _Steps:
+    """Turns calls of one optimizer's ``step`` into training steps."""
+
+    def __init__(self, optimizer: Any, listener: StepListener) -> None:
+        self._optimizer, self._listener = optimizer, listener
+        self._running = self._begun = False
+
+    def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original``, listened to: it takes nothing, a closure, or (mindtorch) the gradients."""
+
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._running:
+                return original(*args, **kwargs)
+            self._running, self._begun = True, False
+            try:
+                if any(map(callable, (*args, *kwargs.values()))):
+                    args = tuple(map(self._evaluating, args))
+                    kwargs = {name: self._evaluating(value) for name, value in kwargs.items()}
+                else:
+                    self._begin(next(iter((*args, *kwargs.values())), None))
+                result = original(*args, **kwargs)
+            finally:
+                self._running = False
+            self._begin()
+            surfacing(self._listener.after)(self._optimizer, "applied")
+            return result
+
+        return step
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the cell runs, called with the gradients; ``step`` may call it too."""
+        if not self._running:
+            self._begun = False
+            self._begin(next(iter((*args, *kwargs.values())), None))
+
+    def returned(self, _: Any) -> None:
+        """After the cell has run."""
+        if not self._running:
+            self._listener.after(self._optimizer, "applied")
+
+    def _begin(self, gradients: Sequence[Any] | None = None) -> None:
+        """Tells that the gradients are there, once a step."""
+        if not self._begun:
+            self._begun = True
+            surfacing(self._tell)(gradients)
+
+    def _tell(self, gradients: Sequence[Any] | None) -> None:
+        with given(self._optimizer, owned, gradients, self._listener):
+            self._listener.before(self._optimizer, None)
+
+    def _evaluating(self, argument: Any) -> Any:
+        """A closure's first evaluation gives the gradients; later ones are a line search."""
+        if not callable(argument):
+            return argument
+
+        @functools.wraps(argument)
+        def evaluate() -> Any:
+            if not self._begun:
+                loss = argument()
+                self._begin()
+                return loss
+            self._listener.searching(True)
+            try:
+                return argument()
+            finally:
+                self._listener.searching(False)
+
+        return evaluate

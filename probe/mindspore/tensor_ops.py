@@ -1,0 +1,62 @@
+"""What core computes with, for MindSpore: NumPy on the tensors' elements.
+
+On a host they are read where they lie. On a device they are copied, which waits for it: only for the modules that
+``l2_targets`` name, in sampled steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from probe.core.backend.numpy_ops import (
+    block,
+    column,
+    counts,
+    exp,
+    is_floating,
+    largest,
+    like,
+    log,
+    magnitude,
+    member,
+    on_host,
+    ordered,
+    positions,
+    quiet,
+    root,
+    turned,
+    where,
+    wide,
+    zeros,
+)
+from probe.mindspore.tensors import read
+
+__all__ = [
+    "block",
+    "column",
+    "counts",
+    "exp",
+    "is_floating",
+    "largest",
+    "like",
+    "log",
+    "magnitude",
+    "member",
+    "numbers",
+    "on_host",
+    "ordered",
+    "positions",
+    "quiet",
+    "root",
+    "turned",
+    "where",
+    "wide",
+    "zeros",
+]
+
+
+def numbers(tensor: Any) -> npt.NDArray[Any]:
+    """What is stored here."""
+    return read(tensor)

@@ -1,0 +1,114 @@
+"""Telling listeners of a call: who makes it, what can be read, and that nothing of ours reaches training."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from probe.core.backend.protocols import CollectiveListener
+from probe.pytorch import tensors
+
+Told = list[tuple[CollectiveListener, Any]]
+"""Who listens to a call, with what each calls it."""
+
+API = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+"""Files whose functions name an operation."""
+PLUMBING = (
+    *API,
+    "torch/distributed/c10d_logger.py",
+    "torch/_ops.py",
+    "torch/utils/_contextlib.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/autograd/function.py",
+    "deepspeed/comm/comm.py",
+    "deepspeed/comm/torch.py",
+    "deepspeed/utils/timer.py",
+    "deepspeed/utils/nvtx.py",
+    "/contextlib.py",
+    "/typing_extensions.py",
+    "/warnings.py",
+    *map(str, Path(__file__).parent.glob("*.py")),
+)
+"""Files that are between a call and who makes it."""
+_latest = threading.local()
+"""``place`` is where this thread's latest call was: frame, code and instruction."""
+
+listeners: list[CollectiveListener] = []
+
+
+def heard() -> bool:
+    try:
+        return any(listener.listening for listener in listeners)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        _failed(error)
+        return False
+
+
+def began(name: str, ranks: Sequence[int], inputs: Sequence[torch.Tensor]) -> Iterator[tuple[CollectiveListener, Any]]:
+    operation, site, again = _caller(name)
+    for listener in list(listeners):
+        if listener.listening and (call := listener.began(operation, ranks, inputs, site, again)) is not None:
+            yield listener, call
+
+
+def ended(told: Told, outputs: Sequence[torch.Tensor]) -> None:
+    for listener, call in told:
+        listener.ended(call, outputs)
+
+
+def abandoned(told: Told, outputs: int) -> None:
+    for listener, call in told:
+        listener.abandoned(call, outputs)
+
+
+def guarded(function: Callable[[], None]) -> None:
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        _failed(error)
+
+
+def _failed(error: Exception) -> None:
+    for listener in list(listeners):
+        listener.failed("collective", error)
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is real: not one of those with which torch traces and captures."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and type(tensor).__name__ != "AsyncCollectiveTensor":
+        return False
+    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+def ranks_of(group: Any) -> list[int]:
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError):  # not made by torch.distributed.new_group
+        return list(range(group.size()))
+
+
+def _caller(method: str) -> tuple[str, FrameType, bool]:
+    """The function of ``torch.distributed`` that was called, the frame that called it, and whether it is still in the
+    call in which it came here last: then it has gone on, while another call would have begun anew."""
+    frame, operation = sys._getframe(1), method
+    place: tuple[int, object, int] = (0, None, 0)
+    while frame.f_back is not None and (path := frame.f_code.co_filename).endswith(PLUMBING):
+        name = frame.f_code.co_name
+        if path.endswith(API) and name not in ("_coalescing_manager", "_store_based_barrier"):
+            operation, place = name, (id(frame), frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    before, _latest.place = getattr(_latest, "place", (0, None, 0)), place
+    return operation, frame, place[:2] == before[:2] and place[2] > before[2]
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [tensor for inner in value for tensor in flat(inner)]
+    return [value] if tensors.is_tensor(value) else []

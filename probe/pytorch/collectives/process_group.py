@@ -1,0 +1,229 @@
+"""Methods of ``ProcessGroup``, in which every function of ``torch.distributed`` ends, and the handles they give."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from probe.pytorch.collectives.dispatch import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+
+Arguments = Sequence[Any]
+
+
+class _Part(NamedTuple):
+    """A transfer that listeners were told of."""
+
+    told: Told
+    outputs: list[torch.Tensor]
+    timed: list[Any]
+    """What they call it, where the handle can tell when it is complete: on a host, that is; for a device it tells when
+    it was queued."""
+
+
+class Sides(NamedTuple):
+    """The tensors that this rank gives to a transfer, and those that it gets."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+
+def _in_place(_: Any, given: Arguments) -> Sides:
+    return Sides(flat(given[0]), flat(given[0]))
+
+
+def _apart(_: Any, given: Arguments) -> Sides:
+    return Sides(flat(given[1]), flat(given[0]))
+
+
+def _from_root(group: Any, given: Arguments) -> Sides:
+    return Sides(flat(given[0]) if group.rank() == _root(given) else [], flat(given[0]))
+
+
+def _to_root(group: Any, given: Arguments) -> Sides:
+    return Sides(flat(given[0]), flat(given[0]) if group.rank() == _root(given) else [])
+
+
+def _given(_: Any, given: Arguments) -> Sides:
+    return Sides(flat(given[0]), [])
+
+
+def _got(_: Any, given: Arguments) -> Sides:
+    return Sides([], flat(given[0]))
+
+
+def _nothing(_: Any, __: Arguments) -> Sides:
+    return Sides([], [])
+
+
+TRANSFERS: dict[str, Callable[[Any, Arguments], Sides]] = {
+    "allreduce": _in_place,
+    "allreduce_coalesced": _in_place,
+    "broadcast": _from_root,
+    "reduce": _to_root,
+    "allgather": _apart,
+    "_allgather_base": _apart,
+    "all_gather_single": _apart,
+    "allgather_coalesced": _apart,
+    "allgather_into_tensor_coalesced": _apart,
+    "all_gather_single_coalesced": _apart,
+    "gather": _apart,
+    "scatter": _apart,
+    "reduce_scatter": _apart,
+    "_reduce_scatter_base": _apart,
+    "reduce_scatter_single": _apart,
+    "reduce_scatter_tensor_coalesced": _apart,
+    "reduce_scatter_single_coalesced": _apart,
+    "alltoall": _apart,
+    "alltoall_base": _apart,
+    "all_to_all_single": _apart,
+    "send": _given,
+    "recv": _got,
+    "recv_anysource": _got,
+    "barrier": _nothing,
+    "monitored_barrier": _nothing,
+}
+"""Every method of a process group that moves something, under the names of all versions of torch."""
+
+
+def _root(given: Arguments) -> int:
+    for value in given[1:]:
+        if hasattr(value, "rootRank"):
+            return int(value.rootRank)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+def method(name: str, sides: Callable[[Any, Arguments], Sides]) -> Callable[..., Any]:
+    original = getattr(dist.ProcessGroup, name)
+
+    @functools.wraps(original)
+    def transfer(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if not heard():
+            return original(group, *args, **kwargs)
+        part = _begin_transfer(name, sides, group, args, kwargs)
+        work = original(group, *args, **kwargs)
+        if part.told:
+            guarded(lambda: _issued(group, work, part))
+        return work
+
+    return transfer
+
+
+def _begin_transfer(
+    name: str, sides: Callable[[Any, Arguments], Sides], group: Any, args: Arguments, kwargs: dict[str, Any]
+) -> _Part:
+    part = _Part([], [], [])
+
+    def begin() -> None:
+        named = sorted(kwargs.items(), key=lambda pair: not pair[0].startswith("out"))
+        given = [*args, *(value for _, value in named)]
+        inputs, outputs = sides(group, given)
+        if not all(map(readable, (*inputs, *outputs))):
+            return
+        part.outputs.extend(outputs)
+        part.told.extend(began(name, ranks_of(group), inputs))
+        on_host = (inputs or outputs) and all(tensor.device.type == "cpu" for tensor in (*inputs, *outputs))
+        if on_host and all(getattr(value, "asyncOp", True) for value in given):
+            part.timed.extend(call for _, call in part.told)
+
+    guarded(begin)
+    return part
+
+
+class _Waited(NamedTuple):
+    """A handle that was given out, and the transfers that it stands for."""
+
+    work: weakref.ref[Any]
+    parts: list[_Part]
+
+
+_works: dict[int, _Waited] = {}
+"""By the identity of the handle. Goes with it."""
+_coalescing: dict[Any, list[_Part]] = {}
+"""By process group: what is held back until the group ends coalescing."""
+
+
+def _issued(group: Any, work: Any, part: _Part) -> None:
+    """A process group has taken a transfer on."""
+    if group in _coalescing:
+        _coalescing[group].append(part)
+    else:
+        _expect(work, [part])
+
+
+def _expect(work: Any, parts: list[_Part]) -> None:
+    """The transfers are complete when ``work`` is; with no handle they are, or will be in the order of the stream."""
+    if work is None:
+        _all_ended(parts)
+        return
+    identity = id(work)
+
+    def gone(_: object) -> None:
+        waited = _works.pop(identity, None)
+        for part in waited.parts if waited is not None else ():
+            abandoned(part.told, len(part.outputs))
+
+    _works[identity] = _Waited(weakref.ref(work, gone), parts)
+    if timed := [call for part in parts for call in part.timed]:
+        _time(work, timed)
+
+
+def _time(work: Any, calls: list[Any]) -> None:
+    """Lets the handle itself tell when it is complete."""
+    try:
+        future = work.get_future()
+    except RuntimeError:  # this kind has none
+        return
+    future.add_done_callback(lambda _: [call.finish() for call in calls])
+
+
+def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(work, *args, **kwargs)
+        waited = _works.pop(id(work), None)
+        if waited is not None:
+            guarded(lambda: _all_ended(waited.parts))
+        return result
+
+    return wait
+
+
+def _all_ended(parts: list[_Part]) -> None:
+    for part in parts:
+        ended(part.told, part.outputs)
+
+
+def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start(group: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(group, *args, **kwargs)
+        if heard():
+            _coalescing[group] = []
+        return result
+
+    return start
+
+
+def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def end(group: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = _coalescing.pop(group, [])
+        work = original(group, *args, **kwargs)
+        if parts:
+            guarded(lambda: _expect(work, parts))
+        return work
+
+    return end
+
+
+def forget() -> None:
+    """Nothing is waited for any more."""
+    _works.clear()
+    _coalescing.clear()

@@ -1,0 +1,102 @@
+"""Unreduced gradients under DeepSpeed's optimizers, which take gradients away as soon as they have arrived."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from probe.core.backend.protocols import Guard, Remove, Shard
+from probe.pytorch.engines.deepspeed import zero
+from probe.pytorch.hook_handles import on_own, removing, weakly
+
+
+def check(model: torch.nn.Module) -> None:
+    """Refuses nothing."""
+
+
+def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
+    """Of the parameters of optimizers in use."""
+    here = {id(parameter) for parameter in model.parameters()}
+    for optimizer in zero.in_use:
+        home = _home(optimizer)
+        for parameter in zero.owned(optimizer) if home else ():
+            if id(parameter) in here:
+                yield parameter, home
+
+
+def _home(optimizer: Any) -> Home | None:
+    """For those that take gradients away; others leave them where torch puts them."""
+    if hasattr(optimizer, "fp32_groups_gradients"):
+        return Home(optimizer, _copied)
+    if hasattr(optimizer, "averaged_gradients"):
+        apart = getattr(optimizer, "partition_gradients", True)
+        return Home(optimizer, None if apart else _attached)
+    return None
+
+
+def _copied(parameter: Any) -> torch.Tensor | None:
+    """What a BF16_Optimizer has summed so far: nothing at first, zeros after a step."""
+    kept = getattr(parameter, "_hp_grad", None)
+    return None if kept is None else kept.view_as(parameter)
+
+
+def _attached(parameter: Any) -> torch.Tensor | None:
+    """What ZeRO-1 has summed so far, where that is of another precision than the gradients."""
+    return getattr(parameter, "grad_accum", None)
+
+
+class Home:
+    """Of the parameters of one optimizer.
+
+    Args:
+        summed: what of earlier backwards is kept elsewhere than in ``grad``; None where each is reduced by itself.
+    """
+
+    def __init__(self, optimizer: Any, summed: Callable[[Any], torch.Tensor | None] | None) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._summed = summed
+
+    def on_gradient(
+        self,
+        parameter: torch.nn.Parameter,
+        listen: Callable[..., None],
+        *,
+        own: bool,
+        main_grad: bool,  # noqa: ARG002
+        guard: Guard,
+    ) -> Remove:
+        """Before DeepSpeed: its own hooks empty ``grad`` and, with the last one, reduce what is left."""
+        summed = self._summed
+        if own or summed is None:
+            apart = summed is None
+            return on_own(parameter, guard(lambda gradient: listen(gradient, apart=apart)))
+
+        def accumulated(held: torch.nn.Parameter) -> None:
+            kept = summed(held)
+            if held.grad is not None:
+                listen(held.grad if kept is None else kept + held.grad)
+
+        hook = guard(accumulated)
+        handle = parameter.register_post_accumulate_grad_hook(weakly(hook))
+        _put_first(parameter._post_accumulate_grad_hooks, handle.id)
+        return removing(handle, parameter, "_post_accumulate_grad_hooks", hook)
+
+    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
+        """The parameter as its optimizer shares it out; other tensors as they are."""
+        optimizer = self._optimizer()
+        return zero.layout(optimizer).value(parameter) if optimizer is not None and tensor is parameter else tensor
+
+    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """The parameter itself."""
+        return parameter
+
+
+def _put_first(hooks: Any, key: int) -> None:
+    """Of an ``OrderedDict`` that torch reads as a plain dict: ``move_to_end`` changes nothing there."""
+    ours, others = hooks.pop(key), dict(hooks)
+    hooks.clear()
+    hooks[key] = ours
+    hooks.update(others)

@@ -1,0 +1,238 @@
+"""Where each of DeepSpeed's optimizers keeps gradients and state, as far as this rank holds them.
+
+They are recognised by the names of their classes, so that nothing here imports DeepSpeed. No answer takes a collective.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+
+from probe.core.backend.protocols import Shard
+from probe.core.records import Coverage
+
+Parameter = torch.nn.Parameter
+State = Mapping[str, torch.Tensor | Shard]
+
+
+in_use: WeakSet[Any] = WeakSet()
+"""The optimizers that a monitor has been given."""
+
+
+class Layout(Protocol):
+    """The answers of one kind of optimizer."""
+
+    def value(self, parameter: Parameter) -> torch.Tensor | Shard:
+        """What this rank holds of the model's parameter."""
+
+    def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
+        """What this rank holds of the reduced gradient before the update."""
+
+    def state(self, optimizer: Any, parameter: Parameter) -> State:
+        """What this rank keeps of the optimizer's state."""
+
+
+def groups_of(optimizer: Any) -> Sequence[Sequence[Parameter]]:
+    """The model's parameters in the optimizer's own order."""
+    names = ("bit16_groups", "bf16_groups", "fp16_groups")
+    return next((vars(optimizer)[name] for name in names if name in vars(optimizer)), ())
+
+
+_places: WeakKeyDictionary[Any, dict[int, tuple[int, int, int]]] = WeakKeyDictionary()
+
+
+def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int] | None:
+    """Group, index and first element of ``parameter`` in the optimizer's order; None if it is not among them, such as
+    one that is frozen."""
+    known = _places.get(optimizer)
+    if known is None or len(known) != sum(map(len, groups_of(optimizer))):
+        known = _places[optimizer] = {}
+        for group, members in enumerate(groups_of(optimizer)):
+            start = 0
+            for index, member in enumerate(members):
+                known[id(member)] = group, index, start
+                start += member.numel()
+    return known.get(id(parameter))
+
+
+class Replicated:
+    """FP16_UnfusedOptimizer: every rank holds everything, state by the high-precision copy of each parameter."""
+
+    def value(self, parameter: Parameter) -> torch.Tensor | Shard:
+        return parameter
+
+    def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:  # noqa: ARG002
+        return parameter.grad
+
+    def state(self, optimizer: Any, parameter: Parameter) -> State:
+        at = place(optimizer, parameter)
+        return {} if at is None else _like(optimizer.optimizer, optimizer.fp32_groups[at[0]][at[1]])
+
+
+class Flattened(Replicated):
+    """FP16_Optimizer: likewise, but the copies of a group are one flat tensor."""
+
+    def state(self, optimizer: Any, parameter: Parameter) -> State:
+        at = place(optimizer, parameter)
+        if at is None:
+            return {}
+        group, _, start = at
+        kept = _like(optimizer.optimizer, optimizer.fp32_groups_flat[group])
+        return {kind: flat.narrow(0, start, parameter.numel()).view_as(parameter) for kind, flat in kept.items()}
+
+
+class Partitioned:
+    """DeepSpeedZeroOptimizer, stages 1 and 2: each rank updates an equal part of each group's parameters, laid end to
+    end; a parameter may be nobody's whole, and most are none of this rank's."""
+
+    def value(self, parameter: Parameter) -> torch.Tensor | Shard:
+        return parameter
+
+    def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
+        part = _fragment(parameter)
+        if part is None:
+            return None if place(optimizer, parameter) is None else _nothing(parameter)
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if optimizer.cpu_offload:
+            held = optimizer.single_partition_of_fp32_groups[mapping.param_group_index].grad
+            return Shard(_narrow(held, mapping.hp_fragment_address), part)
+        parts = optimizer.averaged_gradients[mapping.param_group_index]
+        held = parts[parameter._index_in_param_group]  # type: ignore[attr-defined]
+        if held.numel() != mapping.lp_fragment_address.numel:
+            raise ValueError(f"expected {mapping.lp_fragment_address.numel} elements of a gradient, got {held.numel()}")
+        return Shard(held, part)
+
+    def state(self, optimizer: Any, parameter: Parameter) -> State:
+        return self._state(optimizer, optimizer.single_partition_of_fp32_groups, parameter)
+
+    def _state(self, optimizer: Any, partitions: Sequence[torch.Tensor], parameter: Parameter) -> State:
+        part = _fragment(parameter)
+        if part is None:
+            at = place(optimizer, parameter)
+            kept = {} if at is None else _like(optimizer.optimizer, partitions[at[0]])
+            return {kind: _nothing(parameter) for kind in kept}
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        kept = _like(optimizer.optimizer, partitions[mapping.param_group_index])
+        return {kind: Shard(_narrow(flat, mapping.hp_fragment_address), part) for kind, flat in kept.items()}
+
+
+class Accumulated(Partitioned):
+    """BF16_Optimizer: every rank sums and reduces all gradients in a copy of their own, and updates its part."""
+
+    def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:  # noqa: ARG002
+        held = getattr(parameter, "_hp_grad", None)
+        return None if held is None else held.view_as(parameter)
+
+    def state(self, optimizer: Any, parameter: Parameter) -> State:
+        return self._state(optimizer, optimizer.fp32_groups_flat_partition, parameter)
+
+
+class Sharded:
+    """DeepSpeedZeroOptimizer_Stage3: each rank holds an equal part of each parameter, the last ones filled up."""
+
+    def value(self, parameter: Parameter) -> torch.Tensor | Shard:
+        return _shard(parameter, parameter.ds_tensor)  # type: ignore[attr-defined]
+
+    def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
+        if optimizer.offload_optimizer:
+            group, start, count = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            held = optimizer.fp32_partitioned_groups_flat[group].grad
+            return None if held is None else _shard(parameter, held.narrow(0, start, count))
+        at = place(optimizer, parameter)
+        held = None if at is None else optimizer.averaged_gradients.get(at[0])
+        return None if at is None or held is None else _shard(parameter, held[at[1]])
+
+    def state(self, optimizer: Any, parameter: Parameter) -> State:
+        at = optimizer.grad_position.get(optimizer.get_param_id(parameter))
+        if at is None:  # frozen
+            return {}
+        group, start, count = at
+        kept = _like(optimizer.optimizer, optimizer.fp32_partitioned_groups_flat[group])
+        return {kind: _shard(parameter, flat.narrow(0, start, count)) for kind, flat in kept.items()}
+
+
+LAYOUTS: dict[str, Layout] = {
+    "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer": Partitioned(),
+    "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3": Sharded(),
+    "deepspeed.runtime.bf16_optimizer.BF16_Optimizer": Accumulated(),
+    "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer": Replicated(),
+    "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer": Flattened(),
+}
+"""By class."""
+
+
+def names(kind: type) -> tuple[str, ...]:
+    """Qualified names of a class and of what it inherits from."""
+    return tuple(f"{parent.__module__}.{parent.__qualname__}" for parent in kind.__mro__)
+
+
+_known: WeakKeyDictionary[type, Layout | None] = WeakKeyDictionary()
+
+
+def layout_of(kind: type) -> Layout | None:
+    """Of the optimizers of a class; None if they are not DeepSpeed's."""
+    if kind not in _known:
+        _known[kind] = next((LAYOUTS[name] for name in names(kind) if name in LAYOUTS), None)
+    return _known[kind]
+
+
+def kinds() -> tuple[type, ...]:
+    """DeepSpeed's classes of optimizers, as far as they are imported."""
+    found = (name.rpartition(".") for name in LAYOUTS)
+    return tuple(vars(sys.modules[module])[kind] for module, _, kind in found if module in sys.modules)
+
+
+def layout(optimizer: Any) -> Layout:
+    """Where ``optimizer``, which is one of DeepSpeed's, keeps things."""
+    found = layout_of(type(optimizer))
+    assert found is not None, type(optimizer)
+    return found
+
+
+def owned(optimizer: Any) -> list[Parameter]:
+    """The model's own parameters: the optimizer inside has others."""
+    return [parameter for group in groups_of(optimizer) for parameter in group]
+
+
+def _like(optimizer: Any, key: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What ``optimizer`` keeps for ``key`` in its shape: no counters of steps."""
+    kept = optimizer.state.get(key, {})
+    return {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor) and value.shape == key.shape}
+
+
+def _narrow(flat: torch.Tensor, address: Any) -> torch.Tensor:
+    return flat.narrow(0, int(address.start), int(address.numel))
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    return tuple(sorted(dist.get_process_group_ranks(group)))
+
+
+def _fragment(parameter: Parameter) -> Coverage | None:
+    """What of ``parameter`` is in this rank's partition; None for nothing."""
+    mapping = getattr(parameter, "_hp_mapping", None)
+    if mapping is None:
+        return None
+    start, count = int(mapping.lp_fragment_address.start), int(mapping.lp_fragment_address.numel)
+    return Coverage(tuple(parameter.shape), f"{start}:{start + count}", _ranks(parameter._dp_group))  # type: ignore[attr-defined]
+
+
+def _nothing(parameter: Any) -> Shard:
+    """The part of a rank that has none: told nevertheless, so that all ranks know of each other."""
+    coverage = Coverage(tuple(parameter.shape), "0:0", _ranks(parameter._dp_group))
+    return Shard(parameter.detach().reshape(-1)[:0], coverage)
+
+
+def _shard(parameter: Any, part: torch.Tensor) -> Shard:
+    """``part``, in the layout of the stage-3 ``parameter``, without what only fills it up."""
+    group = parameter.ds_process_group
+    size, numel = parameter.partition_numel(), parameter.ds_numel
+    start = min(size * dist.get_rank(group), numel)
+    end = min(start + size, numel)
+    coverage = Coverage(tuple(parameter.ds_shape), f"{start}:{end}", _ranks(group))
+    return Shard(part.view(-1).narrow(0, 0, end - start), coverage)

@@ -1,0 +1,174 @@
+"""``FullyShardedDataParallel``: the parameters of a unit lie one behind the other in a flat one, of which each rank
+keeps a stretch that may begin and end inside a parameter.
+
+What autograd knows is the flat parameter, whole while the unit runs: hooks on it see this rank's own gradient, before
+FSDP's own hook reduces it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from probe.core.backend.protocols import Guard, Remove, Shard
+from probe.core.records import Coverage
+from probe.pytorch.hook_handles import on_accumulated, on_own
+
+CLASS = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
+
+
+def check(model: torch.nn.Module) -> None:
+    """Refuses units without ``use_orig_params``, and a part of a unit.
+
+    Raises:
+        ValueError: saying what came and what to do.
+    """
+    units = list(_units(model))
+    for unit in units:
+        if not unit._handle._use_orig_params:
+            raise ValueError(
+                "set_monitor: model: its parameters have no names of their own, because FullyShardedDataParallel was "
+                "given use_orig_params=False; wrap the model with use_orig_params=True"
+            )
+    known = {id(parameter) for unit in units for parameter in _originals(unit._handle.flat_param)}
+    for name, parameter in model.named_parameters() if CLASS[0] in sys.modules else ():
+        if getattr(parameter, "_fsdp_flattened", False) and id(parameter) not in known:
+            raise ValueError(
+                f"set_monitor: parameter {name!r} belongs to a FullyShardedDataParallel unit around the model that was "
+                "given, where its gradients cannot be seen; give the wrapped model to set_monitor"
+            )
+
+
+def check_unwrapped(parameter: torch.nn.Parameter) -> None:
+    """Refuses a parameter that a unit has taken over where this was not to be seen: what it holds is no whole tensor.
+
+    Raises:
+        ValueError: saying what to do.
+    """
+    if getattr(parameter, "_fsdp_flattened", False):
+        raise ValueError(
+            "FullyShardedDataParallel has wrapped the model after set_monitor, so that its gradients cannot be seen; "
+            "wrap it first and give the wrapped model to set_monitor"
+        )
+
+
+def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Unit]]:
+    """Every parameter of every unit, with the unit."""
+    for module in _units(model):
+        unit = Unit(module)
+        for parameter in _originals(module._handle.flat_param):
+            yield parameter, unit
+
+
+def _units(model: torch.nn.Module) -> Iterator[Any]:
+    """The wrappers in ``model`` that have parameters of their own."""
+    kind: Any = getattr(sys.modules.get(CLASS[0]), CLASS[1], None)
+    for module in model.modules() if kind is not None else ():
+        if isinstance(module, kind) and getattr(module, "_handle", None) is not None:
+            yield module
+
+
+def _originals(flat: Any) -> list[torch.nn.Parameter]:
+    return [*(flat._params or ()), *(flat._shared_params or ())]
+
+
+class Piece(NamedTuple):
+    """Where one parameter lies."""
+
+    shape: torch.Size
+    start: int
+    """Of its first element in the whole flat parameter."""
+    numel: int
+    kept: int
+    """How many elements this rank keeps."""
+    part: str
+    """Which of the flattened parameter's elements those are."""
+
+
+class Unit:
+    """One flat parameter: the home of those that lie in it."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = weakref.ref(module)  # what is at home here must not be kept alive from here
+        self._flat_ref = weakref.ref(module._handle.flat_param)
+        self._sharded = bool(module._handle.uses_sharded_strategy)
+        self._ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+        self.pieces = WeakIdKeyDictionary()
+        flat, places = self._flat, {}
+        for parameter, info, piece in zip(flat._params, flat._param_infos, self._pieces(), strict=True):
+            self.pieces[parameter] = places[id(info.module), info.param_name] = piece
+        for parameter, info in zip(flat._shared_params, flat._shared_param_infos, strict=True):
+            self.pieces[parameter] = places[id(info.prim_module), info.prim_param_name]
+
+    @property
+    def _flat(self) -> Any:
+        return self._flat_ref()
+
+    def _pieces(self) -> Iterator[Piece]:
+        flat = self._flat
+        sizes, padding = flat._numels_with_padding, flat._is_padding_mask
+        starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        starts = [start for start, pads in zip(starts, padding, strict=True) if not pads]
+        for shape, start, kept in zip(flat._shapes, starts, flat._shard_param_infos, strict=True):
+            if not self._sharded:
+                yield Piece(shape, start, shape.numel(), shape.numel(), "")
+            elif kept.in_shard:
+                part = f"{kept.intra_param_start_idx}:{kept.intra_param_end_idx + 1}"
+                yield Piece(shape, start, shape.numel(), kept.numel_in_shard, part)
+            else:
+                yield Piece(shape, start, shape.numel(), 0, "0:0")
+
+    def _reduces(self) -> bool:
+        return bool(getattr(self._module(), "_sync_gradients", True))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a hook can be placed now."""
+        return bool(self._flat.requires_grad)
+
+    def on_gradient(
+        self,
+        parameter: torch.nn.Parameter,
+        listen: Callable[..., None],
+        *,
+        own: bool,
+        main_grad: bool,  # noqa: ARG002 - there is none
+        guard: Guard,
+    ) -> Remove:
+        """What this rank gives into a reduction, or has accumulated under ``no_sync``; in the dtype of the forward."""
+        piece = self.pieces[parameter]
+
+        def arrived(gradient: torch.Tensor | None) -> None:
+            if gradient is not None and gradient.numel() >= piece.start + piece.numel:
+                flattened = gradient.detach().view(-1)[piece.start : piece.start + piece.numel]
+                listen(flattened.view(piece.shape), reduced=self._reduces())
+
+        if own:
+            return on_own(self._flat, guard(arrived))
+        return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
+
+    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
+        """Parameters, reduced gradients and state are flat stretches; what has another size is none."""
+        piece = self.pieces[parameter]
+        if not self._sharded or tensor.numel() != piece.kept:
+            return tensor
+        return Shard(tensor, Coverage(tuple(piece.shape), piece.part, self._ranks))
+
+    def absent(self, parameter: torch.nn.Parameter) -> Shard | None:
+        """The gradient of a parameter of which this rank has no element."""
+        piece = self.pieces[parameter]
+        if not self._sharded or piece.kept:
+            return None
+        return Shard(parameter.detach(), Coverage(tuple(piece.shape), piece.part, self._ranks))
+
+    def leaf(self, parameter: torch.nn.Parameter) -> Any:  # noqa: ARG002 - all lie in the same one
+        """The node that takes in the flat parameter's gradient: it is not the flat parameter's for good, so that FSDP
+        itself keeps it from the forward to the end of the backward."""
+        return getattr(self._flat, "_post_backward_hook_state", (None,))[0]

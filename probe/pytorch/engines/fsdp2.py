@@ -1,0 +1,151 @@
+"""``fully_shard``: a module's parameters are DTensors of which each rank keeps some rows; while the module runs, plain
+whole ones stand in their place.
+
+Those stand-ins are what autograd knows. They are made once, when first needed, and hooks on them see this rank's own
+gradient, before it is reduced.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Guard, Remove
+from probe.pytorch.dtensor import add
+from probe.pytorch.hook_handles import on_accumulated, on_own
+
+CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
+
+
+def check(model: torch.nn.Module) -> None:
+    """Everything that ``fully_shard`` makes can be watched."""
+
+
+def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Stored]]:
+    """Every parameter that ``fully_shard`` has taken over."""
+    for group in _groups(model):
+        for stored in group.fsdp_params:
+            yield stored.sharded_param, Stored(stored, group)
+
+
+def stand_ins(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    """What stands in the place of parameters while modules run, with the parameters."""
+    for group in _groups(model):
+        for stored in group.fsdp_params:
+            for name in ("_unsharded_param", "_sharded_post_forward_param"):
+                if (stand_in := getattr(stored, name, None)) is not None:
+                    yield stand_in, stored.sharded_param
+
+
+def _groups(model: torch.nn.Module) -> Iterator[Any]:
+    """Modules sharded together share one state."""
+    kind: Any = getattr(sys.modules.get(CLASS[0]), CLASS[1], None)
+    seen: set[int] = set()
+    for module in model.modules() if kind is not None else ():
+        if not isinstance(module, kind):
+            continue
+        state: Any = module._get_fsdp_state()
+        several = getattr(state, "_fsdp_param_groups", None)  # older torch, such as 2.6, knows one alone
+        for group in [state._fsdp_param_group] if several is None else several:
+            if group is not None and id(group) not in seen:
+                seen.add(id(group))
+                yield group
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+class Stored:
+    """The home of one parameter.
+
+    Args:
+        stored: ``fully_shard``'s own object for it.
+        group: with which other parameters it is gathered and reduced.
+    """
+
+    def __init__(self, stored: Any, group: Any) -> None:
+        self._stored_ref, self._group_ref = weakref.ref(stored), weakref.ref(group)
+
+    @property
+    def _stored(self) -> Any:
+        return self._stored_ref()
+
+    def _reduces(self) -> bool:
+        return bool(getattr(self._group_ref(), "reduce_grads", True))
+
+    def on_gradient(
+        self,
+        parameter: torch.nn.Parameter,  # noqa: ARG002 - known
+        listen: Callable[..., None],
+        *,
+        own: bool,
+        main_grad: bool,  # noqa: ARG002 - there is none
+        guard: Guard,
+    ) -> Remove:
+        """What this rank gives into a reduction, or has accumulated while reduction is off, in the dtype of the forward
+        (the sum in that of the reduction)."""
+        hook = guard(functools.partial(self._own if own else self._sum, listen))
+        placed = ExitStack()
+
+        def place() -> bool:
+            unsharded = self._unsharded()
+            if unsharded is None or not unsharded.requires_grad:
+                return False
+            placed.callback((on_own if own else on_accumulated)(unsharded, hook))
+            return True
+
+        if not place():
+            self._once_there(place, placed, guard)
+        return placed.close
+
+    def _own(self, listen: Callable[..., None], gradient: torch.Tensor) -> None:
+        listen(gradient, reduced=self._reduces())
+
+    def _sum(self, listen: Callable[..., None], unsharded: torch.Tensor) -> None:
+        """Of backwards that were not reduced; where reduction has a dtype of its own, the earlier ones were put aside
+        in it."""
+        earlier, gradient = self._stored.unsharded_accumulated_grad, unsharded.grad
+        if gradient is not None:
+            total = gradient if earlier is None else add(earlier, gradient)
+            listen(total, reduced=self._reduces())
+
+    def _once_there(self, place: Callable[[], bool], placed: ExitStack, guard: Guard) -> None:
+        """Places when the stand-in is made, for which there is no hook; nothing stays replaced after that."""
+        original = self._stored.to_unsharded
+
+        @functools.wraps(original)
+        def to_unsharded() -> None:
+            original()
+            try:
+                there = bool(waiting) and place()
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+                there = True
+                guard(_fail)(error)
+            if there:
+                waiting.clear()
+            if not waiting:
+                restore()
+
+        waiting = [True]
+        restore = replace(self._stored, "to_unsharded", to_unsharded)
+        placed.callback(restore)
+        placed.callback(waiting.clear)
+
+    def _unsharded(self) -> Any:
+        return getattr(self._stored, "_unsharded_param", None)
+
+    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - a DTensor
+        """DTensors say by themselves what they cover."""
+        return tensor
+
+    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:  # noqa: ARG002 - known
+        """The stand-in."""
+        return self._unsharded()

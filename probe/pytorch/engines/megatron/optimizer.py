@@ -1,0 +1,203 @@
+"""Optimizers of Megatron-Core: gradients are in ``main_grad``, state belongs to fp32 copies of the parameters, or of
+this rank's part of them.
+
+``step()`` of the outermost one is the training step: it calls neither the ``step()`` of those that it chains nor, if
+the loss scale was too high, that of torch's optimizer inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
+from probe.core.records import Coverage
+from probe.pytorch.engines import native
+from probe.pytorch.engines.megatron.groups import is_a, together
+from probe.pytorch.engines.models import home, piece
+from probe.pytorch.loss_scale import asked, on_loss_scale
+
+OPTIMIZER = "megatron.core.optimizer.optimizer.MegatronOptimizer"
+DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
+
+_sharing: weakref.WeakKeyDictionary[Any, Sharing] = weakref.WeakKeyDictionary()
+
+
+def knows(optimizer: Any) -> bool:
+    """Whether this is one of Megatron's."""
+    return is_a(optimizer, OPTIMIZER)
+
+
+def owned(optimizer: Any) -> list[torch.nn.Parameter]:
+    """The model's parameters, not the copies that are really updated; all of them also where each rank updates a
+    part."""
+    return [parameter for inner in _chained(optimizer) for parameter in _of_the_model(inner)]
+
+
+def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
+    """The model's parameter; this rank's part alone where the others' come only with the next forward."""
+    sharing = _shares(optimizer, parameter)
+    if sharing is not None and sharing.late:
+        return sharing.part(parameter, parameter.detach())
+    return native.value(optimizer, parameter)
+
+
+def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
+    """What the reduction has left in ``main_grad``: of a distributed optimizer only this rank's part, since the rest is
+    not reduced here. Megatron holds a gradient nowhere else, so that ``main_grad`` is read whether asked for or not."""
+    held, sharing = native.held(parameter, True), _shares(optimizer, parameter)
+    return piece(parameter, held) if sharing is None or held is None else sharing.part(parameter, held)
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
+    """What torch's optimizer inside keeps for the parameter or the copy of it."""
+    sharing, updated = _shares(optimizer, parameter), _in_place_of(optimizer, parameter)
+    kept = (inner.optimizer.state for inner in _chained(optimizer))
+    if sharing is not None and updated is None:  # this rank has no part
+        kinds: Mapping[str, Any] = next((each for one in kept for each in one.values()), {})
+        return {kind: sharing.part(parameter, parameter.detach()) for kind, v in kinds.items() if _is_state(kind, v)}
+    found: Mapping[str, Any] = next((each[updated] for each in kept if updated in each), {})
+    covered = piece if sharing is None else sharing.covered
+    return {kind: covered(parameter, value) for kind, value in found.items() if _is_state(kind, value)}
+
+
+def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
+    """As torch's optimizers inside have it for what they update in place of each parameter."""
+    lookups = [native.adam(inner.optimizer) for inner in _chained(optimizer)]
+
+    def lookup(parameter: torch.nn.Parameter) -> Adam | None:
+        updated = _in_place_of(optimizer, parameter)
+        return None if updated is None else next((about for each in lookups if (about := each(updated))), None)
+
+    return lookup
+
+
+def _in_place_of(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """What is really updated; None if this rank has no part."""
+    sharing, main = _shares(optimizer, parameter), getattr(parameter, "main_param", None)
+    return sharing.updated.get(parameter) if sharing is not None else parameter if main is None else main
+
+
+def _is_state(kind: str, value: object) -> bool:
+    """Whether this is no counter of steps."""
+    return isinstance(value, torch.Tensor) and (kind != "step" or bool(value.dim()))
+
+
+def held_scale(optimizer: Any) -> torch.Tensor | None:
+    """The loss scale, which ``main_grad`` carries until the step divides it out."""
+    scalers = [scaler for inner in _chained(optimizer) if (scaler := getattr(inner, "grad_scaler", None))]
+    return scalers[0].scale if scalers else None
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Listens to ``step`` on this one object."""
+    original: Callable[..., Any] = optimizer.step
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        listener.before(optimizer, asked(held_scale, optimizer, listener))
+        result = original(*args, **kwargs)
+        succeeded = result[0] if isinstance(result, tuple) and result else result
+        listener.after(optimizer, "skipped" if succeeded is False else "applied")
+        return result
+
+    with ExitStack() as placed:
+        placed.callback(replace(optimizer, "step", step))
+        placed.callback(on_loss_scale(lambda: held_scale(optimizer)))
+        return placed.pop_all().close
+
+
+class Sharing:
+    """How a distributed optimizer shares its parameters out among ranks, which stays as it is.
+
+    Each rank has a stretch of every bucket of the buffer in which the parameters lie one behind the other: of a
+    parameter that may be all, a part or nothing.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.late: bool = inner.ddp_config.overlap_param_gather
+        """Whether the other ranks' parts of an updated parameter come only with the next forward."""
+        self._groups = {p: dist.get_process_group_ranks(b.data_parallel_group) for b in inner.buffers for p in b.params}
+        self._places = {p: inner._get_model_param_range_map(p)["param"] for p in inner.model_param_gbuf_map}
+        self.updated = dict(_updated(inner))
+        """What the optimizer inside updates in place of each parameter of which this rank has a part."""
+        self._coverage: dict[torch.nn.Parameter, Coverage] = {}
+
+    def __contains__(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter in self._groups
+
+    def part(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
+        """This rank's part of ``tensor``, which has the shape of ``parameter``; an empty one if it has none, so that
+        all ranks know of each other."""
+        start, end = self._range(parameter)
+        return self.covered(parameter, tensor.reshape(-1)[start:end])
+
+    def _range(self, parameter: torch.nn.Parameter) -> tuple[int, int]:
+        place = self._places.get(parameter)
+        return (0, 0) if place is None else (place.start, place.end)
+
+    def covered(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor | Shard:
+        """``part`` with what it covers; whole, it has the shape of the parameter again."""
+        if len(self._groups[parameter]) == 1:
+            return cast("torch.Tensor | Shard", piece(parameter, part.view(parameter.shape)))
+        if parameter not in self._coverage:
+            self._coverage[parameter] = self._covers(parameter)
+        return Shard(part, self._coverage[parameter])
+
+    def _covers(self, parameter: torch.nn.Parameter) -> Coverage:
+        """The parameter may be a part itself, of one that is split over tensor-parallel ranks."""
+        found, ranks = home(parameter), self._groups[parameter]
+        split: Coverage | None = getattr(found, "coverage", None)
+        where = "{}:{}".format(*self._range(parameter))
+        if split is None:
+            return Coverage(tuple(parameter.shape), where, tuple(sorted(ranks)))
+        return Coverage(split.shape, f"{split.part}, {where}", together(split.ranks, ranks, dist.get_rank()))
+
+
+def _shares(optimizer: Any, parameter: torch.nn.Parameter) -> Sharing | None:
+    """How ``parameter`` is shared out, if the optimizer that updates it does that."""
+    for inner in _chained(optimizer):
+        if is_a(inner, DISTRIBUTED):
+            if inner not in _sharing:
+                _sharing[inner] = Sharing(inner)
+            if parameter in _sharing[inner]:
+                return _sharing[inner]
+    return None
+
+
+def _updated(inner: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Each parameter with what is updated for it: a view of this rank's part, or an fp32 copy of that, or, where the
+    optimizer inside keeps the fp32 copies for itself, a view again."""
+    for models, views in zip(inner.model_fp32_groups, inner.shard_fp32_groups, strict=True):
+        yield from zip(models, views, strict=True)
+    groups = inner.model_float16_groups, inner.shard_fp32_from_float16_groups, inner.shard_float16_groups
+    for models, copies, views in zip(*groups, strict=True):
+        for model, copy, view in zip(models, copies, views, strict=True):
+            yield model, view if copy is None else copy
+
+
+def _chained(optimizer: Any) -> Iterator[Any]:
+    """The optimizers that hold parameters."""
+    for inner in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if hasattr(inner, "chained_optimizers"):
+            yield from _chained(inner)
+        elif getattr(inner, "optimizer", None) is not None:
+            yield inner
+
+
+def _of_the_model(inner: Any) -> Iterator[torch.nn.Parameter]:
+    if is_a(inner, DISTRIBUTED):
+        for buffer in inner.buffers:
+            yield from buffer.params
+    elif hasattr(inner, "float16_groups"):
+        for group in (*inner.float16_groups, *inner.fp32_from_fp32_groups):
+            yield from group
+    else:
+        yield from inner.get_parameters()

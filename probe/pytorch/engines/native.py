@@ -1,0 +1,198 @@
+"""Optimizers of torch itself, and anything else with a ``step`` and ``param_groups``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from probe.core.backend.frames import callers
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
+from probe.core.backend.shield import shielded
+from probe.pytorch.engines.models import absent, piece
+from probe.pytorch.loss_scale import on_scaled_step
+
+
+def knows(optimizer: Any) -> bool:
+    """Whether ``optimizer`` can be listened to."""
+    return callable(getattr(optimizer, "step", None))
+
+
+def owned(optimizer: Any) -> list[torch.nn.Parameter]:
+    """Every parameter of every group."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard:  # noqa: ARG001
+    """The parameter, as far as it is held here."""
+    return piece(parameter, parameter)
+
+
+def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
+    """What the parameter holds."""
+    found = held(parameter, main_grad)
+    return absent(parameter) if found is None else piece(parameter, found)
+
+
+def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
+    """``main_grad`` where asked for and present, else ``grad``."""
+    main = getattr(parameter, "main_grad", None) if main_grad else None
+    return parameter.grad if main is None else main
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
+    """The tensors kept for ``parameter`` under the optimizer's own names; the step counter is none."""
+    kept = getattr(optimizer, "state", {}).get(parameter, {})
+    tensors = {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor)}
+    return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """By the group of each parameter, and the number of steps in its own state or, failing that, its group's."""
+    groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    kept = getattr(optimizer, "state", {})
+    return lambda parameter: of_group(groups.get(id(parameter)), kept.get(parameter, {}))
+
+
+def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam | None:
+    """What the options of a group say; None if they are not those of a kin of Adam."""
+    if group is None or "eps" not in group or len(group.get("betas", ())) < 2:
+        return None
+    steps = kept.get("step", group.get("step"))
+    if steps is not None and not group.get("bias_correction", True):  # an option of apex's and DeepSpeed's
+        steps = math.inf
+    return None if steps is None else Adam(group["betas"][0], group["betas"][1], group["eps"], steps)
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Listens through torch's own step hooks, or else by wrapping ``step`` on this one object."""
+    steps = Steps(optimizer, listener)
+    with ExitStack() as placed:
+        if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            placed.callback(optimizer.register_step_pre_hook(steps.enter).remove)
+            placed.callback(optimizer.register_step_post_hook(steps.leave).remove)
+        else:
+            placed.callback(_wrap(optimizer, steps))
+        placed.callback(on_scaled_step(optimizer, steps))
+        return placed.pop_all().close
+
+
+class Steps:
+    """Turns calls of ``step`` into training steps."""
+
+    def __init__(self, optimizer: Any, listener: StepListener) -> None:
+        self._optimizer, self._listener = optimizer, listener
+        self._depth = 0
+        self._stepped = self._told = False
+        self._outcome = "applied"
+
+    def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before ``step``; a subclass that calls its parent's comes here twice."""
+        try:
+            return self._enter(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._told = True  # what is there after the update is not what was there before it
+            self._listener.failed("optimizer", error)
+            return None
+
+    def leave(self, *_: Any) -> None:
+        """After ``step``."""
+        shielded(self._listener, "optimizer", self._leave)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Counts what has failed around this optimizer."""
+        self._listener.failed(where, error)
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._depth and self._running() <= 1:
+            self._depth = 0  # an earlier step raised and never came to its end
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        self._told, self._outcome = False, "applied"
+        if self._listener.sampled:
+            self._outcome = shielded(self._listener, "optimizer", self._foreseen) or "unknown"
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure):
+            return self._with(closure, args, kwargs)
+        self._tell()
+        return None
+
+    def _leave(self) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth:
+            return
+        self._tell()
+        self._stepped = True
+        self._listener.after(self._optimizer, self._outcome)
+
+    def scaled_began(self) -> None:
+        """Before ``GradScaler.step``."""
+        self._stepped = False
+
+    def scaled_ended(self) -> None:
+        """After ``GradScaler.step``: if it called no ``step``, it skipped this one and has unscaled the gradients."""
+        if not self._stepped:
+            self._listener.before(self._optimizer, None)
+            self._listener.after(self._optimizer, "skipped")
+
+    def _with(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The gradients are known after the first evaluation; later ones are line search."""
+
+        @functools.wraps(closure)
+        def evaluate() -> Any:
+            if self._told:
+                return self._search(closure)
+            loss = closure()
+            shielded(self._listener, "optimizer", self._tell)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], evaluate, *args[2:]), kwargs
+        return args, kwargs | {"closure": evaluate}
+
+    def _search(self, closure: Callable[[], Any]) -> Any:
+        self._listener.searching(True)
+        try:
+            return closure()
+        finally:
+            self._listener.searching(False)
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._listener.before(self._optimizer, getattr(self._optimizer, "grad_scale", None))
+
+    def _foreseen(self) -> str:
+        """What a fused optimizer will do, as far as the host knows."""
+        found = getattr(self._optimizer, "found_inf", None)
+        if found is None:
+            return "applied"
+        if isinstance(found, torch.Tensor) and found.device.type != "cpu":
+            return "unknown"
+        return "skipped" if float(found) else "applied"
+
+    def _running(self) -> int:
+        """How many calls of this optimizer's ``step`` are on the stack."""
+        running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
+        return sum(found.get("self") is self._optimizer and "profile_name" in found for found in running)
+
+
+def _wrap(optimizer: Any, steps: Steps) -> Remove:
+    """Replaces ``step`` on an object that offers no hooks."""
+    original = optimizer.step
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        changed = steps.enter(optimizer, (optimizer, *args), kwargs)
+        args, kwargs = (changed[0][1:], changed[1]) if changed else (args, kwargs)
+        result = original(*args, **kwargs)
+        steps.leave()
+        return result
+
+    return replace(optimizer, "step", step)

@@ -1,0 +1,83 @@
+"""``torch.distributed.pipelining``: which forwards of a stage are micro batches.
+
+Its schedules run several micro batches forward before the first backward, and, in the first step, every stage once more
+to find out what it gives and takes. Only the stack tells.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from probe.core.backend.frames import callers
+
+STAGE = "torch.distributed.pipelining.stage"
+SCHEDULES = "torch.distributed.pipelining.schedules"
+MICRO_BATCH = "forward_one_chunk"
+TRIALS = frozenset({"_forward_metadata_inference", "_shape_inference"})
+"""What runs a stage for the shapes alone, in torch 2.13 and 2.6."""
+
+
+SPLIT = "BACKWARD_WEIGHT"
+"""The computation that only schedules have which leave out the weights' gradients at first."""
+
+_splitting: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - whatever runs inside a stage's forward is
+    """Whether the forward that begins now is one of a schedule.
+
+    Raises:
+        ValueError: if that differentiates the weights later, in ways that no hook hears.
+    """
+    running = _running()
+    if running is None or running.f_code.co_name != MICRO_BATCH:
+        return False
+    schedule: Any = next((held for held in map(_owner, _from(running)) if hasattr(held, "pipeline_order")), None)
+    if schedule is not None and _splits(schedule):
+        raise ValueError(
+            f"{type(schedule).__name__} splits each backward in two, so that gradients cannot be told apart and many "
+            "are not seen; use a schedule that does not (ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B), or "
+            "collect no gradients"
+        )
+    return True
+
+
+def on_trial() -> bool:
+    """Whether the running forward is only to find out shapes."""
+    running = _running()
+    return running is not None and running.f_code.co_name in TRIALS
+
+
+def _running() -> FrameType | None:
+    """Where a stage runs, if one does."""
+    if STAGE not in sys.modules:
+        return None
+    for frame in callers():
+        name = frame.f_code.co_name
+        if (name == MICRO_BATCH or name in TRIALS) and frame.f_globals.get("__name__") == STAGE:
+            return frame
+    return None
+
+
+def _from(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _owner(frame: FrameType) -> Any:
+    return frame.f_locals.get("self") if frame.f_globals.get("__name__") == SCHEDULES else None
+
+
+def _splits(schedule: Any) -> bool:
+    known = _splitting.get(schedule)
+    if known is None:
+        actions = (action for order in schedule.pipeline_order.values() for action in order if action is not None)
+        known = _splitting[schedule] = any(action.computation_type.name == SPLIT for action in actions)
+    return known

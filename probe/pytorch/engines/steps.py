@@ -1,0 +1,82 @@
+"""Where each kind of optimizer keeps gradients and state, and when it takes a training step.
+
+The first dialect that knows the object in hand is used; ``native`` knows every optimizer with a ``step``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from probe.core.backend.protocols import Adam, Shard, StepListener
+from probe.pytorch.engines import native
+from probe.pytorch.engines.deepspeed import steps
+from probe.pytorch.engines.megatron import optimizer as megatron
+
+DIALECTS = (steps, megatron, native)
+
+
+def _dialect(optimizer: Any) -> Any:
+    return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
+
+
+def check(optimizer: Any) -> None:
+    """Refuses what updates no parameters (a scheduler of learning rates, a scaler), or keeps its numbers where they
+    cannot be read.
+
+    Raises:
+        ValueError: saying what came and what to do.
+    """
+    if steps.knows(optimizer):
+        steps.check(optimizer)
+    elif _dialect(optimizer) is native and getattr(optimizer, "param_groups", None) is None:
+        raise ValueError(
+            "set_monitor: optimizer: expected what updates the parameters, an object with step() and param_groups, got "
+            f"{type(optimizer)}; pass the one that trains"
+        )
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
+    """Tells ``listener`` of every training step of ``optimizer``; returns what ends that."""
+    return _dialect(optimizer).on_step(optimizer, listener)
+
+
+def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
+    """What this process holds of ``parameter``."""
+    return _dialect(optimizer).value(optimizer, parameter)
+
+
+def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
+    """The gradient that is held for ``optimizer`` to apply."""
+    return _dialect(optimizer).gradient(optimizer, parameter, main_grad)
+
+
+def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> bool:
+    """Whether ``optimizer`` will apply what lies in ``grad``. Those of DeepSpeed and Megatron read buffers of their
+    own, which are always there."""
+    if _dialect(optimizer) is not native or (main_grad and getattr(parameter, "main_grad", None) is not None):
+        return False
+    return parameter.grad is not None
+
+
+def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
+    """The optimizer's tensors for ``parameter``."""
+    return _dialect(optimizer).state(optimizer, parameter)
+
+
+def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
+    """With what ``optimizer`` makes updates of the moments of each parameter."""
+    lookup: Callable[[torch.nn.Parameter], Adam | None] = _dialect(optimizer).adam(optimizer)
+    return lookup
+
+
+def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
+    """None: torch's names are those that rows go by."""
+    return {}
+
+
+def owned(optimizer: Any) -> list[torch.nn.Parameter]:
+    """The parameters that ``optimizer`` updates."""
+    return _dialect(optimizer).owned(optimizer)

@@ -1,0 +1,164 @@
+"""Listening to ``torch.amp.GradScaler``, which skips steps and knows the loss scale.
+
+A skipped step leaves no trace in the optimizer, so that ``GradScaler.step`` itself has to be heard: its class attribute
+is replaced while somebody listens, and put back when the last one leaves. torch has no hook there (2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from probe.core.backend.patch import replace
+from probe.core.backend.protocols import Remove, StepListener
+
+Method = Callable[..., Any]
+Scale = torch.Tensor | None
+
+
+class ScaledStepListener(Protocol):
+    """Told when a scaler begins and ends a step, skipped or not."""
+
+    def scaled_began(self) -> None: ...
+    def scaled_ended(self) -> None: ...
+    def failed(self, where: str, error: Exception) -> None: ...
+
+
+class _Watched:
+    """An optimizer and who listens to its steps; what takes the listening away keeps it alive."""
+
+    def __init__(self, optimizer: Any, listener: ScaledStepListener) -> None:
+        self.optimizer, self.listener = optimizer, listener
+
+
+_watched: weakref.WeakSet[_Watched] = weakref.WeakSet()
+_restores: list[Remove] = []
+"""What puts back each method that something stands in for."""
+_stepping: list[_Watched] = []
+"""Those whose scaler's step is running: a subclass's may call that of its parent."""
+_current: weakref.ref[Any] | None = None
+_others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
+"""How to ask the optimizers that scale by themselves."""
+
+
+def _scaler() -> type:
+    return torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
+
+
+def loss_scale() -> torch.Tensor | None:
+    """The factor on the losses of the step in progress, where a listened-to scaler or optimizer scales them."""
+    scaler = _current() if _current is not None else None
+    if scaler is None:
+        return next((scale for ask in _others if (scale := ask()) is not None), None)
+    return getattr(scaler, "_scale", None)
+
+
+def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -> Scale:
+    """What ``ask`` says of the gradients of ``optimizer`` on a sampled step; a failure is counted, not raised."""
+    try:
+        return ask(optimizer) if listener.sampled else None
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        listener.failed("loss scale", error)
+        return None
+
+
+def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
+    """Asks ``ask`` for the factor, too, until what is returned is called."""
+    _others.add(ask)
+    return lambda: _others.discard(ask)
+
+
+def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:
+    """Tells ``listener`` of every step of ``optimizer`` that a scaler takes or skips."""
+    entry = _Watched(optimizer, listener)
+    if not _restores:
+        _install()
+    _watched.add(entry)
+
+    def remove() -> None:
+        _watched.discard(entry)
+        if not _watched:
+            _restore()
+
+    return remove
+
+
+def held_scale(optimizer: Any) -> torch.Tensor | None:
+    """The factor on the gradients held for ``optimizer``: that of the losses until its gradients are unscaled."""
+    scaler = _current() if _current is not None else None
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    return None if state and state["stage"].name != "READY" else loss_scale()
+
+
+def _install() -> None:
+    """Subclasses may have methods of their own: FSDP's ``ShardedGradScaler`` has."""
+    for kind in _kinds(_scaler()):
+        for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
+            original = vars(kind).get(name)
+            if original is not None:
+                _restores.append(replace(kind, name, functools.wraps(original)(wrap(original))))
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    yield kind
+    derived: type
+    for derived in kind.__subclasses__():
+        yield from _kinds(derived)
+
+
+def _restore() -> None:
+    global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
+    _current = None
+    while _restores:
+        _restores.pop()()
+
+
+def _scale(original: Method) -> Method:
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        try:
+            _note(self)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            for entry in list(_watched):
+                entry.listener.failed("loss scale", error)
+        return result
+
+    return scale
+
+
+def _note(scaler: Any) -> None:
+    """``scaler`` has scaled a loss."""
+    global _current  # noqa: PLW0603
+    _current = None
+    _current = weakref.ref(scaler) if _watched and scaler.is_enabled() else None
+
+
+def _step(original: Method) -> Method:
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        listeners = [entry for entry in _watched if entry.optimizer is optimizer and entry not in _stepping]
+        for entry in listeners:
+            _stepping.append(entry)
+            entry.listener.scaled_began()
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+        finally:
+            for entry in listeners:
+                _stepping.remove(entry)
+        for entry in listeners:
+            entry.listener.scaled_ended()
+        return result
+
+    return step
+
+
+def _update(original: Method) -> Method:
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _current  # noqa: PLW0603
+        _current = None
+        return original(self, *args, **kwargs)
+
+    return update
