@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 """All that a module may import besides the standard library."""
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"histogram", "faults", "fields", "errors", "messages", "printable", "extras"}),
+    frozenset({"histogram", "faults", "fields", "errors", "messages"}),
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),
@@ -49,7 +49,6 @@ LAYERS: tuple[frozenset[str], ...] = (
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
 KNOWN = [
     ("probe.core.analysis.diagnosis.export", "probe.core.output.sinks.anomaly_file"),
-    ("probe.core.messages", "probe.core.printable"),
 ]
 """Imports that go the other way and are still to be cut."""
 BESIDE = {"analysis": "config"}

@@ -19,10 +19,9 @@ from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
 from probe.core.analysis.diagnosis.extent import nothing_judged
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.analysis.report.card import summary
-from probe.core.messages import complain
+from probe.core.analysis.report.findings import summary
+from probe.core.messages import complain, printable
 from probe.core.naming import cell_name
-from probe.core.printable import printable
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find
 from probe.core.storage.problems import Problems

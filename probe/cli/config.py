@@ -18,8 +18,7 @@ from probe.core.config.errors import nearest
 from probe.core.config.lint import without_effect
 from probe.core.config.schema import ConfigError, Settings, load
 from probe.core.fields import Variants, describe, peel
-from probe.core.messages import complain, plural
-from probe.core.printable import printable_lines
+from probe.core.messages import complain, plural, printable_lines
 
 MOST_NAMED = 20
 """Targets whose names a summary has."""

@@ -13,8 +13,7 @@ from typer.core import TyperGroup
 
 from probe.core.config.errors import ConfigError
 from probe.core.control import status as live
-from probe.core.messages import complain
-from probe.core.printable import printable
+from probe.core.messages import complain, printable
 
 
 class _DirectoryFirst(TyperGroup):

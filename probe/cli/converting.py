@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.core.analysis.convert.select import Told
-from probe.core.printable import printable
+from probe.core.messages import printable
 from probe.core.storage.problems import Problems
 
 MonitorPath = Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from probe.core.extras import install, missing
+from probe.core.errors import install, missing
 from probe.core.messages import complain
 from probe.core.storage.run_directory import output_root
 

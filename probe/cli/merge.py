@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 from probe.core.analysis.merge import merge_directory
-from probe.core.messages import complain, plural
-from probe.core.printable import printable
+from probe.core.messages import complain, plural, printable
 
 
 def merge(

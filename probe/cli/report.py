@@ -25,9 +25,9 @@ def report(
     which is told line by line; 2 for wrong use.
     """
     from probe.core.analysis.diagnosis.analyse import analyse
-    from probe.core.analysis.report.card import card
+    from probe.core.analysis.report.findings import card
     from probe.core.analysis.report.write import check_target, write_report
-    from probe.core.printable import printable, printable_lines
+    from probe.core.messages import printable, printable_lines
 
     console = Console()
     try:

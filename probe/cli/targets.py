@@ -13,8 +13,7 @@ import typer
 
 from probe.core.config.errors import nearest
 from probe.core.instrumentation.selection import PLACES
-from probe.core.messages import complain, plural
-from probe.core.printable import printable_json
+from probe.core.messages import complain, plural, printable_json
 
 _CONTAINER = re.compile(r"(tuple|list|dict)\[(\d+)\]")
 

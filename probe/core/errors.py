@@ -1,4 +1,4 @@
-"""Ending a training run on purpose."""
+"""Exceptions that users see, and the messages for optional packages that are missing."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ def ends_training(settings: Any) -> list[str]:
     """Paths of the keys of ``settings`` by which training is stopped. No message of another rank may do that."""
     keys = {"print_struct": settings.print_struct, "cc_distribution.cc_log_only": settings.cc_distribution.cc_log_only}
     return [key for key, on in keys.items() if on]
+
+
+def missing(purpose: str, package: str, extra: str) -> str:
+    """The message that ``purpose`` needs ``package``, which ``extra`` of `setup.py` brings, and how to install it."""
+    return f'{purpose} needs {package}, of the extra "{extra}". In the clone of probe: {install(extra)}'
+
+
+def install(extra: str) -> str:
+    """The command that installs ``extra``, to be run in the folder that has `setup.py`."""
+    return f'pip install -e ".[{extra}]"'
+
+
+class Misfit(Exception):  # noqa: N818 - nothing has failed
+    """What was expected, and what came."""

@@ -12,7 +12,7 @@ from typing import Any
 import mindspore
 from mindspore import _c_expression
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.private_api import executor
 

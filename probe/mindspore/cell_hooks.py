@@ -13,7 +13,7 @@ from typing import Any
 
 from mindspore import nn
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Remove
 from probe.mindspore.tensors import Deferred
 

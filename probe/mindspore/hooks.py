@@ -10,7 +10,7 @@ from typing import Any
 import mindspore
 from mindspore import nn
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import leaves
 from probe.mindspore import autograd, cell_hooks, tensors

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import DEPTH
 from probe.core.backend.versions import is_at_least

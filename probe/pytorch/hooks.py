@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.pytorch import compiled
 from probe.pytorch.engines import models as wrappers

@@ -13,8 +13,7 @@ from typer.testing import CliRunner, Result
 from probe.cli import app
 from probe.core.analysis.anomaly_processor import main
 from probe.core.analysis.diagnosis.analyse import analyse
-from probe.core.analysis.report.card import card
-from probe.core.analysis.report.findings import dumped, sentence
+from probe.core.analysis.report.findings import card, dumped, sentence
 from probe.core.output.sinks.anomaly_file import AnomalyFile
 from probe.core.records import Finding, Key
 from probe.core.storage.directories import last_run

@@ -21,8 +21,7 @@ from probe.core.instrumentation.context import Clock
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.signals import collectives
-from probe.core.instrumentation.signals.call_log import DISTINCT, CallLog
-from probe.core.instrumentation.signals.collectives import EARLY, LOST_EARLY, Listening
+from probe.core.instrumentation.signals.collectives import DISTINCT, EARLY, LOST_EARLY, CallLog, Listening
 from probe.core.moments import derive
 from probe.core.records import Batch, Key
 from probe.core.rules.comm_nan import AnomalyCommNan

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.control.toggle import Toggle
+from probe.core.control.config_follower import Toggle
 from probe.core.monitor import process_exit
 from probe.core.monitor.process_exit import Endings, put_back
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from probe.core.extras import install, missing
+from probe.core.errors import install, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 READ = [

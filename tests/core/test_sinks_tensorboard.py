@@ -112,7 +112,7 @@ def test_checksum_is_that_of_tensorboardx() -> None:
     """The NumPy checksum equals the byte-by-byte one for every length, and RFC 3720's example."""
     from tensorboardX.record_writer import masked_crc32c
 
-    from probe.core.storage.crc32c import crc32c, masked
+    from probe.core.storage.event_file import crc32c, masked
 
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA

@@ -17,9 +17,8 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from probe.core.messages import complain
+from probe.core.messages import complain, printable
 from probe.core.naming import SIGNALS
-from probe.core.printable import printable
 from probe.core.rules.evaluate import AFTER, BEFORE, DURING
 from probe.core.storage.anomaly_json import FOLDER, Entry
 from probe.core.storage.anomaly_runs import Kept

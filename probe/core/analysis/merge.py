@@ -18,8 +18,8 @@ from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, n
 from probe.core.naming import FEATURES
 from probe.core.records import ranks_text
 from probe.core.storage.atomic_files import replacing
-from probe.core.storage.cells import coverage_of, shape_of
 from probe.core.storage.directories import RankDirectory, last_run
+from probe.core.storage.layout import coverage_of, shape_of
 from probe.core.storage.problems import Problems
 from probe.core.storage.regular_files import check_lines, opened
 

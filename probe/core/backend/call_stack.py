@@ -1,9 +1,10 @@
-"""Where in the code a call comes from: names for rows, whole stacks for the log and for ``cc_codeline``."""
+"""Call stacks: the frames that led to a call, names for its line, whole stacks for the log and for ``cc_codeline``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from types import FrameType
 
@@ -80,3 +81,15 @@ class Lines:
             known = any(pattern.search(line) for line in lines for pattern in self._patterns)
             self._known[calling] = known
         return known
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of the functions that led here, the nearest first.
+
+    Those of other threads are no business of ours: ``sys._current_frames`` may wait for ever, and give frames that are
+    gone by then (Python 3.11, https://github.com/python/cpython/issues/106883).
+    """
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -2,17 +2,20 @@
 
 Ranks agree without waiting for each other: what holds for all of them is a step number. The first rank writes it into
 the file, far enough ahead for every rank to see it in time; or, where ranks share no file system, says it with all that
-is in its own file (:mod:`probe.core.distributed.broadcast`). See ``docs/decisions/0012-dynamic.md``.
+is in its own file (:mod:`probe.core.distributed.announcements`). See ``docs/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
 
 from probe.core.backend.protocols import Groups
 from probe.core.config import parse
@@ -20,7 +23,6 @@ from probe.core.config.edit import change
 from probe.core.config.errors import ConfigError
 from probe.core.config.schema import Settings, dynamic, load
 from probe.core.control.agreement import Ahead
-from probe.core.control.toggle import Toggle
 from probe.core.distributed.announcements import Notices
 from probe.core.errors import ends_training
 from probe.core.faults import Faults
@@ -333,3 +335,42 @@ def follow(
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
     return Control(path, settings, content, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, said)
+
+
+SIGNAL = signal.SIGUSR1
+
+
+class Toggle:
+    """Remembers that the signal has come, until it is asked. A handler that was there before is called as well."""
+
+    def __init__(self) -> None:
+        self._come = self._forgotten = False
+        self._before: Any = signal.getsignal(SIGNAL)
+        self._ours = threading.current_thread() is threading.main_thread() and self._before is not None
+        if self._ours:
+            signal.signal(SIGNAL, self._handle)
+        else:
+            _log.warning("SIGUSR1 does not switch monitoring: its handler cannot be set here")
+
+    def taken(self) -> bool:
+        """Whether the signal has come since this was last asked."""
+        come, self._come = self._come, False
+        return come
+
+    def forget(self) -> None:
+        """Puts back the handler that was there, unless another has come since. Python lets the main thread alone do
+        that: called on another one, it leaves a handler that does so when the signal comes, and what would have been
+        done then."""
+        self._forgotten = True
+        main = threading.current_thread() is threading.main_thread()
+        if self._ours and main and signal.getsignal(SIGNAL) == self._handle:
+            signal.signal(SIGNAL, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._come = True
+        if self._forgotten:
+            self.forget()
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._forgotten and self._before == signal.SIG_DFL:
+            os.kill(os.getpid(), number)

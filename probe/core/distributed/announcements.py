@@ -1,13 +1,36 @@
-"""What one rank says to all, in an order that all see: each notice is given once, by who is first."""
+"""Announcements: small messages that all ranks read in one order, in a folder or in a store of the job.
+
+The first writer of a place in the order wins. No rank waits for another: a message lies in the folder or store, and
+every rank looks there, in the case of a store on a thread. What is announced holds from a step that lies far enough
+ahead for all ranks to have seen it (:mod:`probe.core.control.config_follower`).
+
+Messages in a store are signed with a secret that the ranks share (:mod:`probe.core.distributed.secret`); any other is
+ignored. See ``docs/decisions/0012-dynamic.md`` for what that protects against.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+from probe.core.backend.protocols import FrameworkAdapter, Store
+from probe.core.config.errors import ConfigError
+from probe.core.config.schema import Settings, dynamic
+from probe.core.distributed import address_store
+from probe.core.distributed.secret import Seal, SecretError, secret_in
+from probe.core.errors import ends_training
+from probe.core.faults import Faults
+from probe.core.fields import address_of
 
 
 class Notices(Protocol):
@@ -60,3 +83,221 @@ class FolderNotices:
                 os.link(temporary, self._folder / f"{self._next}.json")
         finally:
             temporary.unlink()
+
+
+POLL_SECONDS, LOOKS_A_SECOND = 0.1, 2000
+"""Between a rank's looks into the store, at the shortest; and how many looks of all ranks the store gets at most."""
+SEEN_LOOKS = 5
+"""Looks after which, at the earliest, all are taken to have seen something."""
+MEET_SECONDS = 300.0
+"""How long a rank waits for the first one to begin."""
+MOST_AT_ONCE = 100
+"""Places of a kind that a look goes on to: a stranger can fill many."""
+CLOSE_SECONDS = 2.0
+"""How long the end of a run waits for the thread, which may be waiting for a host that is gone."""
+
+_log = logging.getLogger("probe")
+
+
+class StoreNotices:
+    """Notices of one kind. Training reads and gives here; only the thread of :class:`Broadcast` uses the store.
+
+    They lie under ``<name>/0``, ``<name>/1``, ...: what is at a place first stays there. A place that holds something
+    which no rank has signed is passed over, by all ranks alike.
+
+    Args:
+        name: of the kind.
+        wake: called when there is something to carry into the store.
+        seal: signs what is given, and checks what is read.
+    """
+
+    def __init__(self, name: str, wake: Callable[[], None], seal: Seal, faults: Faults) -> None:
+        self._name, self._wake, self._seal, self._faults = name, wake, seal, faults
+        self._seen: deque[Mapping[str, Any]] = deque()
+        self._given: deque[tuple[int, bytes]] = deque()
+        self._read = self._valid = self._place = 0
+        """Notices that training has read; notices that were valid so far; the next place in the store."""
+
+    def read(self) -> Mapping[str, Any] | None:
+        """The next one, if the thread has seen it."""
+        if not self._seen:
+            return None
+        self._read += 1
+        return self._seen.popleft()
+
+    def give(self, about: Mapping[str, Any]) -> None:
+        """Has the thread carry it into the store, unless another rank has been first."""
+        self._given.append((self._read, json.dumps(about).encode()))
+        self._wake()
+
+    def publish(self, store: Store) -> None:
+        """Carries what was given into ``store``.
+
+        Raises:
+            Exception: if the store cannot be used.
+        """
+        last = self._place + MOST_AT_ONCE
+        while self._given and self._place < last:
+            number, payload = self._given[0]
+            if number < self._valid:  # another rank has been first, or this one has
+                self._given.popleft()
+            else:
+                self._take(store.claim(self._key, self._seal.closed(self._key, payload)))
+
+    def fetch(self, store: Store) -> None:
+        """Takes what is new in ``store``.
+
+        Raises:
+            Exception: if the store cannot be used.
+        """
+        last = self._place + MOST_AT_ONCE
+        while self._place < last and (kept := store.get(self._key)) is not None:
+            self._take(kept)
+
+    @property
+    def _key(self) -> str:
+        return f"{self._name}/{self._place}"
+
+    def _take(self, kept: bytes) -> None:
+        """What lies at the next place."""
+        key, self._place = self._key, self._place + 1
+        try:
+            about = json.loads(self._seal.opened(key, kept))
+        except PermissionError as error:
+            self._faults.note("broadcast", error)
+            return
+        self._valid += 1
+        self._seen.append(about)
+
+
+class Broadcast:
+    """The thread that looks into the store, once there is a kind of notices.
+
+    Args:
+        connect: gives the store, or raises OSError while nobody keeps it; called on the thread, where it may wait.
+        seal: of the notices.
+        ranks: how many look into it.
+    """
+
+    def __init__(self, connect: Callable[[], Store], seal: Seal, ranks: int, faults: Faults) -> None:
+        self._connect, self._seal, self._faults = connect, seal, faults
+        self._kinds: dict[str, StoreNotices] = {}
+        self._pause = max(POLL_SECONDS, ranks / LOOKS_A_SECOND)
+        self.seen_seconds = SEEN_LOOKS * self._pause
+        """After which, at the earliest, all are taken to have seen something."""
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled inside a signal handler
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def notices(self, name: str) -> StoreNotices:
+        """Those of the kind called ``name``."""
+        if name not in self._kinds:
+            self._kinds[name] = StoreNotices(name, self._wake, self._seal, self._faults)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="probe-broadcast", daemon=True)
+            self._thread.start()
+        return self._kinds[name]
+
+    def close(self) -> None:
+        """Carries what was given into the store, and ends the thread."""
+        self._closing = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def _wake(self) -> None:
+        self._woken.put(None)
+
+    def _wait(self) -> None:
+        with suppress(queue.Empty):
+            self._woken.get(timeout=self._pause)
+
+    def _run(self) -> None:
+        store = None
+        try:
+            store = self._met()
+            while store is not None:
+                last = self._closing  # before the look: what was given before closing still goes out
+                for kind in list(self._kinds.values()):
+                    kind.fetch(store)
+                    kind.publish(store)
+                if last:
+                    return
+                self._wait()
+        except Exception as error:  # noqa: BLE001 - a host may be gone; training goes on
+            if not self._closing:
+                self._faults.note("broadcast", error)
+                _log.warning("this rank gets no more changes from the others; training goes on")
+        finally:
+            if store is not None:
+                store.close()
+
+    def _met(self) -> Store | None:
+        """The store, once somebody keeps it; None if the run ends before. By looking, since nobody could end the wait
+        of a client.
+
+        Raises:
+            TimeoutError: if nobody does.
+            PermissionError: if this rank is not admitted.
+        """
+        end = time.monotonic() + MEET_SECONDS
+        while True:
+            try:
+                return self._connect()
+            except PermissionError:
+                raise
+            except OSError as error:
+                if self._closing:
+                    return None
+                if time.monotonic() > end:
+                    raise TimeoutError(f"nobody keeps a store after {MEET_SECONDS:g} s: {error}") from error
+            self._wait()
+
+
+def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, faults: Faults) -> Broadcast | None:
+    """What ``dynamic_broadcast`` asks for; None with one rank, which has nobody to send anything to.
+
+    Args:
+        run: its number, the same on all ranks.
+
+    Raises:
+        ConfigError: if it needs an address or a secret, if nothing can listen at the address, or if a configuration
+            that is to be sent ends training.
+    """
+    chosen, groups, parallel = settings.dynamic_broadcast, framework.groups, framework.parallel
+    if not chosen or groups.world_size() == 1:
+        return None
+    if chosen is True and not parallel.has_store():
+        raise _wrong(
+            chosen,
+            f"{framework.name} keeps no store for its processes to meet in; give the address of the first rank and a "
+            'free port there, such as "10.0.0.1:29600"',
+        )
+    if dynamic(os.environ) and (keys := ends_training(settings)):
+        raise _wrong(chosen, f"{keys[0]} ends training, and is sent to no other rank; leave one of the two out")
+    try:
+        secret = secret_in(os.environ)
+    except SecretError as error:
+        raise _wrong(chosen, str(error)) from None
+    where = f"run {run} changes"
+    if chosen is True:
+        connect: Callable[[], Store] = partial(parallel.store, where)
+    else:
+        address = address_of(chosen)
+        if groups.rank() == 0:
+            _serve(chosen, address, secret, faults)
+        connect = partial(address_store.Client, address, secret, where)
+    return Broadcast(connect, Seal(secret, where), groups.world_size(), faults)
+
+
+def _serve(chosen: str, address: address_store.Address, secret: bytes, faults: Faults) -> None:
+    try:
+        address_store.serve(address, secret, faults)
+    except OSError as error:
+        expected = "expected an address of the first rank's host, and a port that is free there"
+        raise _wrong(chosen, f"nothing can listen at this address: {error}; {expected}") from error
+
+
+def _wrong(chosen: object, problem: str) -> ConfigError:
+    shown = "true" if chosen is True else chosen
+    return ConfigError("configuration", [f"dynamic_broadcast: {shown}: {problem}"])

@@ -1,4 +1,4 @@
-"""What a source sees of the run it watches."""
+"""The run as a source sees it: the step in progress, what to watch, where to record."""
 
 from __future__ import annotations
 
@@ -237,3 +237,26 @@ class Run:
     def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
         """Attaches to every watched parameter that can have a gradient, and to those that come later."""
         self.attachers.append(attach)
+
+
+REMEDIES = {
+    "skip": (
+        "compiled (torch.compile, mindspore.jit), or in evaluation mode? Inside what torch.compile compiles, "
+        'compiled: "record" listens'
+    ),
+    "record": (
+        "compiled by torch.compile and run before set_monitor, or in evaluation mode? Call set_monitor before the "
+        "first forward"
+    ),
+}
+"""What to do, by the setting ``compiled``."""
+
+
+def note_unseen(run: Run, what: str) -> None:
+    """Counts a sampled step in which no module was seen to run that ``what`` is about; the first is logged."""
+    if CAPTURED in run.faults.counts:
+        return  # which says it
+    where = f"{what}: steps in which no watched module was seen to run"
+    if where not in run.faults.counts:
+        _log.warning("%s: no watched module was seen to run: %s", what, REMEDIES[run.settings.compiled])
+    run.faults.lost(where, 1)

@@ -14,15 +14,13 @@ from typing import Any
 
 from probe.core.config import parse
 from probe.core.config.lint import without_effect
-from probe.core.config.schema import Settings, dynamic, load
-from probe.core.config.sections import OnAnomaly
+from probe.core.config.schema import OnAnomaly, Settings, dynamic, load
 from probe.core.control.agreed_interval import AgreedPace
 from probe.core.control.agreement import Ahead
 from probe.core.control.config_follower import Switch, follow
 from probe.core.control.on_anomaly import SUSPECTS, Arming, around, deeper
-from probe.core.distributed import broadcast
-from probe.core.distributed.announcements import FolderNotices, Notices
-from probe.core.distributed.broadcast import Broadcast
+from probe.core.distributed import announcements
+from probe.core.distributed.announcements import Broadcast, FolderNotices, Notices
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.pace import Pace
@@ -133,7 +131,7 @@ class Collecting(Watching):
     def _agree(self, first: int) -> None:
         """On the way by which ranks will know from which step on something holds."""
         groups, settings = self.framework.groups, self.settings
-        self._broadcast = way = broadcast.of_configuration(settings, self._number, self.framework, self._faults)
+        self._broadcast = way = announcements.of_configuration(settings, self._number, self.framework, self._faults)
         self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
         said = way.notices(CONTROL) if way and dynamic(os.environ) else None
         if self._switch is not None:

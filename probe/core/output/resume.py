@@ -1,4 +1,5 @@
-"""A resumed run that goes on in its old directory (``append_output``): each step is there once afterwards."""
+"""Resumed runs that go on in their old directory (``append_output``): each step is there once afterwards, and rules
+remember the steps before."""
 
 from __future__ import annotations
 
@@ -9,17 +10,22 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from probe.core.faults import Faults
+from probe.core.messages import plural
 from probe.core.output.sinks.anomaly_file import take_out
 from probe.core.output.sinks.overhead import FILE as COST
 from probe.core.records import Snapshot
+from probe.core.rules import Rule
 from probe.core.storage.atomic_files import replacing
-from probe.core.storage.directories import RankDirectory, find
+from probe.core.storage.batches import steps
+from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.directories import RankDirectory, find, runs
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
 from probe.core.storage.sql import pattern_of
@@ -220,3 +226,54 @@ def _until(directory: Path) -> str:
 def _whole(file: TextIO) -> Iterator[list[str]]:
     """The rows of a CSV file but for a last one whose line is not finished."""
     return csv.reader(line for line in file if line.endswith("\n"))
+
+
+MOST_BYTES = 64 << 20
+"""Of earlier files that are read at most, the latest ones: a few seconds before training begins."""
+
+
+def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, own: bool = False) -> int:
+    """Lets ``rules`` judge what this rank has written of the steps before ``first``; what they find is thrown away.
+
+    Reads CSV files, in the directories beside ``directory`` that it continues. A rule that fails is counted.
+
+    Args:
+        own: whether ``directory`` itself is one that is continued.
+
+    Returns:
+        The number of steps that were read.
+    """
+    if not rules or first <= 0:
+        return 0
+    problems = Problems()
+    earlier = _earlier(directory, own, problems)
+    rows = PlainRows(earlier, problems)
+    begin = _begin(rows)
+    read = 0
+    for step in steps(rows, earlier[0].rank, begin, first - 1) if earlier else ():
+        read += 1
+        for rule in rules:
+            for batch in step.batches:
+                try:
+                    list(rule.judge(batch))
+                except Exception as error:  # noqa: BLE001 - as while training
+                    faults.note(f"rule {type(rule).__name__}", error)
+    if read:
+        _log.info("rules know %d %s before step %d, from %s", read, plural(read, "step"), first, earlier[-1].path)
+    return read
+
+
+def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankDirectory]:
+    """The directories of this rank's run before ``directory``, in order of time."""
+    own = find(directory, problems)[0]
+    beside = find(directory.parent, problems, pattern=f"*-rank{own.rank}-*")
+    run = next(run for run in reversed(runs(beside)) if any(each.path == directory for each in run.directories))
+    return [earlier for earlier in run.of(own.rank) if continued or earlier.path != directory]
+
+
+def _begin(rows: PlainRows) -> int:
+    """The first step to read: those of the latest files that are not too large together."""
+    files = sorted((file for own in rows.files.values() for _, file in own), key=lambda file: -file.first)
+    sizes = accumulate(file.path.stat().st_size for file in files)
+    taken = [file.first for file, size in zip(files, sizes, strict=True) if size <= MOST_BYTES]
+    return min(taken, default=files[0].first if files else 0)

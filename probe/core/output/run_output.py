@@ -25,8 +25,7 @@ from probe.core.output.delivery import Delivery
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import described, pipeline_stage
 from probe.core.output.pipeline import Writer
-from probe.core.output.resume import resume
-from probe.core.output.rule_memory import remember
+from probe.core.output.resume import remember, resume
 from probe.core.output.sinks import SINKS, TABLES, Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot

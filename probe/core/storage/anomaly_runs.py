@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from probe.core.printable import printable
+from probe.core.messages import printable
 from probe.core.storage.anomaly_json import FOLDER, Entry, read
 from probe.core.storage.directories import RankDirectory, Run, find, runs
 from probe.core.storage.problems import Problems

@@ -15,9 +15,8 @@ from probe.core.messages import plural
 from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import signal_of
 from probe.core.records import Array, Batch, Coverage, Key
-from probe.core.storage.cells import coverage_of, key_of, shape_of
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.layout import TableFile, is_number
+from probe.core.storage.layout import TableFile, coverage_of, is_number, key_of, shape_of
 from probe.core.storage.problems import Problems
 
 DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")

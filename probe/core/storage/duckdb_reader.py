@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from probe.core.extras import missing
+from probe.core.errors import missing
 from probe.core.storage import csv_repair, sqlite_reader
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import KEY, TableFile, each_once, is_number, tables, type_of

@@ -1,18 +1,23 @@
-"""The files of a directory: what each is about and which columns it has, found out by looking at its ends."""
+"""The layout of a table on disk: names of files, columns, cells, coverage of shards."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from probe.core.histogram import HISTOGRAM
 from probe.core.messages import plural
+from probe.core.moments import MOMENTS, OPS
+from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.storage.manifest_fields import MOST_RANKS
 from probe.core.storage.problems import Problems
 from probe.core.storage.regular_files import LONGEST_LINE, check_lines, opened
 
@@ -205,3 +210,73 @@ def whole(column: str, cell: str | int) -> int:
 def type_of(column: str) -> str:
     """The SQL type of a column."""
     return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")
+
+
+_COVERAGE = re.compile(r"(\d+) of \[(.*)\] (at|term) (.*) over ranks (.*)")
+_PART = re.compile(r"(?:(.*)\.)?((?:input|output)(?:_\d+)?|pre|post)", re.DOTALL)
+_WITH_PARTS = frozenset({"actv", "actv_grad", "other"})
+"""Signals whose rows are about a part of what has the name."""
+
+
+def key_of(signal: str, name: str, micro_step: int, call: int, stage: int) -> Key:
+    """The key of a row whose cell ``name`` is as :func:`probe.core.naming.cell_name` writes it."""
+    if call:
+        name = name.removesuffix(f".call{call}")
+    part = _PART.fullmatch(name) if signal in _WITH_PARTS else None
+    if part is None:
+        return Key(name, "", micro_step, call, stage)
+    return Key(part[1] or "", part[2], micro_step, call, stage)
+
+
+def shape_of(text: str | None) -> tuple[int, ...]:
+    """``[3, 2]`` or ``(3, 2)``; a scalar's if there is none.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    return tuple(int(size) for size in (text or "").strip("[]()").split(",") if size.strip())
+
+
+def coverage_of(text: str | None) -> Coverage | None:
+    """What :meth:`probe.core.records.Coverage.text` has written; None for a whole tensor."""
+    found = _COVERAGE.fullmatch(text or "")
+    if found is None:
+        return None
+    _, shape, kind, part, ranks = found.groups()
+    return Coverage(shape_of(shape), part, ranks_of(ranks), kind == "term")
+
+
+def ranks_of(text: str) -> tuple[int, ...]:
+    """What :func:`probe.core.records.ranks_text` has written: ``0-3``, ``0-6:2`` or ``0,1,5``.
+
+    Raises:
+        ValueError: if it is none of these, or more than ``MOST_RANKS``.
+    """
+    span, _, stride = text.partition(":")
+    first, dash, last = span.partition("-")
+    if dash:
+        ranks = range(int(first), int(last) + 1, int(stride or 1))
+        if last > first and int(last) - int(first) > MOST_RANKS:
+            raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
+        return tuple(ranks)
+    return tuple(int(rank) for rank in text.split(",") if rank)
+
+
+def coverages(batch: Batch) -> list[str]:
+    """Of each row what it covers of a tensor that ranks share, ``""`` for a whole one; empty if all are whole."""
+    return [
+        coverage.text(math.prod(shape)) if coverage else ""
+        for coverage, shape in zip(batch.coverage, batch.shapes, strict=False)
+    ]
+
+
+def ops_of(batch: Batch, ops: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``ops`` that ``batch`` can answer, in their order, then the columns that its signal adds."""
+    derived = [op for op in ops if op in OPS and OPS[op].moment in batch.columns]
+    added = [name for name in batch.columns if name not in MOMENTS and name not in (HISTOGRAM, *derived)]
+    return (*derived, *added)
+
+
+def histograms_of(batch: Batch, ops: Container[str]) -> Array | None:
+    """``len(batch) x BINS`` counts, if ``ops`` or ``batch`` itself ask for them and it has them."""
+    return batch.columns.get(HISTOGRAM) if batch.distribution or HISTOGRAM in ops else None

@@ -1,4 +1,7 @@
-"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike."""
+"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike.
+
+docs/conversions.md describes the tables.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.storage import metrics_schema
 from probe.core.storage.metric_rows import Rows, Target
-from probe.core.storage.metrics_names import Names
-from probe.core.storage.metrics_schema import quoted
 
 FILE_NAME = "monitor_metrics.db"
 STEP_PARTITION = 500
@@ -158,7 +158,7 @@ class MetricsDatabase:
     def index(self, tables: Iterable[str] | None = None) -> None:
         """Indexes ``tables`` (None: all that are not yet), each in a transaction of its own."""
         for table in self.unindexed() if tables is None else tables:
-            self.connection.execute(metrics_schema.create_index(table))
+            self.connection.execute(create_index(table))
 
     def _prepare(self, step_partition: int | None, cache_kib: int) -> None:
         self._check_ours()
@@ -167,9 +167,9 @@ class MetricsDatabase:
         self.connection.execute("PRAGMA synchronous=NORMAL")
         self.connection.execute(f"PRAGMA cache_size=-{cache_kib}")
         with self.transaction():
-            for statement in filter(str.strip, metrics_schema.TABLES.split(";")):
+            for statement in filter(str.strip, TABLES.split(";")):
                 self.connection.execute(statement)
-            self._agree("schema", metrics_schema.SCHEMA)
+            self._agree("schema", SCHEMA)
             self._partition = self._agree("step_partition", step_partition, STEP_PARTITION)
 
     def _check_ours(self) -> None:
@@ -210,8 +210,8 @@ class MetricsDatabase:
                 del self._tables[next(iter(self._tables))]
             table = self._tables[metric, partition] = self._table(metric, partition, rows)
         stats = list(rows.values)
-        names = ", ".join((*metrics_schema.FIXED, *map(quoted, stats)))
-        statement = f"{table.insert} ({names}) VALUES ({', '.join('?' * (len(metrics_schema.FIXED) + len(stats)))})"
+        names = ", ".join((*FIXED, *map(quoted, stats)))
+        statement = f"{table.insert} ({names}) VALUES ({', '.join('?' * (len(FIXED) + len(stats)))})"
         targets = self._names.ids("monitoring_targets", rows.targets)[rows.target].tolist()
         forms = self._names.ids("tensor_forms", rows.forms)[rows.form].tolist()
         columns = (_cells(rows.values[stat]) for stat in stats)
@@ -235,13 +235,13 @@ class MetricsDatabase:
 
     def _table(self, metric: int, partition: int, rows: Rows) -> _Table:
         """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
-        if clash := {stat.lower() for stat in rows.values} & set(metrics_schema.FIXED):
+        if clash := {stat.lower() for stat in rows.values} & set(FIXED):
             raise ValueError(f"expected ops, got columns called {', '.join(sorted(clash))}")
         first = partition * self._partition
         last = first + self._partition - 1
-        name = metrics_schema.table_name(metric, first, last)
+        name = table_name(metric, first, last)
         before = self._held(name)
-        self.connection.execute(metrics_schema.create_table(name, first, last, tuple(rows.values)))
+        self.connection.execute(create_table(name, first, last, tuple(rows.values)))
         held = self._held(name)
         lower = {stat.lower() for stat in held}
         missing = [stat for stat in rows.values if stat.lower() not in lower]
@@ -255,7 +255,7 @@ class MetricsDatabase:
     def _held(self, table: str) -> tuple[str, ...]:
         """The stats that ``table`` has columns for; empty if there is no such table."""
         columns = [column[1] for column in self.connection.execute(f"PRAGMA table_info({table})")]
-        return tuple(column for column in columns if column not in metrics_schema.FIXED)
+        return tuple(column for column in columns if column not in FIXED)
 
     def _add_stats(self, metric: int, stats: Iterable[str]) -> None:
         statement = "INSERT OR IGNORE INTO metric_stats VALUES (?, ?)"
@@ -265,9 +265,9 @@ class MetricsDatabase:
         """Makes the view of ``signal`` anew, now that it has another table or column."""
         tables = [(table, self._held(table)) for table in self.tables(signal)]
         stats = dict.fromkeys(stat for _, held in tables for stat in held)
-        self.connection.execute(f"DROP VIEW IF EXISTS {quoted(metrics_schema.view_name(signal))}")
-        if len(tables) <= metrics_schema.MOST_VIEWED:
-            self.connection.execute(metrics_schema.create_view(signal, tables, tuple(stats)))
+        self.connection.execute(f"DROP VIEW IF EXISTS {quoted(view_name(signal))}")
+        if len(tables) <= MOST_VIEWED:
+            self.connection.execute(create_view(signal, tables, tuple(stats)))
 
 
 def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
@@ -277,3 +277,136 @@ def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
         if cells[row] is not None:
             cells[row] = "nan"
     return cells
+
+
+SCHEMA = 1
+"""Version of the layout; raised when a query written for the older one would go wrong."""
+
+FIXED = ("rank", "step", "target_id", "form_id")
+"""Columns of every table of rows, before those of the ops."""
+
+MOST_VIEWED = 400
+"""Tables that one view joins together; SQLite takes no more than 500."""
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS monitoring_targets (
+    target_id INTEGER PRIMARY KEY, target_name TEXT NOT NULL, vpp_stage INTEGER NOT NULL,
+    micro_step INTEGER NOT NULL DEFAULT 0, call INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (target_name, vpp_stage, micro_step, call));
+CREATE TABLE IF NOT EXISTS monitoring_metrics (metric_id INTEGER PRIMARY KEY, metric_name TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS metric_stats (
+    metric_id INTEGER NOT NULL, stat_name TEXT NOT NULL, PRIMARY KEY (metric_id, stat_name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS metric_targets (
+    metric_id INTEGER NOT NULL, target_id INTEGER NOT NULL, position INTEGER NOT NULL, micro_stepped INTEGER NOT NULL,
+    PRIMARY KEY (metric_id, target_id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tensor_forms (
+    form_id INTEGER PRIMARY KEY, shape TEXT NOT NULL, dtype TEXT NOT NULL, coverage TEXT NOT NULL,
+    UNIQUE (shape, dtype, coverage));
+CREATE TABLE IF NOT EXISTS global_stats (stat_name TEXT PRIMARY KEY, stat_value INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS imported_files (
+    file TEXT PRIMARY KEY, metric_name TEXT NOT NULL, rank INTEGER NOT NULL, size INTEGER NOT NULL,
+    modified_ns INTEGER NOT NULL, row_count INTEGER NOT NULL, bad_rows INTEGER NOT NULL);
+"""
+
+
+def quoted(name: str) -> str:
+    """``name`` as an identifier of SQL, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(metric_id: int, first: int, last: int) -> str:
+    """The table of the rows of a metric from step ``first`` to step ``last``."""
+    return f"metric_{metric_id}_step_{first}_{last}"
+
+
+def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str:
+    """The statement that makes ``table``, unless it is there: clustered for "all layers at this step"."""
+    columns = "".join(f", {quoted(stat)} REAL" for stat in stats)
+    return (
+        f"CREATE TABLE IF NOT EXISTS {table} (rank INTEGER NOT NULL, "
+        f"step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), "
+        f"target_id INTEGER NOT NULL, form_id INTEGER NOT NULL{columns}, "
+        "PRIMARY KEY (step, rank, target_id)) WITHOUT ROWID"
+    )
+
+
+def create_index(table: str) -> str:
+    """The statement that indexes ``table`` for "this layer over steps"."""
+    return f"CREATE INDEX IF NOT EXISTS {table}_target ON {table} (target_id, rank, step)"
+
+
+def view_name(metric: str) -> str:
+    """The view of all rows of ``metric``, names included."""
+    return f"{metric}_rows"
+
+
+def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats: Sequence[str]) -> str:
+    """The statement that makes the view of ``metric``.
+
+    Args:
+        tables: each table of rows, with the stats that it has a column for.
+        stats: the columns of the view.
+    """
+    parts = " UNION ALL ".join(_viewed(table, held, stats) for table, held in tables)
+    return f"CREATE VIEW {quoted(view_name(metric))} AS {parts}"
+
+
+def _viewed(table: str, held: Sequence[str], stats: Sequence[str]) -> str:
+    columns = "".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats)
+    return (
+        f"SELECT rank, step, vpp_stage, target_name, micro_step{columns}, shape, dtype, coverage, target_id "  # noqa: S608
+        f"FROM {table} JOIN monitoring_targets USING (target_id) JOIN tensor_forms USING (form_id)"
+    )
+
+
+_COLUMNS = {
+    "monitoring_targets": ("target_id", "target_name", "vpp_stage", "micro_step", "call"),
+    "tensor_forms": ("form_id", "shape", "dtype", "coverage"),
+    "monitoring_metrics": ("metric_id", "metric_name"),
+}
+_RANGE = {"min_step": "min", "max_step": "max", "max_rank": "max"}
+
+
+class Names:
+    """Remembers what it has looked up, so that a known name costs no query; of a transaction that is undone it must
+    be forgotten with it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ids: dict[str, dict[Any, int]] = {table: {} for table in _COLUMNS}
+        self._range: tuple[int, int, int] | None = None
+
+    def ids(self, table: str, items: Sequence[Any]) -> npt.NDArray[np.int64]:
+        """The number of each item; new ones are given the next."""
+        known = self._ids[table]
+        for item in items:
+            if item not in known:
+                known[item] = self._found(table, item) or self._added(table, item)
+        return np.fromiter((known[item] for item in items), np.int64, len(items))
+
+    def widen_range(self, first: int, last: int, rank: int) -> None:
+        """Keeps the smallest and largest step and the largest rank, as who draws a chart asks for them first."""
+        known = self._range
+        if known and known[0] <= first and last <= known[1] and rank <= known[2]:
+            return
+        for (name, function), value in zip(_RANGE.items(), (first, last, rank), strict=True):
+            self._connection.execute(
+                "INSERT INTO global_stats VALUES (?, ?) ON CONFLICT (stat_name) "  # noqa: S608 - one of our functions
+                f"DO UPDATE SET stat_value = {function}(stat_value, excluded.stat_value)",
+                (name, value),
+            )
+        stats = dict(self._connection.execute("SELECT stat_name, stat_value FROM global_stats"))
+        self._range = stats["min_step"], stats["max_step"], stats["max_rank"]
+
+    def _found(self, table: str, item: Sequence[Any]) -> int | None:
+        number, *columns = _COLUMNS[table]
+        where = " AND ".join(f"{column} = ?" for column in columns)
+        row = self._connection.execute(f"SELECT {number} FROM {table} WHERE {where}", item).fetchone()  # noqa: S608
+        return None if row is None else int(row[0])
+
+    def _added(self, table: str, item: Sequence[Any]) -> int:
+        columns = _COLUMNS[table][1:]
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+        number = self._connection.execute(statement, item).lastrowid
+        assert number is not None, "an INSERT gives a row its number"
+        return number

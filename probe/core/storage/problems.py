@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.messages import plural
-from probe.core.printable import printable
+from probe.core.messages import plural, printable
 
 MOST = 1000
 """Problems that are kept; more are counted."""

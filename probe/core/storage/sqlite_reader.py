@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.storage.layout import KEY, TAKEN, TEXT, TableFile, whole
-from probe.core.storage.metrics_db import FILE_NAME
-from probe.core.storage.metrics_schema import FIXED, SCHEMA, quoted
+from probe.core.storage.metrics_db import FILE_NAME, FIXED, SCHEMA, quoted
 from probe.core.storage.problems import Problems
 
 FORMAT = "sqlite"

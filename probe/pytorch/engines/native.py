@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.core.backend.shield import shielded

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import callers
 
 STAGE = "torch.distributed.pipelining.stage"
 SCHEDULES = "torch.distributed.pipelining.schedules"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.first_difference import Row
-from probe.core.messages import plural
+from probe.core.messages import plural, printable
 from probe.core.naming import signal_of
-from probe.core.printable import printable
 
 LISTED = 10
 """Names in one run alone that are shown."""

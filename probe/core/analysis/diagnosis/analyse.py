@@ -16,8 +16,7 @@ from probe.core.analysis.diagnosis.live_findings import Dumped, call_of, dumped
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
-from probe.core.analysis.diagnosis.sharing import sharers
-from probe.core.analysis.diagnosis.topology import Topology, topology
+from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
 from probe.core.records import ranks_text
 from probe.core.storage.directories import Run, find, last_run, place

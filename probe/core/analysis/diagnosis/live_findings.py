@@ -12,8 +12,8 @@ from probe.core.naming import cell_name
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
-from probe.core.storage.cells import key_of
 from probe.core.storage.directories import Run
+from probe.core.storage.layout import key_of
 from probe.core.storage.problems import Problems
 
 Row = tuple[int, int, str, str, int]

@@ -11,8 +11,8 @@ from probe.core.moments import OPS
 from probe.core.naming import tag
 from probe.core.records import Finding, Key
 from probe.core.rules.replica import odd_ones, replicated
-from probe.core.storage.cells import key_of
 from probe.core.storage.duckdb_reader import Rows, quoted
+from probe.core.storage.layout import key_of
 
 RULE = "AnomalyReplica"
 TOLERANCE = 2e-6

@@ -13,9 +13,13 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.analysis.diagnosis.analyse import Analysis
+from probe.core.analysis.diagnosis.causality import Cause
+from probe.core.analysis.diagnosis.extent import counted, nothing_judged, run_found
+from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.survey import Survey
-from probe.core.naming import signal_of
-from probe.core.printable import printable
+from probe.core.messages import printable
+from probe.core.naming import cell_name, signal_of
 from probe.core.rules.evaluate import word
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
@@ -150,4 +154,52 @@ def _mark(entry: Entry) -> Mark:
         message=entry.message,
         vpp_stage=entry.vpp_stage,
         order=entry.call_id,
+    )
+
+
+def card(analysis: Analysis) -> Diagnosis:
+    """What a report says of the cause: the main story first, then the others in order of time."""
+    told = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
+    pairs = [pair for diagnosis in told for pair in diagnosis.story.findings]
+    text = "\n".join([*summary(analysis), *(printable(diagnosis.text) for diagnosis in told)])
+    clear = bool(analysis.extent.rows) and not analysis.unexplained
+    marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
+    return Diagnosis(text, marks, analysis.number, note, clear)
+
+
+def summary(analysis: Analysis) -> list[str]:
+    """What is to be known before any diagnosis: what was judged if nothing was found, and what the run itself found
+    where its rows cannot say it."""
+    if not analysis.extent.rows:
+        found = list(run_found(analysis.run))
+        if any(counted(analysis.run).values()) and not analysis.diagnosis:
+            found.append('No file says which: "alert": {"dump": true} would have.')
+        return [f"{_sentence(nothing_judged(analysis.run))}.", " ".join(found)]
+    if analysis.unexplained:
+        found = list(run_found(analysis.run))
+        return [f"Nothing was found in what was judged ({analysis.extent.text}). But: {' '.join(found)}"]
+    if analysis.diagnosis is None:
+        return [f"Nothing was found in what was judged: {analysis.extent.text}."]
+    return []
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _located_mark(located: Located, cause: Cause) -> Mark:
+    finding = located.finding
+    return Mark(
+        rule=finding.rule,
+        signal=finding.signal,
+        name=cell_name(finding.key),
+        op=finding.op,
+        value=finding.value,
+        step=finding.step,
+        rank=finding.rank,
+        micro_step=located.micro_step,
+        cause=cause.value,
+        message=finding.message,
+        vpp_stage=finding.key.stage,
+        order=finding.order,
     )

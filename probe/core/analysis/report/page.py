@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe import __version__
-from probe.core.extras import missing
+from probe.core.errors import missing
 
 ASSETS = Path(__file__).parent
 POLICY = (

@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.analysis.report import exploration, sections
+from probe.core.analysis.report import sections
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
 from probe.core.analysis.report.layout import Plan, plan
 from probe.core.analysis.report.page import asset, page, plotly_bundle
@@ -109,7 +109,7 @@ def _page(
         [
             sections.first_cause(diagnosis),
             sections.timeline(diagnosis),
-            *exploration.sections(plan, len(run.ranks)),
+            *sections.interactive(plan, len(run.ranks)),
             sections.configuration(run),
             sections.cost(run),
             sections.reading(problems),

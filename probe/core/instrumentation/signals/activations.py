@@ -11,9 +11,8 @@ from typing import Any
 
 from probe.core.backend.protocols import OutOfReach, Tensor
 from probe.core.backend.pytree import children, kind, leaves, numbered
-from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Names, Watched
-from probe.core.instrumentation.unseen import note_unseen
 from probe.core.records import Key
 
 Part = tuple[str, Tensor]

@@ -11,12 +11,10 @@ from types import CodeType
 from typing import Any
 
 import probe
-from probe.core.backend.call_stack import Stack, stack, text
-from probe.core.backend.frames import callers
+from probe.core.backend.call_stack import Stack, callers, stack, text
 from probe.core.backend.protocols import Module
-from probe.core.instrumentation.context import Run
+from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Names
-from probe.core.instrumentation.unseen import note_unseen
 from probe.core.storage.atomic_files import replacing
 
 FILE = "stack_info.csv"

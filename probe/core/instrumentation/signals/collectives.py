@@ -7,24 +7,29 @@ constructed, because collectives come before there is a model; what comes before
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
-from probe.core.backend.call_stack import Lines, Sites, stack
+import numpy as np
+
+from probe.core.backend.call_stack import Lines, Sites, Stack, stack, text
 from probe.core.backend.protocols import FrameworkAdapter, Remove, Tensor
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.histogram import HISTOGRAM, QUANTILES
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Begun
-from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.signals.call_log import CallLog
-from probe.core.instrumentation.signals.collective_rows import SIGNAL, Call, Step, Tally, batches, label
-from probe.core.moments import columns_for
+from probe.core.instrumentation.recorder import Pending, Recorder
+from probe.core.messages import plural
+from probe.core.moments import EMPTY, columns_for, merge
 from probe.core.records import Batch, Key
 
 INPUT, OUTPUT = "pre", "post"
@@ -250,3 +255,149 @@ def of_configuration(settings: Any, framework: FrameworkAdapter, faults: Faults)
     listening = Listening(settings, framework, faults)
     listening.start()
     return listening
+
+
+SIGNAL = "other"
+
+
+class Call:
+    """A collective on its way."""
+
+    __slots__ = ("again", "began", "finished", "name")
+
+    def __init__(self, name: str, again: bool) -> None:
+        self.name, self.again = name, again
+        self.began = time.perf_counter()
+        self.finished: float | None = None
+
+    def finish(self) -> None:
+        """Notes the time of completion, once. May be called on any thread."""
+        if self.finished is None:
+            self.finished = time.perf_counter()
+
+
+@dataclass
+class Tally:
+    """The calls of one row in this step."""
+
+    order: int
+    calls: list[Call] = field(default_factory=list)
+    readings: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass
+class Step:
+    """What one step gave so far."""
+
+    rows: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    orders: list[int] = field(default_factory=list)
+    """Of each reading."""
+
+
+def label(ranks: tuple[int, ...]) -> str:
+    """What a group is called: ``ranks0-3`` for neighbours, ``ranks0-6by2`` at equal distances, ``ranks0+3+4`` else."""
+    if len(ranks) == 1:
+        return f"ranks{ranks[0]}"
+    steps = {after - before for before, after in pairwise(ranks)}
+    if len(steps) == 1 and (step := steps.pop()) > 0:
+        return f"ranks{ranks[0]}-{ranks[-1]}" + (f"by{step}" if step > 1 else "")
+    return "ranks" + "+".join(map(str, ranks))
+
+
+def batches(pending: Pending, step: Step, number: int) -> list[Batch]:
+    """One row for each tally, with the moments of all its readings together."""
+    if not step.rows:
+        return []
+    read = next(iter(pending.batches(number)), None)
+    rows = {key.call: row for row, key in enumerate(read.keys)} if read is not None else {}
+    nothing = {name: EMPTY[name] for name in pending.columns}
+    columns: dict[str, list[float]] = {name: [] for name in (*pending.columns, "count", "bytes", "seconds")}
+    shapes, dtypes, order = [], [], []
+    for tally in step.rows.values():
+        there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
+        own = [read.shapes[rows[each]] for each in there] if read is not None else []
+        readings = [_reading(read, rows[each]) for each in there] if read is not None else []
+        row = merge([nothing, *readings], [0, *map(math.prod, own)])
+        calls = sum(not call.again for call in tally.calls)
+        row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
+        for name, values in columns.items():
+            values.append(row[name])
+        shapes.append(_together(own))
+        dtypes.append("+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else "")
+        order.append(_decisive(tally, readings, [step.orders[each] for each in there]))
+    return [
+        Batch(
+            signal=SIGNAL,
+            step=number,
+            keys=tuple(Key(name, direction) for name, direction in step.rows),
+            shapes=tuple(shapes),
+            dtypes=tuple(dtypes),
+            order=np.array(order, dtype=np.int64),
+            columns={name: np.array(values, dtype=np.float64) for name, values in columns.items()},
+        )
+    ]
+
+
+def _reading(read: Batch, row: int) -> dict[str, float]:
+    return {name: float(values[row]) for name, values in read.columns.items()}
+
+
+def _seconds(calls: Sequence[Call]) -> float:
+    """From call to completion, of all that are complete; NaN if none is."""
+    times = [call.finished - call.began for call in calls if call.finished is not None]
+    return sum(times) if times else math.nan
+
+
+def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of all tensors of a row as one: stacked if they are alike, else end to end."""
+    if len(shapes) == 1:
+        return shapes[0]
+    if shapes and len(set(shapes)) == 1:
+        return (len(shapes), *shapes[0])
+    return (sum(map(math.prod, shapes)),)
+
+
+def _decisive(tally: Tally, readings: Sequence[dict[str, float]], orders: Sequence[int]) -> int:
+    """When the row went bad, if it did: rules tell causes from effects by that. Else when it began."""
+    for reading, order in zip(readings, orders, strict=True):
+        if reading.get("nans") or reading.get("infs"):
+            return order
+    return tally.order
+
+
+DISTINCT = 1000
+"""Calls that are told apart; what comes on top is counted."""
+
+
+class CallLog:
+    """Every distinct (operation, group, dtypes, stack), with how often it was called."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[tuple[str, tuple[int, ...], str, Stack]] = Counter()
+        self._more = 0
+
+    def add(
+        self, operation: str, ranks: tuple[int, ...], dtypes: Sequence[str], calling: Stack, again: bool = False
+    ) -> None:
+        """Notes a call, or one more transfer of the call before."""
+        entry = operation, ranks, ",".join(dict.fromkeys(dtypes)), calling
+        if len(self._calls) < DISTINCT or entry in self._calls:
+            self._calls[entry] += not again
+        else:
+            self._more += not again
+
+    def lines(self) -> Iterator[str]:
+        """One line a distinct call."""
+        for (operation, ranks, dtypes, calling), count in self._calls.items():
+            where = "; ".join(text(line) for line in calling)
+            yield f"collective {operation} group={list(ranks)} dtype={dtypes or 'none'} calls={count} stack: {where}"
+        if self._more:
+            yield f"collectives: {self._more} more {plural(self._more, 'call')} of other kinds"
+
+    def write(self, rank: int, level: int) -> None:
+        """Writes what was noted."""
+        lines = list(self.lines())
+        _log.log(level, "collectives heard on rank %d before the second training step's update: %d", rank, len(lines))
+        for line in lines:
+            _log.log(level, "%s", line)

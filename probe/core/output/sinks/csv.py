@@ -17,7 +17,7 @@ from probe.core.naming import cell_name, encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Array, Batch, Snapshot
 from probe.core.storage.atomic_files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
-from probe.core.storage.columns import histograms_of, ops_of
+from probe.core.storage.layout import histograms_of, ops_of
 
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""

@@ -11,14 +11,13 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.extras import missing
+from probe.core.errors import missing
 from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.messages import plural
 from probe.core.naming import cell_name, encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
-from probe.core.storage.columns import histograms_of, ops_of
-from probe.core.storage.coverage_text import coverages
+from probe.core.storage.layout import coverages, histograms_of, ops_of
 
 MOST_ROWS = 1 << 20
 """Rows of a signal that are kept; then they are written before their range of steps is over."""

@@ -12,8 +12,7 @@ import numpy as np
 from probe.core.naming import cell_name, encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
-from probe.core.storage.columns import ops_of
-from probe.core.storage.coverage_text import coverages
+from probe.core.storage.layout import coverages, ops_of
 from probe.core.storage.metric_rows import Form, Indices, Rows, Target, numbered
 from probe.core.storage.metrics_db import FILE_NAME, MetricsDatabase
 

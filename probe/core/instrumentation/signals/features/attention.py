@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Arrays, Block, Numbers
-from probe.core.instrumentation.signals.features import spread
-from probe.core.instrumentation.signals.features.misfit import Misfit
+from probe.core.errors import Misfit
+from probe.core.instrumentation.signals.features import softmax_entropy
 from probe.core.records import Array
 
 COLUMNS = ("entropy", "softmax_max")
@@ -63,7 +63,7 @@ def begin(ops: Arrays, call: Call, order: str, everything: bool) -> Block:
 
 def finish(rows: Array) -> Mapping[str, float] | None:
     """The means; None where no query may attend to anything."""
-    found = spread.means(rows)
+    found = softmax_entropy.means(rows)
     return None if found is None else dict(zip(COLUMNS, found, strict=True))
 
 
@@ -119,7 +119,7 @@ def _sums(ops: Arrays, call: Call) -> Numbers:
         last = min(first + rows, queries)
         seen = min(keys, last + keys - queries) if call.causal else keys
         if seen > 0:
-            for place, total in enumerate(spread.sums(ops, _scores(ops, call, first, last, seen))):
+            for place, total in enumerate(softmax_entropy.sums(ops, _scores(ops, call, first, last, seen))):
                 found[block, place] = total
     return found
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 
 from probe.core.backend.protocols import Arrays, Block, Numbers
-from probe.core.instrumentation.signals.features import spread
+from probe.core.instrumentation.signals.features import softmax_entropy
 from probe.core.records import Array
 
 
@@ -39,7 +39,7 @@ def finish_similarity(rows: Array, experts: int) -> Mapping[str, float]:
 
 def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
     """The load of each expert, if ``top_k`` is known; then the sums of
-    :mod:`probe.core.instrumentation.signals.features.spread`, block by block of tokens.
+    :mod:`probe.core.instrumentation.signals.features.softmax_entropy`, block by block of tokens.
 
     Args:
         logits: tokens x experts. Those that are hidden by -inf are never chosen.
@@ -47,15 +47,17 @@ def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
     logits = ops.wide(logits)
     tokens, experts = logits.shape
     rows = max(1, ops.block(logits) // experts)
-    sums = [each for first in range(0, tokens, rows) for each in spread.sums(ops, logits[first : first + rows])]
-    load = [] if top_k is None else [ops.counts(logits, min(top_k, experts), spread.HIDDEN)]
+    sums = [
+        each for first in range(0, tokens, rows) for each in softmax_entropy.sums(ops, logits[first : first + rows])
+    ]
+    load = [] if top_k is None else [ops.counts(logits, min(top_k, experts), softmax_entropy.HIDDEN)]
     return ops.column([*load, *sums])
 
 
 def finish(rows: Array, experts: int) -> Mapping[str, float] | None:
     """The numbers, of what :func:`begin` gave with the load of so many experts; those of the load NaN if it is not
     known. None where no expert may take any token."""
-    load, spreading = rows[:experts], spread.means(rows[experts:])
+    load, spreading = rows[:experts], softmax_entropy.means(rows[experts:])
     if spreading is None:
         return None
     mean = float(load.mean()) if experts else 0.0

@@ -10,12 +10,11 @@ from typing import Any
 
 from probe.core.backend.protocols import Arrays, Numbers, Tensor
 from probe.core.backend.pytree import leaves
-from probe.core.instrumentation.context import Run
+from probe.core.errors import Misfit
+from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Lead, Names, Watched, names_of, no_lead, unknown_names
-from probe.core.instrumentation.signals.features import arguments, attention, linear, router
-from probe.core.instrumentation.signals.features.misfit import Misfit
+from probe.core.instrumentation.signals.features import attention, call_arguments, linear, router
 from probe.core.instrumentation.signals.features.recorder import Collected
-from probe.core.instrumentation.unseen import note_unseen
 
 WEIGHTS = ("weight", "wg")
 """What the modules of ``linear_hook`` call their weight."""
@@ -223,8 +222,8 @@ class Attention(Listener):
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings = self._run.settings
-        given = arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
-        said = arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
+        given = call_arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
+        said = call_arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
         unsaid = said is None and given.mask is None
         supposed = unsaid and self._alike(given)
         call = attention.Call(
@@ -240,7 +239,7 @@ class Attention(Listener):
         key = self._key._replace(micro_step=self._run.clock.micro_step)
         self._collected.add(self.hook, key, given.query, block, attention.finish)
 
-    def _alike(self, given: arguments.Given) -> bool:
+    def _alike(self, given: call_arguments.Given) -> bool:
         """Whether there are as many keys as queries, as where a sequence attends to itself."""
         place = self._run.settings.sa_order.split(",").index("s")
         shapes = [self._run.framework.tensors.describe(tensor)[0] for tensor in (given.query, given.key)]
@@ -251,7 +250,7 @@ class RouterWeight(OfWeight):
     """``moe_router_weight_hook``."""
 
     def _record(self, weight: Tensor, numbers: Numbers) -> None:
-        experts = arguments.integer(arguments.EXPERTS, self._member)
+        experts = call_arguments.integer(call_arguments.EXPERTS, self._member)
         if experts == numbers.shape[1] != numbers.shape[0]:
             numbers = self._ops.turned(numbers)
         block = router.similarity(self._ops, numbers)
@@ -270,9 +269,9 @@ class RouterLogit(Listener):
         numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
         if numbers is None or not ops.is_floating(numbers):
             raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
-        top_k = self._run.settings.router_top_k or arguments.integer(arguments.TOP_K, self._member)
+        top_k = self._run.settings.router_top_k or call_arguments.integer(call_arguments.TOP_K, self._member)
         if top_k is None:
-            names = ", ".join(arguments.TOP_K)
+            names = ", ".join(call_arguments.TOP_K)
             self._tell("top_k", f"to how many experts a token goes is not known (none of {names}): set router_top_k")
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)

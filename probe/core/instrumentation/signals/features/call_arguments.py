@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Tensor
-from probe.core.instrumentation.signals.features.misfit import Misfit
+from probe.core.errors import Misfit
 
 QUERY = ("query", "query_layer", "query_states", "q")
 KEY = ("key", "key_layer", "key_states", "k")
