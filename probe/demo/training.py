@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.records import Finding
+from probe.core.rules.nan import AnomalyNan
+from probe.core.rules.spike import AnomalySpike
 from probe.demo import recipe
 from probe.demo.faults import Fault, Injection, Places, draw
 
@@ -101,7 +103,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
         "format": list(formats),
         "step_count_per_record": 10,
         "squash_name": False,
-        "alert": {"rules": [{"rule_name": "AnomalyNan"}, {"rule_name": "AnomalySpike"}], "dump": True},
+        "alert": {"rules": [{"rule_name": AnomalyNan.__name__}, {"rule_name": AnomalySpike.__name__}], "dump": True},
     }
 
 

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from probe.core.config.errors import LONGEST_NAME, nearest
 from probe.core.fields import (
     Flag,
     Form,
-    Integer,
     Names,
-    Number,
     Section,
     Text,
-    Threshold,
     Variants,
-    not_empty,
     wrong,
 )
-from probe.core.moments import OPS
 from probe.core.naming import FEATURES
-
-RULES_GROUP = "probe.rules"
-"""The entry point group by which third parties add rules."""
-
+from probe.core.rules import GROUP, RULES, about
+from probe.core.rules.about import Need
 
 STATE_KINDS = (
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
@@ -40,149 +33,16 @@ STATE_KINDS = (
 """Kinds of state that the optimizers of PyTorch and MindSpore keep; others may keep more."""
 MISSPELT = 0.85
 """Likeness, 0 to 1, from which on a name is taken for a misspelling of another."""
-_Ops = Annotated[tuple[Annotated[Text, Names(tuple(OPS))], ...], AfterValidator(not_empty)]
 
-
-def _not_more_than_window(warm_up: int, info: ValidationInfo) -> int:
-    window = info.data.get("window", warm_up)
-    if warm_up > window:
-        raise wrong(f"an integer 2..{window} (not more than window; 10 if missing)")
-    return warm_up
-
-
-class TurbulenceArgs(Section):
-    """Deviation from the history mean."""
-
-    threshold: Threshold
-    """Relative deviation from the history mean that is reported, as a fraction: 0.5 means more than half above it.
-    Judges the ops norm and mean."""
-    both_sides: Flag = False
-    """Whether values below (1 - threshold) times the history mean are reported too."""
-
-
-class NanArgs(Section):
-    """NaN, infinity and excess."""
-
-    threshold: Threshold | None = None
-    """Magnitude above which a value is reported, in the unit of the op. NaN and infinity are reported in any case."""
-
-
-class CommNanArgs(Section):
-    """NaN and infinity given to other ranks."""
-
-
-class SpikeArgs(Section):
-    """Robust deviation from the recent past."""
-
-    window: Integer = Field(32, ge=4, le=10_000)
-    """Number of latest samples of each value that its median and spread are taken from."""
-    warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
-    """Number of samples of a value before it is judged. Not more than window."""
-    threshold: Number = Field(5.0, gt=0)
-    """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
-    deviation, both of the logarithm of the magnitude."""
-    min_ratio: Number = Field(30.0, gt=1)
-    """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that changes which
-    healthy runs show do not alarm. Gradients, extremes (min and max), which hang on one element, and second moments
-    (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
-    cool_down: Integer = Field(10, ge=0)
-    """Number of samples after a report during which the same value is not reported again."""
-    ops: _Ops = ("norm", "min", "max")
-    """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left
-    out."""
-
-    @field_validator("warm_up")
-    @classmethod
-    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
-        return _not_more_than_window(warm_up, info)
-
-
-class VanishArgs(Section):
-    """Gradients that have become vanishingly small."""
-
-    window: Integer = Field(32, ge=4, le=10_000)
-    """Number of latest samples of each gradient's norm that its median is taken from."""
-    warm_up: Integer = Field(10, ge=2, le=10_000, validate_default=True)
-    """Number of samples of a gradient before it is judged. Not more than window."""
-    min_ratio: Number = Field(1e3, gt=1)
-    """Factor by which a norm must be below its median, and by which it must have fallen more than that gradient of the
-    same kind that has kept most of its size. A norm of exactly 0 has fallen by any factor."""
-    steps: Integer = Field(5, ge=1, le=10_000)
-    """Number of samples in a row in which a gradient must be that small before it is reported."""
-
-    @field_validator("warm_up")
-    @classmethod
-    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
-        return _not_more_than_window(warm_up, info)
-
-
-class DeadArgs(Section):
-    """Outputs of modules that are zero. Needs the op zeros and xy_distribution."""
-
-    limit: Number = Field(0.999, gt=0, le=1)
-    """Fraction of an output's elements below eps from which it counts as zero."""
-    steps: Integer = Field(5, ge=1, le=10_000)
-    """Number of samples in a row that must be zero before an output is reported, and of those that must have been
-    otherwise before. An output of which every element is zero from its first sample on is reported as well."""
-
-
-class FrozenArgs(Section):
-    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution; of ops, min or max,
-    and one of norm, mean and std."""
-
-    steps: Integer = Field(5, ge=1, le=10_000)
-    """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
-    reported."""
-
-
-class ReplicaArgs(Section):
-    """Data-parallel replicas whose parameters differ. Needs global_stats, and param_distribution or mv_distribution."""
-
-
-class ThresholdArgs(Section):
-    """Limits of the user's own. At least one of above and below is needed."""
-
-    above: Number | None = None
-    """Value, in the unit of the op and with its sign, above which a value is reported."""
-    below: Number | None = Field(None, validate_default=True)
-    """Value below which a value is reported."""
-    ops: _Ops = ("norm",)
-    """Ops that are judged, of those that are collected."""
-    signals: tuple[Text, ...] = ()
-    """Signals that are judged, such as actv, grad_reduced or exp_avg: what CSV files are called by. Empty: all."""
-    names: tuple[Text, ...] = ()
-    """Patterns of the rows that are judged, by their names in CSV files: `*` stands for anything, `?` for a character,
-    as in `layers.*.attention.output`. Empty: all."""
-
-    @field_validator("below")
-    @classmethod
-    def _one_at_least(cls, below: float | None, info: ValidationInfo) -> float | None:
-        if below is None and "above" in info.data and info.data["above"] is None:
-            raise wrong("a number, here or as above")
-        return below
-
-
-RULE_ARGS: dict[str, type[Section]] = {
-    "AnomalyTurbulence": TurbulenceArgs,
-    "AnomalyNan": NanArgs,
-    "AnomalySpike": SpikeArgs,
-    "AnomalyCommNan": CommNanArgs,
-    "AnomalyVanish": VanishArgs,
-    "AnomalyDead": DeadArgs,
-    "AnomalyFrozen": FrozenArgs,
-    "AnomalyReplica": ReplicaArgs,
-    "AnomalyThreshold": ThresholdArgs,
-}
+RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RULES.items()}
 """The rules that come with probe, and the model of what each takes."""
-
-
-DEFAULT_RULES = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "AnomalyFrozen")
+DEFAULT_RULES = tuple(name for name, rule in RULES.items() if rule.by_default)
 """What judges where a configuration names no rules: each had no false alarm in healthy runs of many kinds."""
 
 
 def _known_rule(name: str) -> str:
     if name not in RULE_ARGS:
-        Names((*RULE_ARGS, *(point.name for point in entry_points(group=RULES_GROUP)))).check(name)
+        Names((*RULE_ARGS, *(point.name for point in entry_points(group=GROUP)))).check(name)
     return name
 
 
@@ -205,14 +65,10 @@ _RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}"
 class Rule(Section):
     """One alert rule."""
 
-    rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME]
-    """Name of the rule. AnomalyTurbulence compares with the history mean, AnomalyNan finds NaN, infinity and too large
-    values, AnomalySpike finds leaps against the recent past, AnomalyCommNan finds the rank from which NaN or infinity
-    went to others (it needs cc_distribution), AnomalyVanish finds gradients that have become
-    vanishingly small, AnomalyDead outputs that are zero, AnomalyFrozen parameters that do not move, AnomalyReplica
-    data-parallel replicas whose parameters differ, AnomalyThreshold what is beyond limits of the user's own. Other
-    names are those of installed packages with an entry
-    point in the group `probe.rules`."""
+    rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME] = Field(
+        description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RULES.items())}. Other "
+        "names are those of installed packages with an entry point in the group `probe.rules`."
+    )
     args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
     """What the rule takes. A third party's rule gets this mapping as it is."""
 
@@ -226,38 +82,6 @@ class Alert(Section):
     and AnomalyFrozen with their defaults. An empty list: none."""
     dump: Flag = False
     """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""
-
-
-def _has(settings: Any, *ops: str) -> bool:
-    return not {*ops}.isdisjoint(settings.statistics)
-
-
-Need = tuple[Callable[[Any], bool], str]
-"""Whether settings have something, and how users switch it on."""
-
-NEEDS: dict[str, tuple[Need, ...]] = {
-    "AnomalyTurbulence": ((lambda s: _has(s, "norm", "mean"), "one of the ops norm and mean"),),
-    "AnomalyCommNan": ((lambda s: s.cc_distribution.enable, "cc_distribution.enable"),),
-    "AnomalyVanish": (
-        (lambda s: s.wg_distribution or s.xy_distribution, "wg_distribution or xy_distribution"),
-        (lambda s: _has(s, "norm"), "the op norm"),
-    ),
-    "AnomalyDead": (
-        (lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
-        (lambda s: _has(s, "zeros"), "the op zeros"),
-    ),
-    "AnomalyFrozen": (
-        (lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
-        (lambda s: _has(s, "min", "max"), "the op min or max"),
-        (lambda s: _has(s, "norm", "mean", "std"), "one of the ops norm, mean and std"),
-    ),
-    "AnomalyReplica": (
-        (lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
-        (lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
-    ),
-}
-"""What the rules that judge one kind of data only cannot do without: whether settings have it, and how users switch it
-on."""
 
 
 def _xy(without: str) -> Need:
@@ -305,7 +129,7 @@ def unjudged(settings: Any) -> Iterator[str]:
         return  # those that judge by default take what there is
     both = _with_armed(settings)
     for rule in settings.alert.rules:
-        missing = [how for has, how in NEEDS.get(rule.rule_name, ()) if not any(map(has, both))]
+        missing = [how for has, how in about(rule.rule_name).needs if not any(map(has, both))]
         ops, signals = _unmet_ops(rule.args, settings), _unmet_signals(rule.args, both)
         if ops and len(ops) == len(rule.args.ops):
             missing.append(f"one of the ops {', '.join(ops)}" if len(ops) > 1 else f"the op {ops[0]}")

@@ -6,7 +6,7 @@ the copies are the same to the last bit, and so are the moments.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from probe.core.backend.protocols import Parallel
 from probe.core.distributed.exchange import Table, Tables, identity_of, meet
 from probe.core.moments import MOMENTS
 from probe.core.records import Array, Batch, Coverage, Key
+from probe.core.rules import about
 from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
 
 ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
@@ -108,15 +109,13 @@ def digests(batch: Batch) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def compared(
-    rules: Collection[str], parallel: Parallel, given: Sequence[int], world_size: int, rule: str = "AnomalyReplica"
-) -> Sequence[int]:
-    """Ranks that should hold the same parameters; none unless ``rule`` is one of ``rules``.
+def compared(rules: Iterable[str], parallel: Parallel, given: Sequence[int], world_size: int) -> Sequence[int]:
+    """Ranks that should hold the same parameters; none unless one of ``rules`` judges replicas.
 
     Args:
         given: the data-parallel group that ``set_monitor`` was given; empty if it was given none.
     """
-    if rule not in rules:
+    if not any("replicas" in about(rule).collects for rule in rules):
         return ()
     named = parallel.named()
     experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.fields import Section
 from probe.core.records import Batch, Finding
+from probe.core.rules.about import About, needs
 from probe.core.rules.reporter import Reporter
 
 OP = "nonfinite"
@@ -16,7 +17,11 @@ OP = "nonfinite"
 row does not take the place of it."""
 
 
-class AnomalyCommNan:
+class CommNanArgs(Section):
+    """NaN and infinity given to other ranks."""
+
+
+class AnomalyCommNan(About):
     """Reports this rank if it gives NaN or Inf to a collective without having got any from one before.
 
     NaN travels between ranks only by communication. So of all ranks, the one that is reported is where it began, and
@@ -28,7 +33,13 @@ class AnomalyCommNan:
     there is reported as well. Losses scaled for half precision overflow now and then; that is reported too.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002
+    Args = CommNanArgs
+    title = "NaN or Inf given to other ranks"
+    finds = "finds the rank from which NaN or infinity went to others (it needs cc_distribution)"
+    needs = (needs(lambda s: s.cc_distribution.enable, "cc_distribution.enable"),)
+    collects = frozenset({"collective inputs"})
+
+    def __init__(self, args: CommNanArgs, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002
         self._got_some = False
         self._reporter = Reporter("AnomalyCommNan", rank, "limit")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
+from pydantic import Field as Key
 
+from probe.core.fields import Integer, Number, Section
 from probe.core.moments import numels
 from probe.core.records import Batch, Finding
+from probe.core.rules.about import About, has_op, needs
 from probe.core.rules.history import Field, History, measures
 from probe.core.rules.reporter import Reporter
 
@@ -16,7 +18,17 @@ FEW = 16
 """An output of fewer elements than this may be zero for good reason: a penalty that is not due, a flag."""
 
 
-class AnomalyDead:
+class DeadArgs(Section):
+    """Outputs of modules that are zero. Needs the op zeros and xy_distribution."""
+
+    limit: Number = Key(0.999, gt=0, le=1)
+    """Fraction of an output's elements below eps from which it counts as zero."""
+    steps: Integer = Key(5, ge=1, le=10_000)
+    """Number of samples in a row that must be zero before an output is reported, and of those that must have been
+    otherwise before. An output of which every element is zero from its first sample on is reported as well."""
+
+
+class AnomalyDead(About):
     """Reports a module's output of which ``args.limit`` or more is zero in ``args.steps`` samples in a row, once.
 
     It must have been otherwise before, in as many samples; or all of it must have been zero from the start. So a module
@@ -27,7 +39,17 @@ class AnomalyDead:
     The op ``zeros`` must be collected: it counts magnitudes below ``eps``.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = DeadArgs
+    title = "Dead output"
+    kind = "dead"
+    finds = "outputs that are zero"
+    needs = (
+        needs(lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
+        needs(lambda s: has_op(s, "zeros"), "the op zeros"),
+    )
+    by_default = True
+
+    def __init__(self, args: DeadArgs, rank: int, ops: Sequence[str]) -> None:
         self._limit: float = args.limit
         self._steps: int = args.steps
         self.history = History(

@@ -7,22 +7,10 @@ from math import isfinite, isinf, isnan
 
 from probe.core.naming import row_name, signal_of
 from probe.core.records import Batch, Finding, Key
-from probe.core.rules import Rule
+from probe.core.rules import Rule, about
 
 BEFORE, DURING, AFTER = range(3)
 """Where a signal stands to the micro steps of its training step."""
-
-WORDS = {
-    "AnomalySpike": "Spike",
-    "AnomalyTurbulence": "Drift",
-    "AnomalyNan": "Excessive value",
-    "AnomalyCommNan": "NaN or Inf given to other ranks",
-    "AnomalyVanish": "Vanished gradient",
-    "AnomalyDead": "Dead output",
-    "AnomalyFrozen": "Frozen parameter",
-    "AnomalyReplica": "Replicas that differ",
-    "AnomalyThreshold": "Value beyond its limit",
-}
 
 
 def find(
@@ -103,7 +91,7 @@ def word(rule: str, op: str, value: float | None) -> str:
         return "NaN"
     if op == "infs" or (value is not None and isinf(value)):
         return "Inf"
-    return WORDS.get(rule) or rule.removeprefix("Anomaly") or "Finding"
+    return about(rule).title or rule.removeprefix("Anomaly") or "Finding"
 
 
 def _against(finding: Finding) -> str:

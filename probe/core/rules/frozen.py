@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field as Key
 
+from probe.core.fields import Integer, Section
 from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, columns_for
 from probe.core.records import Array, Batch, Finding
+from probe.core.rules.about import About, has_op, needs
 from probe.core.rules.history import Alignment, Field, History
 from probe.core.rules.reporter import Reporter
 
@@ -27,7 +29,16 @@ PACE = 1e-6
 cannot take a change of less than 6e-8, and files have six digits."""
 
 
-class AnomalyFrozen:
+class FrozenArgs(Section):
+    """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution; of ops, min or max,
+    and one of norm, mean and std."""
+
+    steps: Integer = Key(5, ge=1, le=10_000)
+    """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
+    reported."""
+
+
+class AnomalyFrozen(About):
     """Reports a parameter whose gradient is not 0 and whose numbers before and after the update are the same in every
     collected op, in ``args.steps`` sampled steps in a row in which others moved; and the same as at the first of these,
     so that it did not move in between either. Reported once, until it moves.
@@ -41,7 +52,19 @@ class AnomalyFrozen:
     stay while other rows of it move. ``param_updated`` must come last of a step's parameters and gradients.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = FrozenArgs
+    title = "Frozen parameter"
+    kind = "frozen"
+    finds = "parameters that do not move"
+    needs = (
+        needs(lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
+        needs(lambda s: has_op(s, "min", "max"), "the op min or max"),
+        needs(lambda s: has_op(s, "norm", "mean", "std"), "one of the ops norm, mean and std"),
+    )
+    by_default = True
+    compares = True
+
+    def __init__(self, args: FrozenArgs, rank: int, ops: Sequence[str]) -> None:
         self._steps: int = args.steps
         self._moments = columns_for(op for op in ops if op in OPS and op not in QUANTILES)
         self._sizes = [n for n, name in enumerate(self._moments) if name in SIZES]

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.fields import Section, Threshold
 from probe.core.histogram import HISTOGRAM, INFINITE, NAN, QUANTILES, ZERO
 from probe.core.moments import COUNTS, OPS
 from probe.core.records import Array, Batch, Finding
+from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
 FINITE = ("kernel_norm", "entropy", "per_token_expert_entropy")
 """What features have a number for wherever what they are made of is finite."""
 
 
-class AnomalyNan:
+class NanArgs(Section):
+    """NaN, infinity and excess."""
+
+    threshold: Threshold | None = None
+    """Magnitude above which a value is reported, in the unit of the op. NaN and infinity are reported in any case."""
+
+
+class AnomalyNan(About):
     """Reports NaN and Inf in every configured op, and magnitudes above ``args.threshold`` if it is not None.
 
     It has no memory, so a value that stays NaN is reported at every sampled step. The counts ``nans`` and ``infs`` are
@@ -31,7 +39,13 @@ class AnomalyNan:
     finite.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = NanArgs
+    title = "Excessive value"
+    kind = "limit"
+    finds = "finds NaN, infinity and too large values"
+    by_default = True
+
+    def __init__(self, args: NanArgs, rank: int, ops: Sequence[str]) -> None:
         self._threshold: float | None = args.threshold
         self._ops = list(dict.fromkeys((*(op for op in ops if op != HISTOGRAM), *FINITE)))
         self._counting = not any(op in OPS and op not in QUANTILES for op in ops)

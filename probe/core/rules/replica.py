@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.fields import Section
 from probe.core.moments import OPS
 from probe.core.naming import SIGNALS
 from probe.core.records import Array, Batch, Finding, Key, ranks_text
+from probe.core.rules.about import About, needs
 from probe.core.rules.reporter import Reporter
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
@@ -101,7 +103,11 @@ def replicated(signal: str) -> bool:
     return signal in ("param_origin", "param_updated") or signal not in SIGNALS
 
 
-class AnomalyReplica:
+class ReplicaArgs(Section):
+    """Data-parallel replicas whose parameters differ. Needs global_stats, and param_distribution or mv_distribution."""
+
+
+class AnomalyReplica(About):
     """Reports parameters and optimizer state of this rank that differ from what its replicas hold.
 
     It judges the columns that ``global_stats`` adds while this rule is configured. A rank reports itself if it is not
@@ -109,7 +115,18 @@ class AnomalyReplica:
     when it begins.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002
+    Args = ReplicaArgs
+    title = "Replicas that differ"
+    kind = "replica"
+    finds = "data-parallel replicas whose parameters differ"
+    needs = (
+        needs(lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
+        needs(lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
+    )
+    collects = frozenset({"replicas"})
+    compares = True
+
+    def __init__(self, args: ReplicaArgs, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002
         self._ops = ops
         self._known: dict[str, tuple[int, frozenset[Key]]] = {}
         self._reporter = Reporter("AnomalyReplica", rank, "majority's")

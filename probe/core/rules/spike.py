@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field as Key
+from pydantic import ValidationInfo, field_validator
 
+from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
+from probe.core.rules.about import About, Ops, not_more_than_window
 from probe.core.rules.history import Field, History, Indices, Readings, measures
 from probe.core.rules.reporter import Reporter
 
@@ -26,7 +30,33 @@ MAD_TO_SIGMA = 1.4826
 """The standard deviation of a normal distribution, in median absolute deviations."""
 
 
-class AnomalySpike:
+class SpikeArgs(Section):
+    """Robust deviation from the recent past."""
+
+    window: Integer = Key(32, ge=4, le=10_000)
+    """Number of latest samples of each value that its median and spread are taken from."""
+    warm_up: Integer = Key(10, ge=2, le=10_000, validate_default=True)
+    """Number of samples of a value before it is judged. Not more than window."""
+    threshold: Number = Key(5.0, gt=0)
+    """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
+    deviation, both of the logarithm of the magnitude."""
+    min_ratio: Number = Key(30.0, gt=1)
+    """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that changes which
+    healthy runs show do not alarm. Gradients, extremes (min and max), which hang on one element, and second moments
+    (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
+    cool_down: Integer = Key(10, ge=0)
+    """Number of samples after a report during which the same value is not reported again."""
+    ops: Ops = ("norm", "min", "max")
+    """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left
+    out."""
+
+    @field_validator("warm_up")
+    @classmethod
+    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
+        return not_more_than_window(warm_up, info)
+
+
+class AnomalySpike(About):
     """Reports magnitudes far from the median of the last ``args.window`` ones of the same (signal, key, op).
 
     With ``x = ln|value|`` a value spikes if ``|x - median| > max(ln(args.min_ratio), args.threshold * 1.4826 * MAD)``,
@@ -52,7 +82,12 @@ class AnomalySpike:
     The ``expected`` of a finding, the median, is a magnitude: it has no sign.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = SpikeArgs
+    title = "Spike"
+    finds = "finds leaps against the recent past"
+    by_default = True
+
+    def __init__(self, args: SpikeArgs, rank: int, ops: Sequence[str]) -> None:
         self._args = args
         self._ops = [op for op in args.ops if op in ops]
         self._least = log(args.min_ratio) * np.array([2 if op in EXTREMES else 1 for op in self._ops])

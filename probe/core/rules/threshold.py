@@ -4,27 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, ValidationInfo, field_validator
 
+from probe.core.fields import Number, Section, Text, wrong
 from probe.core.moments import OPS
 from probe.core.naming import row_name
 from probe.core.records import Array, Batch, Finding, Key
+from probe.core.rules.about import About, Ops
 from probe.core.rules.reporter import Reporter
 
 Mask = npt.NDArray[np.bool_]
 
 
-class AnomalyThreshold:
+class ThresholdArgs(Section):
+    """Limits of the user's own. At least one of above and below is needed."""
+
+    above: Number | None = None
+    """Value, in the unit of the op and with its sign, above which a value is reported."""
+    below: Number | None = Field(None, validate_default=True)
+    """Value below which a value is reported."""
+    ops: Ops = ("norm",)
+    """Ops that are judged, of those that are collected."""
+    signals: tuple[Text, ...] = ()
+    """Signals that are judged, such as actv, grad_reduced or exp_avg: what CSV files are called by. Empty: all."""
+    names: tuple[Text, ...] = ()
+    """Patterns of the rows that are judged, by their names in CSV files: `*` stands for anything, `?` for a character,
+    as in `layers.*.attention.output`. Empty: all."""
+
+    @field_validator("below")
+    @classmethod
+    def _one_at_least(cls, below: float | None, info: ValidationInfo) -> float | None:
+        if below is None and "above" in info.data and info.data["above"] is None:
+            raise wrong("a number, here or as above")
+        return below
+
+
+class AnomalyThreshold(About):
     """Reports values above ``args.above`` or below ``args.below``, with their sign and in the unit of the op.
 
     Only the ops, signals and rows that ``args`` name are judged, at every sampled step: the rule has no memory. NaN is
     neither above nor below anything, and left to ``AnomalyNan``; Inf is.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = ThresholdArgs
+    title = "Value beyond its limit"
+    kind = "limit"
+    finds = "what is beyond limits of the user's own"
+
+    def __init__(self, args: ThresholdArgs, rank: int, ops: Sequence[str]) -> None:
         self._above: float = np.inf if args.above is None else args.above
         self._below: float = -np.inf if args.below is None else args.below
         self._ops = [op for op in args.ops if op in ops]

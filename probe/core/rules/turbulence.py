@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from probe.core.fields import Flag, Section, Threshold
 from probe.core.records import Array, Batch, Finding
+from probe.core.rules.about import About, has_op, needs
 from probe.core.rules.history import Field, History
 from probe.core.rules.reporter import Reporter
 
@@ -16,7 +17,17 @@ DECAY = 0.99
 OPS = ("norm", "mean")
 
 
-class AnomalyTurbulence:
+class TurbulenceArgs(Section):
+    """Deviation from the history mean."""
+
+    threshold: Threshold
+    """Relative deviation from the history mean that is reported, as a fraction: 0.5 means more than half above it.
+    Judges the ops norm and mean."""
+    both_sides: Flag = False
+    """Whether values below (1 - threshold) times the history mean are reported too."""
+
+
+class AnomalyTurbulence(About):
     """Reports ``|value| > mean * (1 + args.threshold)`` for the ops norm and mean.
 
     ``mean`` is the exponential mean (decay 0.99) of the magnitudes before this value, without bias correction. It
@@ -26,7 +37,13 @@ class AnomalyTurbulence:
     below 1.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = TurbulenceArgs
+    title = "Drift"
+    kind = "drift"
+    finds = "compares with the history mean"
+    needs = (needs(lambda s: has_op(s, "norm", "mean"), "one of the ops norm and mean"),)
+
+    def __init__(self, args: TurbulenceArgs, rank: int, ops: Sequence[str]) -> None:
         self._threshold: float = args.threshold
         self._both_sides: bool = args.both_sides
         self._ops = [op for op in OPS if op in ops]

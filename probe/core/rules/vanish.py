@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field as Key
+from pydantic import ValidationInfo, field_validator
 
+from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
+from probe.core.rules.about import About, has_op, needs, not_more_than_window
 from probe.core.rules.history import Field, History, Indices, Readings, measures
 from probe.core.rules.reporter import Reporter
 from probe.core.rules.spike import medians_of
@@ -22,7 +25,26 @@ NOTHING = -750.0
 that a median between 0 and anything is below all that there are."""
 
 
-class AnomalyVanish:
+class VanishArgs(Section):
+    """Gradients that have become vanishingly small."""
+
+    window: Integer = Key(32, ge=4, le=10_000)
+    """Number of latest samples of each gradient's norm that its median is taken from."""
+    warm_up: Integer = Key(10, ge=2, le=10_000, validate_default=True)
+    """Number of samples of a gradient before it is judged. Not more than window."""
+    min_ratio: Number = Key(1e3, gt=1)
+    """Factor by which a norm must be below its median, and by which it must have fallen more than that gradient of the
+    same kind that has kept most of its size. A norm of exactly 0 has fallen by any factor."""
+    steps: Integer = Key(5, ge=1, le=10_000)
+    """Number of samples in a row in which a gradient must be that small before it is reported."""
+
+    @field_validator("warm_up")
+    @classmethod
+    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
+        return not_more_than_window(warm_up, info)
+
+
+class AnomalyVanish(About):
     """Reports a gradient whose norm is ``args.min_ratio`` times smaller than the median of its last ``args.window``
     ones, or exactly 0 where it was not, in ``args.steps`` samples in a row; once, until it has recovered.
 
@@ -34,7 +56,17 @@ class AnomalyVanish:
     taken): its median is 0 too. What dies in a layer (see ``AnomalyDead``) vanishes in all before it.
     """
 
-    def __init__(self, args: Any, rank: int, ops: Sequence[str]) -> None:
+    Args = VanishArgs
+    title = "Vanished gradient"
+    kind = "vanishing"
+    finds = "finds gradients that have become vanishingly small"
+    needs = (
+        needs(lambda s: s.wg_distribution or s.xy_distribution, "wg_distribution or xy_distribution"),
+        needs(lambda s: has_op(s, "norm"), "the op norm"),
+    )
+    by_default = True
+
+    def __init__(self, args: VanishArgs, rank: int, ops: Sequence[str]) -> None:
         self._args = args
         self._least = log(args.min_ratio)
         fields = {

@@ -18,8 +18,10 @@ from probe.core.analysis.diagnosis.located_finding import (
     WEIGHTS,
     Located,
 )
+from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.naming import cell_name, signal_of
 from probe.core.records import Finding, ranks_text
+from probe.core.rules import about
 from probe.core.rules.evaluate import module_of
 
 
@@ -41,15 +43,6 @@ class Kind(str, Enum):
     ending = "end of the run"
 
 
-RULES = {
-    "AnomalyNan": Kind.limit,
-    "AnomalyVanish": Kind.vanishing,
-    "AnomalyDead": Kind.dead,
-    "AnomalyFrozen": Kind.frozen,
-    "AnomalyReplica": Kind.replica,
-    "AnomalyThreshold": Kind.limit,
-    "AnomalyTurbulence": Kind.drift,
-}
 HUGE = 1e30
 """Magnitudes from here on are on the way to leaving the range of float32."""
 
@@ -112,8 +105,9 @@ def kind_of(story: Story, first: Located, ranks: Sequence[int]) -> Kind:
         return Kind.ending
     if _is_of_batch(story, first, ranks):
         return Kind.bad_batch
-    if finding.rule in RULES and (finding.rule == "AnomalyReplica" or not first.is_non_finite):
-        return RULES[finding.rule]
+    kind = about(finding.rule).kind
+    if kind and (Kind[kind] is Kind.replica or not first.is_non_finite):
+        return Kind[kind]
     if first.is_non_finite:
         return Kind.overflow if _has_infinity(story, first) else Kind.nan
     return _leap(first)
@@ -221,7 +215,7 @@ def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:
         yield (
             f"It was there on {on_ranks(ranks)} at once, at the same place, so no rank had it from another: what they "
             "share is to blame, or a step between that was not sampled."
-            if begun[0].finding.rule != "AnomalyReplica"
+            if begun[0].finding.rule != REPLICAS
             else f"It is ambiguous which of {on_ranks(ranks)} is wrong: there is no majority."
         )
     others = rivals(begun)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from probe.core.naming import signal_of
 from probe.core.records import Finding, Key
+from probe.core.rules import about
 from probe.core.rules.evaluate import AFTER, BEFORE, DURING
 
 WEIGHTS, FORWARD, BACKWARD, EXCHANGE, REDUCED, STATE, UPDATED = range(7)
@@ -86,5 +87,5 @@ class Located(NamedTuple):
     def is_non_finite(self) -> bool:
         """Whether it is about NaN or Inf."""
         finding = self.finding
-        compared = finding.rule in ("AnomalyReplica", "AnomalyFrozen")
+        compared = about(finding.rule).compares
         return not compared and (finding.op in ("nans", "infs", "nonfinite") or not isfinite(finding.value))

@@ -10,11 +10,11 @@ from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.moments import OPS
 from probe.core.naming import tag
 from probe.core.records import Finding, Key
-from probe.core.rules.replica import odd_ones, replicated
+from probe.core.rules.replica import AnomalyReplica, odd_ones, replicated
 from probe.core.storage.duckdb_reader import Rows, quoted
 from probe.core.storage.layout import key_of
 
-RULE = "AnomalyReplica"
+RULE = AnomalyReplica.__name__
 TOLERANCE = 2e-6
 """Relative difference of two numbers of six digits that may come from the order in which sums were added up."""
 MOST = 20

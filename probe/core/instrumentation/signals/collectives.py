@@ -31,10 +31,9 @@ from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.messages import plural
 from probe.core.moments import EMPTY, columns_for, merge
 from probe.core.records import Batch, Key
+from probe.core.rules import about
 
 INPUT, OUTPUT = "pre", "post"
-RULE = "AnomalyCommNan"
-"""The rule that judges inputs: they are collected for it."""
 EARLY = 2000
 """Calls before ``set_monitor`` whose tensors are kept; further ones are counted as lost."""
 
@@ -51,7 +50,7 @@ class Listening:
     """
 
     def __init__(self, settings: Any, framework: FrameworkAdapter, faults: Faults) -> None:
-        judged = any(rule.rule_name == RULE for rule in settings.alert.rules)
+        judged = any("collective inputs" in about(rule.rule_name).collects for rule in settings.alert.rules)
         self._settings, self._framework, self._faults = settings.cc_distribution, framework, faults
         self._inputs = self._settings.cc_pre_hook or judged
         self._lowest = min(settings.module_ranks, default=0)
