@@ -45,6 +45,7 @@ from probe.core.fields import (
 )
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import GROUPS, OPS
+from probe.core.output.sinks import FORMATS, offered
 
 __all__ = ["RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load"]
 
@@ -52,7 +53,7 @@ logger = logging.getLogger("probe.settings")
 
 EVERY_OP = (*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN)
 """All that ops may name."""
-_FORMATS = Names(("csv", "tensorboard", "sqlite", "parquet", "api"))
+_FORMAT = Form("name", ", ".join(FORMATS), f"one of {', '.join(FORMATS)}")
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
 _TIME = (
     r"^(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:0[1-9]|[12]\d|3[01])"
@@ -62,8 +63,12 @@ _STAMP = Form("timestamp", "such as Dec03_21-34-40")
 _STAMPS = Form("list of timestamps", "none or two", 'two timestamps such as "Dec03_21-34-40", from and to, or none')
 
 
+def _known_format(name: str) -> str:
+    return name if name in FORMATS else Names((*FORMATS, *offered())).check(name)
+
+
 def _one_or_list(value: object, each: ValidatorFunctionWrapHandler) -> Any:
-    return (_FORMATS.check(value),) if isinstance(value, str) else each(value)
+    return (_known_format(value),) if isinstance(value, str) else each(value)
 
 
 def _flag_or_accumulated(value: object) -> bool | str:
@@ -285,14 +290,15 @@ class Settings(Section):
     """What the run collects besides when a rule has found something, on all ranks from the same step on; that step is
     dynamic_seconds ahead where there are several ranks. Missing: nothing."""
     format: Annotated[
-        tuple[Annotated[Text, _FORMATS], ...],
+        tuple[Annotated[Text, AfterValidator(_known_format), _FORMAT], ...],
         AfterValidator(not_empty),
         WrapValidator(_one_or_list),
-        Form("name or list of names", ", ".join(_FORMATS.names), f"one or a list of {', '.join(_FORMATS.names)}"),
+        Form("name or list of names", ", ".join(FORMATS), f"one or a list of {', '.join(FORMATS)}"),
     ] = ("csv",)
     """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
     writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
-    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then."""
+    written every step_count_per_record steps and at the end: a run that is killed loses the steps since then. Other
+    names are those of installed packages with an entry point in the group `probe.sinks`."""
     ops: tuple[Annotated[Text, Names(EVERY_OP)], ...] = ("norm",)
     """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
     infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.

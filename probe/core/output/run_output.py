@@ -26,7 +26,8 @@ from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import described, pipeline_stage
 from probe.core.output.pipeline import Writer
 from probe.core.output.resume import remember, resume
-from probe.core.output.sinks import SINKS, TABLES, Sink
+from probe.core.output.sinks import KEPT, Sink, written_beside
+from probe.core.output.sinks import factory as sink_factory
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
 from probe.core.rules import Rule, factory
@@ -68,7 +69,7 @@ class Output:
         self._held_back: tuple[int, Past | None] = 0, None
         self._control: dict[str, object] = {} if follows is None else followed(follows, first)
         root = run_directory.output_root(os.environ).absolute()  # training may change its directory
-        writes = set(run.settings.formats) - {"api"}
+        writes = set(run.settings.formats) - {KEPT}
         self._resumed = resume(root, self._rank, run.settings.append_output, first) if writes else None
         old = self._resumed.directory if self._resumed else None
         self._start = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -103,7 +104,7 @@ class Output:
             return
         before, self._run = self._run, run
         try:
-            if self.directory is None and set(run.settings.formats) - {"api"}:
+            if self.directory is None and set(run.settings.formats) - {KEPT}:
                 self.directory = run_directory.create(self._root, self._name)
             run.directory = self.directory
             self._choose()
@@ -170,17 +171,17 @@ class Output:
             rules.append(kept or (made_of, factory(rule.rule_name)(rule.args, self._rank, settings.statistics)))
         context = self._context()
         sinks: list[tuple[object, Sink]] = [(None, self._resumed)] if self._resumed else []
-        beside = ("cost", "anomaly") if TABLES.intersection(settings.formats) else ("anomaly",)
-        for name in (*settings.formats, *beside):
-            if name in SINKS:
+        for name in (*settings.formats, *written_beside(settings.formats)):
+            make = sink_factory(name)
+            if make is not None:
                 known_sink = next((one for of, one in self._sinks if of == (name, context)), None)
-                sinks.append(((name, context), known_sink or self._new_sink(name, context)))
+                sinks.append(((name, context), known_sink or make(self._context_of_new(name, context))))
         self._rules, self._sinks = rules, sinks
         self._made.update(settings.formats)
 
-    def _new_sink(self, name: str, context: SinkContext) -> Sink:
-        """Steps of an earlier run are done again for its first one only."""
-        return SINKS[name](replace(context, resumed_at=None) if name in self._made else context)
+    def _context_of_new(self, name: str, context: SinkContext) -> SinkContext:
+        """Steps of an earlier run are done again for the first sink of this name only."""
+        return replace(context, resumed_at=None) if name in self._made else context
 
     @property
     def _judges(self) -> list[Rule]:

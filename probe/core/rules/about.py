@@ -31,6 +31,8 @@ class About:
     """What it cannot judge without."""
     by_default: ClassVar[bool] = False
     """Whether it judges where a configuration names no rules."""
+    judges_size: ClassVar[bool] = False
+    """Whether a finding says that a number is too large, too small or not finite."""
     compares: ClassVar[bool] = False
     """Whether the value of a finding is the result of a comparison, and not a number of the tensor."""
     collects: ClassVar[frozenset[str]] = frozenset()

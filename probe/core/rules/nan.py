@@ -42,6 +42,7 @@ class AnomalyNan(About):
     Args = NanArgs
     title = "Excessive value"
     kind = "limit"
+    judges_size = True
     finds = "finds NaN, infinity and too large values"
     by_default = True
 

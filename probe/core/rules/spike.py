@@ -84,6 +84,7 @@ class AnomalySpike(About):
 
     Args = SpikeArgs
     title = "Spike"
+    judges_size = True
     finds = "finds leaps against the recent past"
     by_default = True
 

@@ -52,6 +52,7 @@ class AnomalyThreshold(About):
     Args = ThresholdArgs
     title = "Value beyond its limit"
     kind = "limit"
+    judges_size = True
     finds = "what is beyond limits of the user's own"
 
     def __init__(self, args: ThresholdArgs, rank: int, ops: Sequence[str]) -> None:

@@ -40,6 +40,7 @@ class AnomalyTurbulence(About):
     Args = TurbulenceArgs
     title = "Drift"
     kind = "drift"
+    judges_size = True
     finds = "compares with the history mean"
     needs = (needs(lambda s: has_op(s, "norm", "mean"), "one of the ops norm and mean"),)
 

@@ -1,4 +1,4 @@
-"""``anomaly.json`` of all ranks, read back: what monitored runs have dumped while they ran.
+"""``anomaly.json``: the fields of an entry, and the reader of the files of all ranks.
 
 This is the only reader of these files. Their entries have typed fields; of older ones, which lack them, rule, op and
 numbers are parsed from the message, and of which run they are is not known.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.naming import SIGNALS, signal_of
+from probe.core.naming import SIGNALS, cell_name, signal_of
+from probe.core.records import Finding
 from probe.core.storage.problems import Problems
 
 FOLDER = "anomaly_detected"
@@ -269,3 +270,38 @@ def _number(cell: Any) -> float | None:
         return None if cell is None else float(cell)
     except (ValueError, OverflowError):
         return None
+
+
+def fields_of(
+    finding: Finding, tag_name: str, pp_stage: int, group_mates: Sequence[int], run: Mapping[str, object]
+) -> dict[str, object]:
+    """An entry: the documented fields, then those of :data:`TYPED`.
+
+    Args:
+        run: the fields that say of which run it is; empty if that is unknown.
+    """
+    return {
+        "rank": finding.rank,
+        "step": finding.step,
+        "micro_step": finding.key.micro_step,
+        "pp_stage": pp_stage,
+        "vpp_stage": finding.key.stage,
+        "call_id": finding.order,
+        "tag_name": tag_name,
+        "message": finding.message,
+        "group_mates": list(group_mates),
+        "rule": finding.rule,
+        "signal": finding.signal,
+        "name": cell_name(finding.key),
+        "op": finding.op,
+        "value": in_json(finding.value),
+        "expected": in_json(finding.expected),
+        "micro_stepped": finding.micro_stepped,
+        "call": finding.key.call,
+        **run,
+    }
+
+
+def in_json(number: float) -> float | str:
+    """``number``, as a text where JSON has none: ``nan``, ``inf``, ``-inf``."""
+    return float(number) if isfinite(number) else str(float(number))

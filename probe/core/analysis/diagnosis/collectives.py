@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.moments import OPS
+from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.storage.duckdb_reader import Rows, quoted
 
 Carried = tuple[frozenset[int], frozenset[int]]
@@ -67,6 +68,6 @@ def givers(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
     """By step, the ranks that gave NaN or Inf to others without having got any, as ``AnomalyCommNan`` has found."""
     found: dict[int, set[int]] = {}
     for located in findings:
-        if located.finding.rule == "AnomalyCommNan":
+        if located.finding.rule == AnomalyCommNan.__name__:
             found.setdefault(located.began, set()).add(located.rank)
     return {step: frozenset(ranks) for step, ranks in found.items()}

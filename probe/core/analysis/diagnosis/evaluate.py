@@ -18,11 +18,12 @@ from probe.core.records import Batch, Finding
 from probe.core.rules import Rule, factory
 from probe.core.rules.evaluate import find
 from probe.core.rules.history import measures
+from probe.core.rules.nan import AnomalyNan
 from probe.core.storage.batches import Step, steps
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 
-ALWAYS = "AnomalyNan"
+ALWAYS = AnomalyNan.__name__
 KEPT = 100
 """Findings of a rank that are kept in one episode: the first of each rule and row."""
 EPISODES = 10

@@ -126,8 +126,7 @@ def _leap(first: Located) -> Kind:
 def _is_of_batch(story: Story, first: Located, ranks: Sequence[int]) -> bool:
     """Whether what the model was given is the first bad thing, on one rank; or what its first layer made of it, if that
     is finite and was over after the step."""
-    rules = ("AnomalyNan", "AnomalySpike", "AnomalyTurbulence", "AnomalyThreshold")
-    if first.phase != FORWARD or first.finding.rule not in rules or len(ranks) > 1 or first.chunk != (0, 0):
+    if first.phase != FORWARD or not about(first.finding.rule).judges_size or len(ranks) > 1 or first.chunk != (0, 0):
         return False
     forward = (located for located, _ in story.findings if located.phase == FORWARD)
     is_over = all(located.began == first.began for located in forward) and not story.is_non_finite

@@ -10,7 +10,7 @@ from probe.core.analysis.diagnosis.extent import counted
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.naming import cell_name, tag
-from probe.core.output.sinks.anomaly_file import in_json
+from probe.core.storage.anomaly_json import in_json
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""Where snapshots go. To add a writer or an alert channel, write one file here and add one line to ``SINKS``."""
+"""Sinks: writers of snapshots, one a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Protocol
 
 from probe.core.output.sinks.context import SinkContext
@@ -25,50 +28,59 @@ class Sink(Protocol):
         """Called once, after the last ``write``, also when that failed."""
 
 
-def _csv(context: SinkContext) -> Sink:
-    from probe.core.output.sinks.csv import CsvSink
-
-    return CsvSink(context)
+Factory = Callable[[SinkContext], Sink]
 
 
-def _tensorboard(context: SinkContext) -> Sink:
-    from probe.core.output.sinks.tensorboard import TensorBoardSink
+@dataclass(frozen=True)
+class BuiltIn:
+    """A sink of this package, imported when it is made."""
 
-    return TensorBoardSink(context)
+    path: str
+    """Its module and class."""
+    rows_only: bool = False
+    """Whether it has rows about tensors only: the monitor's own cost is then written beside it."""
+    format: bool = True
+    """Whether a configuration names it under ``format``."""
 
-
-def _sqlite(context: SinkContext) -> Sink:
-    from probe.core.output.sinks.sqlite import SqliteSink
-
-    return SqliteSink(context)
-
-
-def _parquet(context: SinkContext) -> Sink:
-    from probe.core.output.sinks.parquet import ParquetSink
-
-    return ParquetSink(context)
-
-
-def _cost(context: SinkContext) -> Sink:
-    from probe.core.output.sinks.overhead import CostSink
-
-    return CostSink(context)
+    def __call__(self, context: SinkContext) -> Sink:
+        module, _, name = self.path.partition(":")
+        made: Sink = getattr(import_module(module), name)(context)
+        return made
 
 
-def _anomaly(context: SinkContext) -> Sink:
-    from probe.core.output.sinks.anomaly import AnomalySink
-
-    return AnomalySink(context)
-
-
-SINKS: dict[str, Callable[[SinkContext], Sink]] = {
-    "csv": _csv,
-    "tensorboard": _tensorboard,
-    "sqlite": _sqlite,
-    "parquet": _parquet,
-    "cost": _cost,
-    "anomaly": _anomaly,
+SINKS: dict[str, BuiltIn] = {
+    "csv": BuiltIn("probe.core.output.sinks.csv:CsvSink", rows_only=True),
+    "tensorboard": BuiltIn("probe.core.output.sinks.tensorboard:TensorBoardSink"),
+    "sqlite": BuiltIn("probe.core.output.sinks.sqlite:SqliteSink", rows_only=True),
+    "parquet": BuiltIn("probe.core.output.sinks.parquet:ParquetSink", rows_only=True),
+    "cost": BuiltIn("probe.core.output.sinks.overhead:CostSink", format=False),
+    "anomaly": BuiltIn("probe.core.output.sinks.anomaly:AnomalySink", format=False),
 }
-"""Every built-in sink. What a sink needs is imported only when it is asked for."""
-TABLES = frozenset({"csv", "sqlite", "parquet"})
-"""Those that have rows about tensors only: what the monitor costs is written beside them."""
+"""Every sink of this package. To add one, write a file with its class, and add a line here."""
+KEPT = "api"
+"""The format that writes nothing: the program asks for the numbers."""
+FORMATS = (*(name for name, sink in SINKS.items() if sink.format), KEPT)
+"""The formats of this package."""
+GROUP = "probe.sinks"
+"""Entry point group in which other packages offer sinks: each a factory, called with a :class:`SinkContext`."""
+
+
+def offered() -> tuple[str, ...]:
+    """The formats that other packages offer."""
+    return tuple(found.name for found in entry_points(group=GROUP))
+
+
+def factory(name: str) -> Factory | None:
+    """The factory of the sink called ``name``; None for the format that writes nothing."""
+    if name in SINKS:
+        return SINKS[name]
+    for found in entry_points(group=GROUP, name=name):
+        loaded: Factory = found.load()
+        return loaded
+    return None
+
+
+def written_beside(formats: Sequence[str]) -> tuple[str, ...]:
+    """The sinks that go with those of ``formats``."""
+    rows_only = any(getattr(SINKS.get(name), "rows_only", False) for name in formats)
+    return ("cost", "anomaly") if rows_only else ("anomaly",)

@@ -8,14 +8,14 @@ import os
 import textwrap
 from collections.abc import Sequence
 from itertools import count
-from math import isfinite
 from pathlib import Path
 from threading import Lock
 
 from probe.core.messages import plural
-from probe.core.naming import cell_name, tag
+from probe.core.naming import tag
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Finding
+from probe.core.storage.anomaly_json import fields_of
 from probe.core.storage.atomic_files import open_for_append, replacing, write_all
 
 logger = logging.getLogger("probe.anomaly")
@@ -37,6 +37,9 @@ class AnomalyFile:
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
+        self._run = (
+            {"run": context.run, "start": context.start, "first_step": context.first_step} if context.run else {}
+        )
         self._path = context.root / "anomaly_detected" / f"rank{context.rank}" / "anomaly.json"
         self._size = -1
         """Size that the file must have if it is as this object left it."""
@@ -79,38 +82,11 @@ class AnomalyFile:
             key = wanted
             while key in self._keys or key in entries:
                 key = next(repeated)
-            body = json.dumps(self._fields(finding, name), indent=1)
+            body = json.dumps(
+                fields_of(finding, name, self._context.pp_stage, self._context.group_mates, self._run), indent=1
+            )
             entries[key] = textwrap.indent(f"{json.dumps(key)}: {body}", " ")
         return entries
-
-    def _fields(self, finding: Finding, name: str) -> dict[str, object]:
-        run = self._context
-        known = {"run": run.run, "start": run.start, "first_step": run.first_step} if run.run else {}
-        return {
-            "rank": finding.rank,
-            "step": finding.step,
-            "micro_step": finding.key.micro_step,
-            "pp_stage": self._context.pp_stage,
-            "vpp_stage": finding.key.stage,
-            "call_id": finding.order,
-            "tag_name": name,
-            "message": finding.message,
-            "group_mates": list(self._context.group_mates),
-            "rule": finding.rule,
-            "signal": finding.signal,
-            "name": cell_name(finding.key),
-            "op": finding.op,
-            "value": in_json(finding.value),
-            "expected": in_json(finding.expected),
-            "micro_stepped": finding.micro_stepped,
-            "call": finding.key.call,
-            **known,
-        }
-
-
-def in_json(number: float) -> float | str:
-    """``number``, as a text where JSON has none: ``nan``, ``inf``, ``-inf``."""
-    return float(number) if isfinite(number) else str(float(number))
 
 
 def take_out(path: Path, run: str, first: int) -> dict[str, object]:
