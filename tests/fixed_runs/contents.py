@@ -16,12 +16,16 @@ RUN = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d-rank(\d+)-[0-9a-f]+")
 """The name of a run's directory."""
 STAMP = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d")
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T_ ]\d\d[:-]\d\d[:-]\d\d(?:\.\d+)?(?:[+-]\d\d:?\d\d)?|\d{8}_\d{6}")
-CLOCKS = frozenset({"seconds", "wall_time", "create_time", "created_at", "update_time"})
+CLOCKS = frozenset({"seconds", "wall_time", "modified_ns"})
 """Columns."""
 VOLATILE = frozenset(
     {"cost_seconds", "process", "host", "overhead", "hooks_seconds", "drain_seconds", "device_seconds"}
 )
 """Fields of JSON objects."""
+COST = re.compile(
+    r'<section id="cost".*?</section>|<script type="application/json" id="data-about">.*?</script>', re.DOTALL
+)
+"""Parts of a report."""
 EVENTS = "events.out.tfevents"
 
 
@@ -46,6 +50,10 @@ def _steady(text: str, root: Path) -> str:
 
 def _text(path: Path, root: Path) -> bytes:
     return _steady(path.read_text(encoding="utf-8", errors="surrogateescape"), root).encode(errors="surrogateescape")
+
+
+def _page(path: Path, root: Path) -> bytes:
+    return COST.sub("", _text(path, root).decode()).encode()
 
 
 def _json(path: Path, root: Path) -> bytes:
@@ -112,6 +120,7 @@ def _events(path: Path) -> bytes:
 
 
 _READERS: dict[str, Callable[[Path, Path], bytes]] = {
+    ".html": _page,
     ".json": _json,
     ".jsonl": _json_lines,
     ".csv": _csv,
