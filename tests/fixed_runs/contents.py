@@ -103,7 +103,7 @@ def _tables(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _known(row: tuple[Any, ...]) -> list[Any]:
-    return [TIME.sub("TIME", cell) if isinstance(cell, str) else cell for cell in row]
+    return [RUN.sub(r"RUN-rank\1", TIME.sub("TIME", cell)) if isinstance(cell, str) else cell for cell in row]
 
 
 def _events(path: Path) -> bytes:
