@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from probe.core.naming import row_name
 from probe.core.records import Finding
-from probe.core.rules.evaluate import causal_order, diagnose, explain, module_of
+from probe.core.rules.causal_order import causal_order
+from probe.core.rules.evaluate import diagnose, explain, module_of
 
 
 class Diagnosis(NamedTuple):

@@ -11,7 +11,8 @@ import pytest
 
 from probe.core.records import Batch, Finding, Key
 from probe.core.rules import factory
-from probe.core.rules.evaluate import causal_order, diagnose, explain, find, module_of
+from probe.core.rules.causal_order import causal_order
+from probe.core.rules.evaluate import diagnose, explain, find, module_of
 
 nan = math.nan
 

@@ -18,30 +18,19 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from probe.core.messages import complain, printable
-from probe.core.naming import SIGNALS
-from probe.core.rules.evaluate import AFTER, BEFORE, DURING
+from probe.core.rules.causal_order import position, stages
 from probe.core.storage.anomaly_json import FOLDER, Entry
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.problems import Problems
 
 RESULT = "anomaly_analyse.json"
-FORWARD = SIGNALS["actv"].phase
 
 
 def order(entry: Entry) -> tuple[int, ...]:
-    """Sorts entries such that a cause stands before what it causes.
-
-    Step; within it weights, then one micro step after the other, then what there is once a step; within a micro step
-    forward before backward; the forward goes up the virtual and the pipeline stages, the backward down. What there is
-    once a step goes down as the backward does. Then the call id, and the rank.
-    """
-    when, micro_step = DURING, entry.micro_step
-    if not entry.micro_stepped:
-        when, micro_step = BEFORE if entry.phase == SIGNALS["param_origin"].phase else AFTER, 0
-    sign = 1 if entry.phase <= FORWARD else -1
-    stages = sign * entry.vpp_stage, sign * entry.pp_stage
-    return entry.step, when, micro_step, entry.phase, *stages, entry.call_id, entry.rank
+    """Sorts entries of all ranks: position in the course of training, stages, call id, rank."""
+    place = position(entry.step, entry.phase, entry.micro_step if entry.micro_stepped else None)
+    return *place, *stages(entry.phase, entry.vpp_stage, entry.pp_stage), entry.call_id, entry.rank
 
 
 def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] = ()) -> list[tuple[str, Entry]]:

@@ -16,7 +16,8 @@ from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
 from probe.core.instrumentation.selection import PLACES, Lead, Selection, Watched, inside, names_of, no_lead
 from probe.core.records import Finding
-from probe.core.rules.evaluate import causal_order, module_of
+from probe.core.rules.causal_order import causal_order
+from probe.core.rules.evaluate import module_of
 
 MOST = 8
 """Findings of a step whose modules are suspects: the first in causal order."""

@@ -1,4 +1,4 @@
-"""What several rules found in a step, in causal order, and which of it came first."""
+"""Rules applied to the batches of a step; their findings in causal order and as sentences."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from math import isfinite, isinf, isnan
 from probe.core.naming import row_name, signal_of
 from probe.core.records import Batch, Finding, Key
 from probe.core.rules import Rule, about
-
-BEFORE, DURING, AFTER = range(3)
-"""Where a signal stands to the micro steps of its training step."""
+from probe.core.rules.causal_order import causal_order
 
 
 def find(
@@ -39,19 +37,6 @@ def _judge(rule: Rule, batch: Batch, failed: Callable[[Rule, Exception], None] |
             raise
         failed(rule, error)
         return []
-
-
-def causal_order(finding: Finding) -> tuple[int, int, int, int, int]:
-    """Sorts findings such that a cause stands before what it causes.
-
-    Within a step: weights before the forward; then one micro step after the other, forward before backward; then what
-    there is once a step. Last comes the call id. Optimizer state is read before the update, so what is wrong in
-    it because of this step's gradients shows at the next one.
-    """
-    phase = signal_of(finding.signal).phase
-    if finding.micro_stepped:
-        return finding.step, DURING, finding.key.micro_step, phase, finding.order
-    return finding.step, BEFORE if phase == 0 else AFTER, 0, phase, finding.order
 
 
 def diagnose(findings: Iterable[Finding]) -> Finding | None:

@@ -10,12 +10,9 @@ from typing import NamedTuple
 from probe.core.analysis.compare.differences import Tables, selected_numbers
 from probe.core.analysis.compare.tolerance import difference
 from probe.core.naming import cell_name, signal_of
-from probe.core.rules.evaluate import AFTER, BEFORE, DURING
+from probe.core.rules.causal_order import position
 from probe.core.storage.batches import steps as steps_of
 from probe.core.storage.duckdb_reader import Rows
-
-ONCE_A_STEP = 0
-"""Micro step of a row of a signal that is there once a step."""
 
 
 class Number(NamedTuple):
@@ -117,11 +114,9 @@ def _micro_stepped(tables: Tables) -> frozenset[str]:
 
 
 def _causal_order(group: _Group, micro_stepped: frozenset[str]) -> tuple[int, int, int, int, str]:
-    """As :func:`probe.core.rules.evaluate.causal_order` sorts findings."""
-    phase = signal_of(group.signal).phase
-    if group.signal in micro_stepped:
-        return group.step, DURING, group.micro_step, phase, group.signal
-    return group.step, BEFORE if phase == 0 else AFTER, ONCE_A_STEP, phase, group.signal
+    """Sorts groups: position in the course of training, then the signal's name."""
+    micro_step = group.micro_step if group.signal in micro_stepped else None
+    return *position(group.step, signal_of(group.signal).phase, micro_step), group.signal
 
 
 def _ordered(tables: Tables, signal: str, groups: list[_Group]) -> list[Row]:

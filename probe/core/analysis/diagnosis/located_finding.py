@@ -8,7 +8,7 @@ from typing import NamedTuple
 from probe.core.naming import signal_of
 from probe.core.records import Finding, Key
 from probe.core.rules import about
-from probe.core.rules.evaluate import AFTER, BEFORE, DURING
+from probe.core.rules.causal_order import position, stages
 
 WEIGHTS, FORWARD, BACKWARD, EXCHANGE, REDUCED, STATE, UPDATED = range(7)
 """Phases of a step, as :attr:`probe.core.naming.Signal.phase` counts them."""
@@ -51,11 +51,9 @@ class Located(NamedTuple):
     @property
     def position(self) -> Position:
         """Where in the program."""
-        finding, phase = self.finding, self.phase
+        finding = self.finding
         weight_gradient = int(finding.signal == "grad_unreduced")
-        if finding.micro_stepped:
-            return self.began, DURING, finding.key.micro_step, phase, weight_gradient, finding.order
-        return self.began, BEFORE if phase == WEIGHTS else AFTER, 0, phase, weight_gradient, finding.order
+        return *position(self.began, self.phase, self.micro_step), weight_gradient, finding.order
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -65,8 +63,7 @@ class Located(NamedTuple):
         after it; then by rank.
         """
         *phase, row = self.position
-        sign = 1 if self.phase <= FORWARD else -1
-        return *phase, sign * self.finding.key.stage, sign * self.pp_stage, row, self.rank
+        return *phase, *stages(self.phase, self.finding.key.stage, self.pp_stage), row, self.rank
 
     @property
     def place(self) -> tuple[int, str, Key]:

@@ -20,6 +20,7 @@ from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.survey import Survey
 from probe.core.messages import printable
 from probe.core.naming import cell_name, signal_of
+from probe.core.rules.causal_order import position
 from probe.core.rules.evaluate import word
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
@@ -114,11 +115,8 @@ def kind(mark: Mark) -> str:
 
 
 def causal(mark: Mark) -> tuple[int, int, int, int, int]:
-    """Sorts as :func:`probe.core.rules.evaluate.causal_order` does, then by rank."""
-    phase = signal_of(mark.signal).phase
-    if mark.micro_step is not None:
-        return mark.step, 1, mark.micro_step, phase, mark.order
-    return mark.step, 0 if phase == 0 else 2, 0, phase, mark.order
+    """Sorts marks: position in the course of training, then the place in the order of execution."""
+    return *position(mark.step, signal_of(mark.signal).phase, mark.micro_step), mark.order
 
 
 def dumped(root: Path, run: Run, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
