@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.instrumentation.signals.features.attention import TOP_K, causal, integer
+from probe.core.instrumentation.signals.features.call_arguments import TOP_K, causal, integer
 
 
 class AttnMaskType(Enum):
