@@ -18,8 +18,8 @@ from torch.autograd.function import FunctionCtx
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.pytorch import compiled
-from probe.pytorch.engines import models as wrappers
-from probe.pytorch.engines import names, native, pipelining
+from probe.pytorch.engines import models, names, native, pipelining
+from probe.pytorch.engines.homes import home, ready
 from probe.pytorch.engines.names import modules
 from probe.pytorch.engines.steps import adam, check, gradient, holds, on_step, owned, state, state_names, value
 from probe.pytorch.hook_handles import Own, on_accumulated, on_own
@@ -65,8 +65,8 @@ level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Every parameter once; a tied one under its first name. Looks where each is at home."""
-    wrappers.look_at(model)
-    stand_ins = wrappers.stand_ins(model)
+    models.look_at(model)
+    stand_ins = models.stand_ins(model)
     for name, parameter in names.parameters(model):
         yield name, stand_ins.get(id(parameter), parameter)
 
@@ -78,7 +78,7 @@ def runs(module: torch.nn.Module) -> bool:
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
     """Whether a gradient hook can be placed now."""
-    return parameter.requires_grad and wrappers.ready(parameter)
+    return parameter.requires_grad and ready(parameter)
 
 
 def check_model(model: Any, settings: Any) -> None:
@@ -100,7 +100,7 @@ def check_model(model: Any, settings: Any) -> None:
             "set_monitor before the first forward; without activations (xy_distribution: false) the model can be "
             "watched as it is"
         )
-    wrappers.check(model)
+    models.check(model)
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -140,8 +140,8 @@ def on_gradient(
     parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
     """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum held after it."""
-    if (home := wrappers.home(parameter)) is not None:
-        return home.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
+    if (kept := home(parameter)) is not None:
+        return kept.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
     if own:
         return on_own(parameter, guard(listen))
 
@@ -245,8 +245,8 @@ def feeds(models: Iterable[torch.nn.Module]) -> bool:
 
 
 def _will_be_reached(parameter: torch.nn.Parameter) -> bool:
-    home = wrappers.home(parameter)
-    leaf = parameter if home is None else home.leaf(parameter)
+    kept = home(parameter)
+    leaf = parameter if kept is None else kept.leaf(parameter)
     try:
         node = edge_of(leaf)[0] if isinstance(leaf, torch.Tensor) else leaf
         return node is not None and bool(torch._C._will_engine_execute_node(node))

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from probe.pytorch.engines.megatron.groups import named
-from probe.pytorch.engines.models import check_again, pipelined
+from collections.abc import Mapping, Sequence
+
+from probe.pytorch.engines.homes import check_again
+from probe.pytorch.engines.models import pipelined
+from probe.pytorch.engines.table import ENGINES
 from probe.pytorch.engines.unwrap import acting
 from probe.pytorch.gloo import has_store, meet, store
 
 __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "store"]
+
+
+def named() -> Mapping[str, Sequence[int]]:
+    """The groups that this rank is in, as engines name them."""
+    found = [engine.groups() for engine in ENGINES.values() if engine.groups is not None]
+    return {name: ranks for groups in found for name, ranks in groups.items()}

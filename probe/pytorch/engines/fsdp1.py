@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.core.records import Coverage
+from probe.pytorch.engines.engine import Engine
 from probe.pytorch.hook_handles import on_accumulated, on_own
 
 CLASS = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
@@ -172,3 +173,10 @@ class Unit:
         """The node that takes in the flat parameter's gradient: it is not the flat parameter's for good, so that FSDP
         itself keeps it from the forward to the end of the backward."""
         return getattr(self._flat, "_post_backward_hook_state", (None,))[0]
+
+
+ENGINE = Engine(
+    check=check,
+    homes=homes,
+    wraps={"torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module"},
+)

@@ -19,6 +19,7 @@ import torch
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Guard, Remove
 from probe.pytorch.dtensor import add
+from probe.pytorch.engines.engine import Engine
 from probe.pytorch.hook_handles import on_accumulated, on_own
 
 CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
@@ -149,3 +150,6 @@ class Stored:
     def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:  # noqa: ARG002 - known
         """The stand-in."""
         return self._unsharded()
+
+
+ENGINE = Engine(check=check, homes=homes, stand_ins=stand_ins)

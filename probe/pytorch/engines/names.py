@@ -7,20 +7,16 @@ from collections.abc import Iterator
 import torch
 
 from probe.core.naming import Name
+from probe.pytorch.engines.table import ENGINES
 
 INSIDE = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    "deepspeed.runtime.engine.DeepSpeedEngine": "module",
-    "deepspeed.runtime.pipe.engine.PipelineEngine": "module",
-    "megatron.core.distributed.data_parallel_base._BaseDataParallel": "module",
-    "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel": "module",
-    "megatron.core.transformer.module.Float16Module": "module",
+    **{kind: held for engine in ENGINES.values() for kind, held in engine.wraps.items()},
 }
-"""Classes that wrap a module of the user's, and under which name they hold it."""
+"""Classes that wrap a module of the user's, torch's own and those of engines, each with the attribute that holds it."""
 
 
 def inside(module: torch.nn.Module) -> str | None:

@@ -14,7 +14,7 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.core.backend.shield import shielded
-from probe.pytorch.engines.models import absent, piece
+from probe.pytorch.engines.homes import absent, piece
 from probe.pytorch.loss_scale import on_scaled_step
 
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from probe.core.backend.call_stack import callers
+from probe.pytorch.engines.engine import Engine
 
 STAGE = "torch.distributed.pipelining.stage"
 SCHEDULES = "torch.distributed.pipelining.schedules"
@@ -81,3 +82,6 @@ def _splits(schedule: Any) -> bool:
         actions = (action for order in schedule.pipeline_order.values() for action in order if action is not None)
         known = _splitting[schedule] = any(action.computation_type.name == SPLIT for action in actions)
     return known
+
+
+ENGINE = Engine(pipelined=pipelined)

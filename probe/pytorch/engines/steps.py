@@ -1,6 +1,6 @@
 """Where each kind of optimizer keeps gradients and state, and when it takes a training step.
 
-The first dialect that knows the object in hand is used; ``native`` knows every optimizer with a ``step``.
+The first engine that knows the object in hand is used; ``native`` knows every optimizer with a ``step``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 
 from probe.core.backend.protocols import Adam, Shard, StepListener
 from probe.pytorch.engines import native
-from probe.pytorch.engines.deepspeed import steps
-from probe.pytorch.engines.megatron import optimizer as megatron
-
-DIALECTS = (steps, megatron, native)
+from probe.pytorch.engines.engine import Optimizers
+from probe.pytorch.engines.table import ENGINES
 
 
-def _dialect(optimizer: Any) -> Any:
-    return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
+def _dialect(optimizer: Any) -> Optimizers:
+    """Those of the engine that ``optimizer`` is one of, else ``native``."""
+    dialects = (engine.optimizers for engine in ENGINES.values())
+    return next((found for found in dialects if found is not None and found.knows(optimizer)), native)
 
 
 def check(optimizer: Any) -> None:
@@ -29,9 +29,11 @@ def check(optimizer: Any) -> None:
     Raises:
         ValueError: saying what came and what to do.
     """
-    if steps.knows(optimizer):
-        steps.check(optimizer)
-    elif _dialect(optimizer) is native and getattr(optimizer, "param_groups", None) is None:
+    dialect = _dialect(optimizer)
+    for engine in ENGINES.values():
+        if engine.optimizers is dialect and engine.check_optimizer is not None:
+            engine.check_optimizer(optimizer)
+    if dialect is native and getattr(optimizer, "param_groups", None) is None:
         raise ValueError(
             "set_monitor: optimizer: expected what updates the parameters, an object with step() and param_groups, got "
             f"{type(optimizer)}; pass the one that trains"
@@ -68,8 +70,7 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
     """With what ``optimizer`` makes updates of the moments of each parameter."""
-    lookup: Callable[[torch.nn.Parameter], Adam | None] = _dialect(optimizer).adam(optimizer)
-    return lookup
+    return _dialect(optimizer).adam(optimizer)
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from probe.pytorch.engines.deepspeed import steps
-from probe.pytorch.engines.deepspeed.zero import names
+from probe.pytorch.engines.table import ENGINES
 
 INSIDE = {
     "accelerate.optimizer.AcceleratedOptimizer": "optimizer",
-    "deepspeed.runtime.engine.DeepSpeedEngine": "optimizer",
     "lightning.pytorch.core.optimizer.LightningOptimizer": "optimizer",
     "pytorch_lightning.core.optimizer.LightningOptimizer": "optimizer",
+    **{kind: held for engine in ENGINES.values() for kind, held in engine.wraps_optimizers.items()},
 }
-"""What only passes steps on, or none at all, and under which name it holds what takes them."""
+"""Classes that only pass steps on, or none at all, each with the attribute that holds the optimizer."""
 
 
 def acting(optimizer: Any) -> Any:
     """What takes the steps of ``optimizer``: inside of what merely wraps it, or DeepSpeed's around it."""
     while (name := _inside(type(optimizer))) is not None:
         optimizer = getattr(optimizer, name)
-    return steps.around(optimizer)
+    for engine in ENGINES.values():
+        if engine.around is not None:
+            optimizer = engine.around(optimizer)
+    return optimizer
 
 
 def _inside(kind: type) -> str | None:
     """Under which name objects of ``kind`` hold the optimizer they wrap."""
-    return next((INSIDE[name] for name in names(kind) if name in INSIDE), None)
+    names = (f"{parent.__module__}.{parent.__qualname__}" for parent in kind.__mro__)
+    return next((INSIDE[name] for name in names if name in INSIDE), None)

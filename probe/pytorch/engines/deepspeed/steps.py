@@ -21,7 +21,7 @@ from probe.pytorch.engines.deepspeed.zero import in_use, layout, layout_of, owne
 from probe.pytorch.engines.native import of_group
 from probe.pytorch.loss_scale import asked, on_loss_scale
 
-__all__ = ["around", "check", "gradient", "knows", "on_step", "owned", "state", "value"]
+__all__ = ["adam", "around", "check", "gradient", "knows", "on_step", "owned", "state", "value"]
 
 
 def knows(optimizer: Any) -> bool:

@@ -20,8 +20,8 @@ from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.core.records import Coverage
 from probe.pytorch.engines import native
+from probe.pytorch.engines.homes import home, piece
 from probe.pytorch.engines.megatron.groups import is_a, together
-from probe.pytorch.engines.models import home, piece
 from probe.pytorch.loss_scale import asked, on_loss_scale
 
 OPTIMIZER = "megatron.core.optimizer.optimizer.MegatronOptimizer"

@@ -1,0 +1,53 @@
+"""The homes of parameters that a wrapper has taken over; any other parameter is at home with itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from probe.core.backend.protocols import Shard
+from probe.pytorch.engines import fsdp1
+from probe.pytorch.engines.engine import Home
+
+_homes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def take_over(parameter: torch.nn.Parameter, home: Home) -> None:
+    """Notes that ``parameter`` is kept in ``home``."""
+    _homes[parameter] = home
+
+
+def home(parameter: torch.nn.Parameter) -> Home | None:
+    """Where ``parameter`` is kept, if a wrapper has taken it over."""
+    return _homes.get(parameter) if _homes else None
+
+
+def check_again(parameter: torch.nn.Parameter) -> None:
+    """Refuses a parameter that was wrapped, since it was first looked at, in a way that hides it.
+
+    Raises:
+        ValueError: saying what to do.
+    """
+    if home(parameter) is None:
+        fsdp1.check_unwrapped(parameter)
+
+
+def ready(parameter: torch.nn.Parameter) -> bool:
+    """Whether a hook can be placed where ``parameter`` is at home."""
+    return bool(getattr(home(parameter), "ready", True))
+
+
+def absent(parameter: torch.nn.Parameter) -> Shard | None:
+    """The gradient, without elements, of a parameter of which other ranks have all elements; None for any other."""
+    found = getattr(home(parameter), "absent", None)
+    return None if found is None else found(parameter)
+
+
+def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
+    """``tensor``, kept in the layout of ``parameter``, with its coverage; None stays None."""
+    found = home(parameter)
+    if found is None:
+        fsdp1.check_unwrapped(parameter)
+    return tensor if found is None or tensor is None else found.piece(parameter, tensor)
