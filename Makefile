@@ -1,6 +1,8 @@
 # make demo    train a small model, break one layer, name it   (FRAMEWORK= SEED= FAULT= STEPS= OUTPUT= TORCH=)
 # make test    every test, then the core tests once more under numpy 2   (ARGS= TORCH=)
-# make check   lint, format and types
+# make check   lint, format, types and the documentation
+# make docs    the documentation as a site, in build/docs
+# make pictures    its pictures anew, in a browser
 # make bench   what the monitor costs, beside the existing tool   (BENCHMARKS= ARGS=)
 # make venv    the environment for test and check
 # make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
@@ -29,6 +31,8 @@ MINDSPORE_VERSIONS := mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspo
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
 
+DOCS = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html docs build/docs
+
 NEWEST := $(filter deepspeed==0.19.8 megatron-core==0.16.1,$(VERSIONS))
 # Some are built here, by programs that their sources look for on the path.
 apart = PATH="$$(cd $(1)/bin && pwd):$$PATH" DS_BUILD_OPS=0 $(1)/bin/python -m pip install --upgrade --no-deps --no-build-isolation \
@@ -45,7 +49,7 @@ BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/fal
 export OMP_NUM_THREADS ?= 2
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-versions check bench clean browser always
+.PHONY: venv demo test test-versions check docs pictures bench clean browser always
 
 venv: $(VENV)/.ready
 
@@ -67,6 +71,13 @@ check: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(DOCS)
+
+docs: $(VENV)/.ready
+	$(DOCS)
+
+pictures: $(VENV)/.ready browser
+	$(VENV)/bin/python docs/pictures/make.py
 
 bench: $(BENCH)/.ready
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH)/bin/python "$$script" $(ARGS); done
@@ -94,7 +105,7 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,analysis,test,parallel,check]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,analysis,test,parallel,check,docs]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 

@@ -64,6 +64,12 @@ DEVELOPMENT = {
         "mypy==2.4.1",
         "types-PyYAML",
     ],
+    "docs": [
+        "sphinx>=8",  # the documentation as a site
+        "myst-parser>=4",  # pages stay Markdown
+        "furo",  # its theme
+        "sphinx-design",  # the cards of its first page
+    ],
 }
 
 

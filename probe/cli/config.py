@@ -98,7 +98,7 @@ def full_markdown() -> str:
 
 
 def short_markdown() -> str:
-    """The table of the README."""
+    """The table of keys, with the first sentence of each meaning."""
     return _table(
         ("key", "type", "default", "meaning"), [(_code(e), e.type, f"`{e.default}`", e.short) for e in entries()]
     )

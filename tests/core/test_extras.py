@@ -47,4 +47,4 @@ def test_no_command_installs_probe_from_a_package_index() -> None:
 def test_messages_are_made_in_one_place() -> None:
     """No other module of the package writes a command with an extra."""
     found = {path.name for path in (ROOT / "probe").rglob("*.py") if re.search(r"install -e", path.read_text("utf-8"))}
-    assert found == {"extras.py"}
+    assert found == {"errors.py"}

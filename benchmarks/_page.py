@@ -1,4 +1,4 @@
-"""Puts results into the README: ``python benchmarks/_readme.py DIRECTORY``, what ``--output DIRECTORY`` has filled."""
+"""Puts results into docs/benchmarks.md: ``python benchmarks/_page.py DIRECTORY``, filled by ``--output DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 ORDER = (
     "overhead",
     "overhead_parallel",
@@ -41,9 +41,9 @@ def replaced(text: str, new: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{README.name}: expected the lines {BEGIN} and {END}")
+        raise ValueError(f"{PAGE.name}: expected the lines {BEGIN} and {END}")
     return f"{before}{begin}\n{new}\n{end}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(replaced(README.read_text(encoding="utf-8"), block(Path(sys.argv[1]))), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), block(Path(sys.argv[1]))), encoding="utf-8")

@@ -1,0 +1,265 @@
+"""CONTRIBUTING.md is true: one of each thing is added in a copy of the package, by exactly the edits that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.required import require
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+class Addition(NamedTuple):
+    """What is added: the file that is written, and the lines that are inserted in another one, each after a line."""
+
+    row: str
+    """How its row in CONTRIBUTING.md begins."""
+    file: str
+    source: str
+    touched: str
+    lines: tuple[tuple[str, str], ...]
+
+
+OP = Addition(
+    "an op",
+    "",
+    "",
+    "probe/core/moments.py",
+    (
+        (
+            r"OPS: dict\[str, Op\] = \{",
+            '    "rms": Op("sumsq", lambda x, shapes: np.sqrt(_mean(x, shapes)), "root mean square"),',
+        ),
+    ),
+)
+RULE = Addition(
+    "a rule",
+    "probe/core/rules/present.py",
+    '''
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from probe.core.fields import Integer, Section
+from probe.core.records import Batch, Finding
+from probe.core.rules.about import About
+from probe.core.rules.reporter import Reporter
+
+
+class PresentArgs(Section):
+    """A step that is reported."""
+
+    step: Integer
+    """The step in which every row is reported."""
+
+
+class AnomalyPresent(About):
+    """Reports every row of a step."""
+
+    Args = PresentArgs
+    title = "Present row"
+    kind = "limit"
+    finds = "finds rows of one step"
+
+    def __init__(self, args: PresentArgs, rank: int, ops: Sequence[str]) -> None:
+        self._step, self._op, self._reporter = args.step, ops[0], Reporter("AnomalyPresent", rank, "")
+
+    def judge(self, batch: Batch) -> Iterator[Finding]:
+        if batch.step == self._step:
+            values = batch.op(self._op)
+            yield from self._reporter.findings(
+                batch, self._op, np.arange(len(batch)), values, np.full(len(batch), np.nan)
+            )
+''',
+    "probe/core/rules/__init__.py",
+    (
+        (r"from probe.core.rules.nan import AnomalyNan", "from probe.core.rules.present import AnomalyPresent"),
+        (r"RULES: dict\[.*\] = \{", '    "AnomalyPresent": AnomalyPresent,'),
+    ),
+)
+SINK = Addition(
+    "a writer",
+    "probe/core/output/sinks/lines.py",
+    '''
+from __future__ import annotations
+
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Snapshot
+
+
+class LineSink:
+    """One line a signal and step."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._path = context.directory / "lines.txt"
+
+    def open(self) -> None:
+        """Nothing is open between two steps."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            for batch in snapshot.batches:
+                file.write(f"{batch.signal} {batch.step} {batch.op('rms').tolist()}\\n")
+
+    def close(self) -> None:
+        """Nothing is open."""
+''',
+    "probe/core/output/sinks/__init__.py",
+    ((r"SINKS: dict\[.*\] = \{", '    "lines": BuiltIn("probe.core.output.sinks.lines:LineSink"),'),),
+)
+SIGNAL = Addition(
+    "a signal",
+    "probe/core/instrumentation/signals/ones.py",
+    '''
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from probe.core.instrumentation.context import Run
+
+
+@contextmanager
+def ones(run: Run) -> Iterator[None]:
+    """``ones``: every parameter before the update, under another name."""
+
+    def before(optimizer: Any, owned: list[Any], _: Any) -> None:
+        run.recorder.record_all("ones", [each.key for each in owned], [each.thing for each in owned])
+
+    run.before_update.append(before)
+    yield
+''',
+    "probe/core/instrumentation/signals/sources.py",
+    (
+        (
+            r"from probe.core.instrumentation.signals.momentum_direction import .*",
+            "from probe.core.instrumentation.signals.ones import ones",
+        ),
+        (r"SOURCES: dict\[.*\] = \{", '    "ones": (lambda settings: settings.param_distribution, ones),'),
+    ),
+)
+ENGINE = Addition(
+    "a way of training in parallel",
+    "probe/pytorch/engines/wrapping.py",
+    """
+from __future__ import annotations
+
+from probe.pytorch.engines.engine import Engine
+
+ENGINE = Engine(wraps={"__main__.Wrapper": "inside"})
+""",
+    "probe/pytorch/engines/table.py",
+    ((r"ENGINES: dict\[str, Engine\] = \{", '    "wrapping": wrapping.ENGINE,'),),
+)
+ADDITIONS = (OP, RULE, SINK, SIGNAL, ENGINE)
+
+TRAINING = """
+import sys
+from pathlib import Path
+from tests.matrix.numpy_framework import SGD, TrainerMon
+from tests.matrix.numpy_harness import linear, tensor
+
+model = linear([[3.0, 4.0]])
+optimizer = SGD([model.members["weight"]], 0.1, 0.0)
+monitor = TrainerMon({
+    "param_distribution": True,
+    "ops": ["rms"],
+    "format": "lines",
+    "alert": {"rules": [{"rule_name": "AnomalyPresent", "args": {"step": 1}}]},
+})
+monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
+for _ in range(3):
+    model(tensor([[1.0, 1.0]])).backward()
+    optimizer.step()
+monitor.stop()
+print(Path(monitor.output_directory, "lines.txt").read_text())
+print(sorted({(finding.rule, finding.step) for finding in monitor.findings}))
+"""
+WRAPPING = """
+import torch
+from probe.pytorch import TrainerMon
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+    def forward(self, x):
+        return self.inside(x)
+
+model = Wrapper(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+monitor = TrainerMon({"wg_distribution": True, "format": "csv"})
+monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+monitor.stop()
+from pathlib import Path
+print(next(Path(monitor.output_directory).glob("grad_reduced*.csv")).read_text())
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with one addition of each kind."""
+    root = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "probe", root / "probe", ignore=shutil.ignore_patterns("__pycache__"))
+    for addition in ADDITIONS:
+        if addition.file:
+            (root / addition.file).write_text(addition.source, encoding="utf-8")
+        path = root / addition.touched
+        text = path.read_text(encoding="utf-8")
+        for after, line in addition.lines:
+            text, count = re.subn(rf"^{after}$", lambda found, line=line: f"{found[0]}\n{line}", text, flags=re.M)
+            assert count == 1, (addition.touched, after)
+        if addition is ENGINE:
+            text, count = re.subn(r"(from probe.pytorch.engines import .*pipelining)", r"\1, wrapping", text)
+            assert count == 1
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def printed(copy: Path, script: str, output: Path) -> str:
+    """What a script prints that runs with the copy."""
+    path = os.pathsep.join([str(copy), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path, "MONITOR_OUTPUT_DIR": str(output)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.row)
+def test_the_table_names_the_edits(addition: Addition) -> None:
+    """Its row names the folder of the file that is written, the table that gets a line, and that table's file."""
+    (row,) = re.findall(rf"^\| {addition.row}.*$", TABLE, re.MULTILINE)
+    assert f"`{addition.touched}`" in row
+    assert not addition.file or f"`{Path(addition.file).parent}/<name>.py`" in row
+    assert re.search(rf"`{addition.lines[-1][0].split(':')[0]}`", row)
+
+
+def test_an_op_a_rule_a_writer_and_a_signal_are_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
+    """A run that uses all four: rows of the new signal, in the new op, in the new file; findings of the new rule."""
+    out = printed(copy, TRAINING, tmp_path)
+    assert "ones 0 [3.5355339059327378]" in out
+    assert "[('AnomalyPresent', 1)]" in out
+
+
+def test_an_engine_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
+    """Names are those of what the new engine wraps."""
+    require("torch")
+    out = printed(copy, WRAPPING, tmp_path)
+    assert ",weight," in out
+    assert "inside" not in out
