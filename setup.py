@@ -26,16 +26,6 @@ FEATURES = {
         "duckdb>=1.1",  # reads the files of any number of ranks within bounded memory; writes Parquet
         "plotly>=5.20",  # the HTML report: its JavaScript is put into the page
     ],
-    "services": [
-        "prometheus-client",  # metrics to be scraped
-        "httpx",  # heartbeats and web hooks
-        "tenacity",  # their retries
-        "starlette",  # the heartbeat server
-        "uvicorn",  # what runs it
-        "psutil",  # host memory and load
-        "nvidia-ml-py",  # GPU memory and load
-        "apprise",  # mail and chat channels
-    ],
 }
 
 DEEPSPEED = [

@@ -17,11 +17,11 @@ ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.services", "probe.cli"),
+    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli"),
     "probe.core.output.sinks": RUNNING,
     "probe.core.rules": RUNNING,
-    "probe.pytorch": ("mindspore", "probe.mindspore", "probe.services", "probe.cli"),
-    "probe.mindspore": ("torch", "probe.pytorch", "probe.services", "probe.cli"),
+    "probe.pytorch": ("mindspore", "probe.mindspore", "probe.cli"),
+    "probe.mindspore": ("torch", "probe.pytorch", "probe.cli"),
     "probe.demo.pytorch": ("mindspore", "probe.mindspore", "probe.demo.mindspore"),
     "probe.demo.mindspore": ("torch", "probe.pytorch", "probe.demo.pytorch"),
 }

@@ -13,7 +13,7 @@ from probe.core.storage.run_directory import stamp
 ROOT = Path(__file__).parents[2]
 FOLDERS = """
 import json, pathlib, time
-from probe.core import output
+from probe.core.storage import run_directory
 from probe.core.analysis.convert.select import output_folder
 from probe.core.output.resume import Resumed
 
@@ -21,7 +21,7 @@ class Before:
     path, manifest = pathlib.Path("."), {}
 
 time.time = lambda: 1764768880.0
-names = [output.stamp(time.time()), output_folder(".", None, "csv2db").name, Resumed(Before, 3)._aside.name]
+names = [run_directory.stamp(time.time()), output_folder(".", None, "csv2db").name, Resumed(Before, 3)._aside.name]
 print(json.dumps(names))
 """
 

@@ -28,10 +28,10 @@ from probe.core.storage.duckdb_reader import Rows, connect
 
 way, root = sys.argv[1], Path(sys.argv[2])
 if way == "compare":
-    from probe.core.analysis.compare import sides
+    from probe.core.analysis.compare import pairing
     from probe.core.analysis.compare.compare import compare
 
-    sides.WINDOW = 1 << 21
+    pairing.WINDOW = 1 << 21
     number = compare(root, root).rows
 else:
     problems = Problems()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import pickle
@@ -15,6 +16,7 @@ import pytest
 
 from probe.core.config.schema import RULE_ARGS, ConfigError, Selector, Settings, dynamic, load
 from probe.core.moments import OPS
+from probe.core.output.sinks import SINKS, factory
 
 CONFIGS = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
 
@@ -216,6 +218,22 @@ def test_installed_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert type(args) is dict
     config["alert"]["rules"][0]["rule_name"] = "AnomalyOfMin"
     assert refused(config)[0].endswith("did you mean AnomalyOfMine?")
+
+
+def test_installed_formats_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer of another installed package is known by its entry point; one that is built in is preferred."""
+    package = tmp_path / "writers-1.0.dist-info"
+    package.mkdir()
+    written(package / "METADATA", "Metadata-Version: 2.1\nName: writers\nVersion: 1.0\n")
+    written(package / "entry_points.txt", "[probe.sinks]\nlines = writers:Lines\ncsv = writers:Lines\n")
+    written(tmp_path / "writers.py", "class Lines: pass\n")
+    assert "expected one of csv, tensorboard" in refused({"format": "lines"})[0]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load({"format": ["csv", "lines"]}).formats == ("csv", "lines")
+    assert refused({"format": "linse"})[0].endswith("did you mean lines?")
+    assert factory("lines") is importlib.import_module("writers").Lines
+    assert factory("csv") is SINKS["csv"]
+    assert factory("api") is None
 
 
 def test_settings_never_change() -> None:

@@ -16,19 +16,19 @@ triton = require("triton")
 COMPARE = """
 import numpy as np, torch
 from probe.core.moments import MOMENTS
-from probe.pytorch import device_moments, host_moments, multi_tensor
+from probe.pytorch import device_moments, host_moments, triton_moments
 
 names = tuple(MOMENTS)
 draw = torch.Generator().manual_seed(0)
 tensors = []
-for dtype in multi_tensor.POINTERS:
+for dtype in triton_moments.POINTERS:
     tensors += [(torch.randn(n, generator=draw) * s).to(dtype) for n in (1, 7, 2048, 70000) for s in (1, 1e-3)]
     for value in (float("nan"), float("inf"), 0.0):
         tensors.append(torch.randn(5000, generator=draw).to(dtype).index_fill_(0, torch.tensor([7]), value))
 tensors += [torch.randn(3000, generator=draw) * 1e-25, torch.randn(3000, generator=draw) * 1e25]
 tensors += [torch.randn(100000, generator=draw) * 1e-4 + 1]
 
-got = device_moments.grouped(multi_tensor, tensors, names, 1e-8).numpy()
+got = device_moments.grouped(triton_moments, tensors, names, 1e-8).numpy()
 expected = host_moments.moments(tensors, names, 1e-8)
 count = np.array([t.numel() for t in tensors])
 size = np.sqrt(expected[:, names.index("sumsq")] / count) * count
@@ -38,7 +38,7 @@ for i, name in enumerate(names):
         near = np.abs(got[:, i] - expected[:, i]) <= room
     same = (got[:, i] == expected[:, i]) | (np.isnan(got[:, i]) & np.isnan(expected[:, i]))
     assert (near | same).all(), (name, got[~(near | same), i], expected[~(near | same), i])
-few = device_moments.grouped(multi_tensor, tensors, ("max", "nans"), 1e-8).numpy()
+few = device_moments.grouped(triton_moments, tensors, ("max", "nans"), 1e-8).numpy()
 np.testing.assert_array_equal(few, got[:, [names.index("max"), names.index("nans")]])
 print("equal", len(tensors))
 """

@@ -12,7 +12,7 @@ from tests.pytorch.test_endings import ENDLESS, directory_of, manifest_of, runni
 from tests.tables import read
 
 STUCK = """
-from probe.core import run_output
+from probe.core.output import run_output
 from probe.core.output.sinks import SINKS
 
 run_output.FLUSH_SECONDS = 0.5
