@@ -86,7 +86,7 @@ def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
     typer.echo(printable(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}"))
     begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
     if not changed and not begins:
-        typer.echo("it was so already")
+        typer.echo("nothing to change: this is the configuration already")
         return
     if not wait:
         return

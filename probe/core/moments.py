@@ -118,8 +118,8 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
     """The moments that ``ops`` were derived from, of tensors with ``counts`` elements: what :func:`derive` undoes.
 
-    Of ``mean`` and ``id``, which come from the same moment, the first; ``m2`` only where ``mean`` is there too. What a
-    histogram was like no quantile tells.
+    Of ``mean`` and ``id``, which come from the same moment, the first; ``m2`` only where ``mean`` is there too.
+    Histograms cannot be recovered from quantiles.
     """
     ops = {op: values for op, values in ops.items() if op not in QUANTILES}
     undone: dict[str, Callable[[Array], Array]] = {

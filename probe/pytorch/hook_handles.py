@@ -16,8 +16,8 @@ Hook = Callable[..., None]
 
 
 class Own(partial[Any]):
-    """A function as the hook of this very module: a copy of the module, and what a file of it is read into, have a hook
-    that does nothing in its place. Local functions cannot be pickled, and would be shared with copies."""
+    """A hook that deep-copies and unpickles as a no-op, so that copies of a watched model are not watched. Local
+    functions cannot be pickled, and would be shared with copies."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What takes any arguments and gives None, and needs no package of ours where the file is read."""

@@ -93,7 +93,7 @@ def test_what_is_so_already_is_not_waited_for(tmp_path: Path) -> None:
     with a_run(tmp_path) as output:
         told = [control(verb, str(output)) for verb in ("stop", "start", "start")]
     assert [each.exit_code for each in told] == [0, 0, 0]
-    assert ["it was so already" in each.output for each in told] == [True, False, True]
+    assert ["nothing to change" in each.output for each in told] == [True, False, True]
 
 
 def test_a_key_that_is_there_twice_is_told(tmp_path: Path) -> None:

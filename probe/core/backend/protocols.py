@@ -173,8 +173,8 @@ class Hooks(Protocol):
         """What the framework calls those kinds of state that go by another name here."""
 
     def adam(self, optimizer: Optimizer) -> Callable[[Parameter], Adam | None]:
-        """What tells, until the next step, with what ``optimizer`` makes updates of a parameter's moments; None if it
-        does not work that way or has not begun."""
+        """A function from a parameter to the hyperparameters of its Adam update, valid until the next step; it returns
+        None for an optimizer that is not Adam-like or has not begun."""
 
     def loss_scale(self) -> Tensor | None:
         """The factor on the losses of the step in progress, if known."""
@@ -444,9 +444,9 @@ class FrameworkAdapter(NamedTuple):
     arrays: Arrays | None = None
     """None if nothing but moments can be computed."""
     prepare: Callable[[Any], Remove] = lambda settings: lambda: None  # noqa: ARG005
-    """Called with the settings when a monitor attaches, whatever it collects by then; what it returns when it stops."""
+    """Called once with the settings when a monitor attaches; returns an undo function, which is called at stop."""
     capturing: Callable[[], bool] = lambda: False
-    """Whether what is launched now does not run, but is taken down to be run again later, without Python."""
+    """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
     clock: DeviceClock | None = None
     """None if what devices do is not measured."""
     on_every_step: Callable[[Listen, Listen], Remove] = lambda began, ended: lambda: None  # noqa: ARG005

@@ -16,22 +16,22 @@ def check_again(parameter: Any) -> None:
 
 
 def pipelined(model: Any) -> bool:  # noqa: ARG001
-    """Never."""
+    """False: one process has no pipeline."""
     return False
 
 
 def named() -> Mapping[str, Sequence[int]]:
-    """None."""
+    """No group."""
     return {}
 
 
 def has_store() -> bool:
-    """It keeps none."""
+    """False."""
     return False
 
 
 def store(where: str) -> Any:
-    """There is none.
+    """Raises: one process has no store.
 
     Raises:
         NotImplementedError: always.

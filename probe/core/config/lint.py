@@ -1,4 +1,4 @@
-"""What a configuration asks for in vain: correct keys that have no effect as the others are."""
+"""Lint of a configuration: valid keys that have no effect in this combination."""
 
 from __future__ import annotations
 

@@ -203,13 +203,12 @@ class Settings(Section):
     """In dynamic mode with several ranks: how many seconds it takes at most until all of them see a change of the
     file."""
     dynamic_broadcast: FlagOrAddress = False
-    """With several ranks that share no file system: whether they tell each other of changes (of the configuration, of
-    what on_anomaly orders, of the distance that max_overhead wants) through a store instead of files. The file of the
-    first rank then holds for all. true: the store in which PyTorch's processes have met; or host and port of the
-    first rank's own, such as `10.0.0.1:29600`, where that rank listens, and nowhere else; MindSpore needs that. What is
-    sent is signed with the environment variable PROBE_BROADCAST_SECRET, the same on all ranks (`openssl rand -hex 32`,
-    once for each job); what is not is ignored and counted. What ends training (print_struct, cc_log_only) is never
-    sent. No rank waits for another."""
+    """For ranks that share no file system: changes of the configuration, on_anomaly triggers and max_overhead intervals
+    are sent through a TCP store instead of files. The file of the first rank then holds for all. true: the store in
+    which PyTorch's processes have met; or host and port of the first rank's own, such as `10.0.0.1:29600`, where that
+    rank listens, and nowhere else; MindSpore needs that. Messages are signed with the environment variable
+    PROBE_BROADCAST_SECRET, the same on all ranks (`openssl rand -hex 32`, once for each job); others are ignored and
+    counted. Keys that end training (print_struct, cc_log_only) are never sent. No rank waits for another."""
     toggle_on_signal: Flag = False
     """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
     ranks."""
@@ -220,16 +219,16 @@ class Settings(Section):
     step_interval: Integer = Field(1, ge=1)
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
-    """Part of training's time that monitoring may take, such as 0.01. What hooks, drain and delivery cost is measured,
-    and how much longer than others collected steps take; what hooks cost in other steps (some microseconds a module
-    with xy_distribution) is not in it. The distance between collected steps grows, in multiples of step_interval, until
-    that is within the budget; each rank by itself, so that ranks may collect different steps; with global_stats the
-    first rank says which, for all. Missing: no limit. The manifest says how many steps were left out."""
+    """Part of training's time that monitoring may take, such as 0.01. The monitor measures its own cost in collected
+    steps. If it exceeds this fraction of training time, it collects less often (every 2nd, 3rd, ... multiple of
+    step_interval). Each rank decides alone, so ranks may collect different steps; with global_stats, the first rank
+    decides for all. Cost in steps that are not collected (some microseconds a module with xy_distribution) is not
+    counted. Missing: no limit. The manifest has the number of steps that were left out."""
     history: Integer = Field(0, ge=0, le=10_000)
-    """Number of steps that are held in memory and written only when a rule finds something, or training ends by an
-    exception: then they, that step and as many after it are in the files, and of a healthy run there is nothing but the
-    manifest. Each rank by itself: one whose rules find nothing writes nothing. At most 256 MiB are held on each; where
-    that is too little, the oldest steps are given up. 0: everything is written at once."""
+    """Number of steps that are kept in memory instead of written at once. When a rule fires or training ends with an
+    exception, these steps, the current one and as many after it are written; a healthy run writes only the manifest.
+    Each rank decides alone. At most 256 MiB are kept on each rank; beyond that the oldest steps are dropped. 0:
+    everything is written at once."""
     print_struct: Flag = False
     """Whether the names and structures of all modules are written, and training is then stopped. The file is
     `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
@@ -287,8 +286,8 @@ class Settings(Section):
     alert: Alert = Alert()
     """Rules that report suspicious values while training runs."""
     on_anomaly: OnAnomaly | None = None
-    """What the run collects besides when a rule has found something, on all ranks from the same step on; that step is
-    dynamic_seconds ahead where there are several ranks. Missing: nothing."""
+    """What is collected in addition for a while when a rule fires. All ranks start at the same step, which with several
+    ranks lies about dynamic_seconds in the future. Missing: nothing."""
     format: Annotated[
         tuple[Annotated[Text, AfterValidator(_known_format), _FORMAT], ...],
         AfterValidator(not_empty),
@@ -340,10 +339,10 @@ class Settings(Section):
     """Of what attention_hook gives the mean: `first` is the first head of the first sample, `all` every head of every
     sample of the micro batch."""
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
-    """What attention_hook hides from the queries: `auto` takes the mask that the module is called with, and later keys
-    where the call or the module says to be causal (`is_causal`, `causal`, `attn_mask_type`); `causal` takes both in any
-    case; `none` neither. Where nothing says what is hidden, later keys are if there are as many as queries, and a
-    warning says so once."""
+    """Which keys each query may attend to when attention_hook computes entropy. `auto`: use the mask passed to the
+    module, and mask later keys if the call or the module is marked causal (`is_causal`, `causal`, `attn_mask_type`).
+    `causal`: use the mask and always mask later keys. `none`: no masking. If `auto` finds neither a mask nor a mark,
+    later keys are masked where there are as many keys as queries, with one warning."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
     """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
     torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""

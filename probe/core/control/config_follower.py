@@ -286,7 +286,7 @@ class Heard:
                 if keys := ends_training(settings):
                     raise PermissionError(f"{keys[0]}: {UNSENT}")
                 while self._pending and self._pending[-1][0] >= at:
-                    self._pending.pop()  # what was to hold from a later step on, and is replaced before it
+                    self._pending.pop()  # a newer change supersedes it before its step
                 self._pending.append((at, settings))
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._faults.note("control", error)

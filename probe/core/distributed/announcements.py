@@ -45,10 +45,10 @@ class Notices(Protocol):
         """
 
     def give(self, about: Mapping[str, Any]) -> None:
-        """Makes this the one after those that were read here, unless another rank has been first.
+        """Appends ``about`` to the log, behind the messages that were read here; the first writer of a place wins.
 
         Raises:
-            OSError: if it cannot be given.
+            OSError: if it cannot be written.
         """
 
 

@@ -146,8 +146,11 @@ class Run:
     _backward: tuple[int, bool] = (-1, True)
 
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
-        """Whether another rank of a group writes this reduced gradient of ``parameter``: all ranks of a group have the
-        same, unless they share it out among them. Where several sets of them do, one set holds what another does."""
+        """Whether another rank of a group writes this reduced gradient of ``parameter``.
+
+        Replicated gradients are written by the group's first rank, sharded ones by every rank; of identical sets of
+        shards (HSDP) only by the first set.
+        """
         repeats = self.repeats if getattr(parameter, SPLIT, False) else self.repeats + self.tensor_repeats
         if not repeats:
             return False

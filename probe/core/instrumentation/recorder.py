@@ -121,7 +121,7 @@ class Recorder:
 
     Args:
         failed: gets each row that is left out because its tensor cannot be reduced; the other rows are there.
-        before: how many readings others have collected before each; what is collected beside them is numbered so.
+        before: gives the length of the main recorder, so that both share one sequence of call ids.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is worth a warning when a monitor attaches: settings that are correct, but with which nothing happens."""
+"""Warnings at attach: valid settings that have no effect on this model and optimizer."""
 
 from __future__ import annotations
 

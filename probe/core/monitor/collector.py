@@ -145,7 +145,7 @@ class Collecting(Watching):
         return max(self.settings.dynamic_seconds, self._broadcast.seen_seconds if self._broadcast else 0.0)
 
     def _arm(self, before: OnAnomaly | None) -> None:
-        """Looks deeper from now on as ``on_anomaly`` says; as it was ``before``, what is ordered already holds."""
+        """Rebuilds the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
         about = self.settings.on_anomaly
         if about is None:
             self._arming = None

@@ -99,8 +99,8 @@ class Watching:
         return no_lead
 
     def _check_targets(self, run: Run) -> None:
-        """A target that names nothing is an error; with several processes another rank may have it. Who asks what
-        there is to be named may name what he likes."""
+        """Raises for targets that match nothing; with several processes, where another rank may have them, only warns.
+        Skipped with ``print_struct``, whose purpose is to list the names."""
         if self._takes_part() and self.settings.print_struct:
             prepare(self.framework.groups.rank())
         if not self._takes_part() or self.settings.print_struct:

@@ -39,7 +39,7 @@ class _Packed(NamedTuple):
 
 
 class Past:
-    """Holds what comes until there is a finding, and lets it go on from there for as many steps again.
+    """Ring buffer of snapshots: a finding flushes it and lets as many further steps pass.
 
     Args:
         steps: how many steps are held, and how many are written after one with a finding.

@@ -33,8 +33,9 @@ class VanishArgs(Section):
     warm_up: Integer = Key(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a gradient before it is judged. Not more than window."""
     min_ratio: Number = Key(1e3, gt=1)
-    """Factor by which a norm must be below its median, and by which it must have fallen more than that gradient of the
-    same kind that has kept most of its size. A norm of exactly 0 has fallen by any factor."""
+    """A gradient is reported when its norm is this many times below its own recent median, and has also shrunk this
+    many times more than the gradient of the same kind that shrank least. A norm of exactly 0 has shrunk by any
+    factor."""
     steps: Integer = Key(5, ge=1, le=10_000)
     """Number of samples in a row in which a gradient must be that small before it is reported."""
 

@@ -257,7 +257,7 @@ def _manifest(path: Path, problems: Problems) -> Mapping[str, Any] | None:
 
 
 def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
-    """Whether a field can be what it should be; what nobody asks for is."""
+    """Validates a known field of a manifest; accepts unknown ones."""
     expected = misfit(key, value)
     if expected:
         problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)

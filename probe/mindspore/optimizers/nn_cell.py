@@ -102,7 +102,7 @@ def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
 
 
 class _Layout(NamedTuple):
-    """Where an optimizer keeps what. Found out once: to ask whether momentum is used may wait for a device."""
+    """Cached map from a parameter to its optimizer state; building it may synchronise the device."""
 
     places: dict[int, int]
     """Of each parameter, by its identity, in everything that is kept."""

@@ -51,7 +51,7 @@ class _Stretch(NamedTuple):
 
 
 def write_folder(unit: Unit, folder: Path) -> Outcome:
-    """Converts the last directory first, because what that has earlier ones need not give."""
+    """Converts the newest directory first: repeated steps are taken from it."""
     writer = _Folder(folder)
     for directory, files in reversed(_parts(unit)):
         writer.add(directory, files)

@@ -80,8 +80,8 @@ class Reach:
         )
 
     def _later(self, one: Located, other: Located) -> bool:
-        """Across a step boundary: what gradients carry is in all weights then; a state or weight only in its rank's,
-        from where it goes on as a weight does."""
+        """Across a step boundary: after an update a bad gradient has reached every replica; a bad weight or state stays
+        on its rank until the next forward."""
         if not self._are_connected(one.rank, other.rank):
             return False
         if one.phase < REDUCED or other.phase >= REDUCED:

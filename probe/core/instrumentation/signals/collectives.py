@@ -358,7 +358,7 @@ def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _decisive(tally: Tally, readings: Sequence[dict[str, float]], orders: Sequence[int]) -> int:
-    """When the row went bad, if it did: rules tell causes from effects by that. Else when it began."""
+    """Call id of the first reading that is not finite, by which rules order causes; else of the first reading."""
     for reading, order in zip(readings, orders, strict=True):
         if reading.get("nans") or reading.get("infs"):
             return order

@@ -63,7 +63,7 @@ def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str
 
 
 def _is_mask_type(value: object) -> bool:
-    """Among what has no name in a call: other strings say other things, such as the order of dimensions."""
+    """Whether a positional argument looks like an ``AttnMaskType``; other strings mean other things."""
     return "MaskType" in type(value).__name__ or (isinstance(value, str) and "causal" in value.lower())
 
 
