@@ -14,9 +14,10 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from probe.core.config.errors import nearest
+from probe.core.config.errors import ConfigError, nearest
 from probe.core.config.lint import without_effect
-from probe.core.config.schema import ConfigError, Settings, load
+from probe.core.config.load import load
+from probe.core.config.schema import Settings
 from probe.core.fields import Variants, describe, peel
 from probe.core.messages import complain, plural, printable_lines
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class TrainingStopped(SystemExit):
     """Raised into training, in the same step on every rank, by a configuration that asks for it (``print_struct``,
@@ -20,12 +18,6 @@ class TrainingStopped(SystemExit):
 
     def __str__(self) -> str:
         return self.reason
-
-
-def ends_training(settings: Any) -> list[str]:
-    """Paths of the keys of ``settings`` by which training is stopped. No message of another rank may do that."""
-    keys = {"print_struct": settings.print_struct, "cc_distribution.cc_log_only": settings.cc_distribution.cc_log_only}
-    return [key for key, on in keys.items() if on]
 
 
 def missing(purpose: str, package: str, extra: str) -> str:

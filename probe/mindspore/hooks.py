@@ -13,6 +13,7 @@ from mindspore import nn
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import leaves
+from probe.core.config.schema import Settings
 from probe.mindspore import autograd, cell_hooks, tensors
 from probe.mindspore.autograd import backward_id, differentiates, feeds
 from probe.mindspore.gradients import gradient, holds, on_gradient
@@ -58,7 +59,7 @@ RECOMPUTING = ("_RecomputeCell", "_WrapCell")
 """Cells that ``Cell.recompute`` makes, which older versions list among the user's."""
 
 
-def check_model(model: Any, settings: Any) -> None:
+def check_model(model: Any, settings: Settings) -> None:
     """Refuses graph mode, what is no cell, and for activations what is compiled.
 
     Raises:

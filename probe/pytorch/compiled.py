@@ -25,6 +25,7 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import DEPTH
 from probe.core.backend.versions import is_at_least
+from probe.core.config.schema import Settings
 from probe.pytorch.compiled_args import left_out, read, written
 from probe.pytorch.hook_handles import Own
 
@@ -104,7 +105,7 @@ def check() -> None:
         )
 
 
-def prepare(settings: Any) -> Remove:
+def prepare(settings: Settings) -> Remove:
     """Lets compiled graphs notice hooks that come and go, which torch leaves out unless told: graphs compiled from now
     on, until the last monitor stops that asked for it."""
     if settings.compiled != "record":

@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import Guard, Listen, Remove
+from probe.core.config.schema import Settings
 from probe.pytorch import compiled
 from probe.pytorch.engines import models, names, native, pipelining
 from probe.pytorch.engines.homes import home, ready
@@ -81,7 +82,7 @@ def trainable(parameter: torch.nn.Parameter) -> bool:
     return parameter.requires_grad and ready(parameter)
 
 
-def check_model(model: Any, settings: Any) -> None:
+def check_model(model: Any, settings: Settings) -> None:
     """Refuses what is no module, and for activations what is compiled already.
 
     Raises:

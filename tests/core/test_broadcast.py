@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from probe.core.config.errors import ConfigError
-from probe.core.config.schema import load
+from probe.core.config.load import load
 from probe.core.control.config_follower import follow
 from probe.core.distributed.announcements import MOST_AT_ONCE, Broadcast, StoreNotices, of_configuration
 from probe.core.distributed.secret import VARIABLE, Seal

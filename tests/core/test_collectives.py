@@ -14,7 +14,8 @@ import pytest
 
 from probe.core.backend.call_stack import Lines, Sites, stack
 from probe.core.backend.protocols import FrameworkAdapter
-from probe.core.config.schema import ConfigError, load
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Clock

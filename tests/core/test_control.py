@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.schema import load
+from probe.core.config.load import load
 from probe.core.control.config_follower import Control
 from probe.core.faults import Faults
 

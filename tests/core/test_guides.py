@@ -14,7 +14,8 @@ import pytest
 from typer.main import get_command
 
 from probe.cli import app
-from probe.core.config.schema import Settings, load
+from probe.core.config.load import load
+from probe.core.config.schema import Settings
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.schema import Settings, load
+from probe.core.config.load import load
+from probe.core.config.schema import Settings
 from probe.core.instrumentation.target_aliases import older_name, read
 
 DECODER = [

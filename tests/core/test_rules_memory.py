@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probe.core.config.alerts import DEFAULT_RULES, RULE_ARGS
+from probe.core.config.schema import DEFAULT_RULES, RULE_ARGS
 from probe.core.records import Batch, Key
 from probe.core.rules import factory
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from probe.core.config.schema import ConfigError, load
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
 from probe.core.records import Key
 from probe.core.rules.threshold import AnomalyThreshold
 from tests.core.rule_batches import OPS, W, batch_of

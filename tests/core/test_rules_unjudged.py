@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.alerts import SIGNAL_NEEDS
-from probe.core.config.schema import ConfigError, load
+from probe.core.config.errors import ConfigError
+from probe.core.config.lint import SIGNAL_NEEDS
+from probe.core.config.load import load
 from probe.core.naming import SIGNALS
 
 WG = {"wg_distribution": True}

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.schema import Selector, load
+from probe.core.config.load import load
+from probe.core.config.schema import Selector
 from probe.core.instrumentation.selection import PLACES, Selection, Watched, watched
 
 

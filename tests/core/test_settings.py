@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.schema import RULE_ARGS, ConfigError, Selector, Settings, dynamic, load
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import dynamic, load
+from probe.core.config.schema import RULE_ARGS, Selector, Settings
 from probe.core.moments import OPS
 from probe.core.output.sinks import SINKS, factory
 

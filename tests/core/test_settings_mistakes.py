@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from probe.core.config.edit import change
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
 from probe.core.config.parse import MOST_JSON, MOST_YAML
-from probe.core.config.schema import ConfigError, Settings, load
+from probe.core.config.schema import Settings
 
 
 def refused(path: Path, text: str) -> tuple[str, ...]:
@@ -118,7 +120,8 @@ def bomb(levels: int) -> str:
 
 READING = """
 import resource, sys, time
-from probe.core.config.schema import ConfigError, load
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 begun = time.process_time()
 try:

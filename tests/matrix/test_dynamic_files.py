@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.config.schema import ConfigError
+from probe.core.config.errors import ConfigError
 from tests.matrix.editing import config, training
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import tiny_net

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.schema import ConfigError
+from probe.core.config.errors import ConfigError
 from probe.core.monitor.legacy import OPTIMIZER_TYPES
 from probe.core.monitor.trainer_mon import Monitor
 from tests.matrix.harness import Harness, train_step

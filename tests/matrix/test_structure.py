@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.backend.pytree import DEPTH
-from probe.core.config.schema import load
+from probe.core.config.load import load
 from probe.core.errors import TrainingStopped
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import SQUARE, X, container, keywords, tiny_net, with_idle

@@ -133,7 +133,7 @@ def test_keys_that_have_an_effect_are_not_named(
 
 def test_the_examples_of_the_project_have_no_key_in_vain() -> None:
     """Neither those for reading nor those that tests run."""
-    from probe.core.config.schema import load
+    from probe.core.config.load import load
 
     files = sorted((Path(__file__).parents[2] / "resources" / "configs").glob("*.json"))
     assert len(files) >= 15

@@ -16,7 +16,7 @@ import pytest
 
 from probe.core import anomaly_processor
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
-from probe.core.config.schema import load
+from probe.core.config.load import load
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.messages import lines
 from tests.matrix.harness import Harness

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from probe.core.config.schema import load
+from probe.core.config.load import load
 from probe.demo.pytorch.model import Gpt
 from probe.demo.recipe import Size
 from probe.pytorch import TrainerMon, TrainingStopped

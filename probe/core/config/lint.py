@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from typing import Any
 
-from probe.core.config.alerts import unjudged
+from probe.core.config.errors import LONGEST_NAME, nearest
+from probe.core.config.schema import ALWAYS_WRITTEN, Settings
 from probe.core.histogram import HISTOGRAM
+from probe.core.naming import FEATURES
+from probe.core.rules import about
+from probe.core.rules.about import Need
 
-ALWAYS_WRITTEN = ("shape", "dtype")
-"""Ops that are written in any case."""
+STATE_KINDS = (
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
+    *("exp_inf", "ax", "mu", "eta", "prev", "step_size", "row_var", "col_var", "variance"),
+    *("exp_avg_sq_row", "exp_avg_sq_col"),
+)
+"""Kinds of state that the optimizers of PyTorch and MindSpore keep; others may keep more."""
+MISSPELT = 0.85
+"""Likeness, 0 to 1, from which on a name is taken for a misspelling of another."""
 
 
-def in_vain(settings: Any) -> Iterator[str]:
+def in_vain(settings: Settings) -> Iterator[str]:
     """One sentence each."""
     if settings.forward_only and settings.backward_only:
         yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
@@ -32,7 +44,7 @@ def in_vain(settings: Any) -> Iterator[str]:
     yield from unjudged(settings)
 
 
-def without_effect(settings: Any) -> Iterator[str]:
+def without_effect(settings: Settings) -> Iterator[str]:
     """One sentence for each key that has no effect as the others are, whatever the model and its optimizers."""
     if settings.print_struct:
         return  # nothing else is collected
@@ -44,7 +56,7 @@ def without_effect(settings: Any) -> Iterator[str]:
         yield "step_count_per_record has no effect without the format csv or parquet"
 
 
-def _without_rules(settings: Any) -> Iterator[str]:
+def _without_rules(settings: Settings) -> Iterator[str]:
     if settings.alert.rules:
         return
     if settings.history:
@@ -55,7 +67,7 @@ def _without_rules(settings: Any) -> Iterator[str]:
         yield "alert.dump has no effect without rules that find something: alert.rules is empty; name rules"
 
 
-def _without_switch(settings: Any) -> Iterator[str]:
+def _without_switch(settings: Settings) -> Iterator[str]:
     """Keys that refine what is not switched on."""
     arm = settings.on_anomaly.arm if settings.on_anomaly is not None else None
     if settings.monitor_mbs_grad and not (settings.wg_distribution or (arm and arm.wg_distribution)):
@@ -71,3 +83,78 @@ def _without_switch(settings: Any) -> Iterator[str]:
     for key in ("cc_codeline", "cc_pre_hook"):
         if getattr(collectives, key) and not collectives.enable:
             yield f"cc_distribution.{key} has no effect without cc_distribution.enable"
+
+
+def _xy(without: str) -> Need:
+    return lambda s: s.xy_distribution and not getattr(s, without), f"xy_distribution without {without}"
+
+
+def _feature(hook: str) -> Need:
+    return lambda s: s.recording_l2_features and getattr(s.l2_targets, hook) is not None, f"l2_targets.{hook}"
+
+
+SIGNAL_NEEDS: dict[str, Need] = {
+    "actv": _xy("backward_only"),
+    "actv_grad": _xy("forward_only"),
+    **dict.fromkeys(("grad_unreduced", "grad_reduced"), (lambda s: s.wg_distribution, "wg_distribution")),
+    **dict.fromkeys(("param_origin", "param_updated"), (lambda s: s.param_distribution, "param_distribution")),
+    **dict.fromkeys(("update", "ratio"), (lambda s: s.ur_distribution, "ur_distribution")),
+    "mg_direction": (lambda s: s.mg_direction, "mg_direction"),
+    "other": (lambda s: s.cc_distribution.enable, "cc_distribution.enable"),
+    **{hook: _feature(hook) for hook in FEATURES},
+}
+"""What every fixed signal cannot do without."""
+_OF_STATE: Need = (lambda s: s.mv_distribution, "mv_distribution")
+
+
+def contradictions(settings: Settings) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    """Names of signals that do not exist: the path of each, and what is wrong.
+
+    An optimizer may keep state of any name: with mv_distribution only those are refused that are nearly a known one.
+    """
+    known = (*SIGNAL_NEEDS, *STATE_KINDS)
+    any_state = any(_OF_STATE[0](each) for each in _with_armed(settings))
+    for number, rule in enumerate(settings.alert.rules):
+        for position, signal in enumerate(getattr(rule.args, "signals", ())):
+            close = nearest(signal, known)
+            alike = close is not None and SequenceMatcher(None, signal.casefold(), close).ratio() > MISSPELT
+            if signal not in known and (alike or not any_state):
+                hint = f"; did you mean {close}?" if close else "; name one of these, or switch on mv_distribution"
+                sentence = f"expected one of {', '.join(known)}, got {json.dumps(signal[:LONGEST_NAME])}{hint}"
+                yield ("alert", "rules", number, "args", "signals", position), sentence
+
+
+def unjudged(settings: Settings) -> Iterator[str]:
+    """The rules that a configuration names but gives nothing, or not all, to judge, each with what it lacks."""
+    if "rules" not in settings.alert.model_fields_set:
+        return  # those that judge by default take what there is
+    both = _with_armed(settings)
+    for rule in settings.alert.rules:
+        missing = [how for has, how in about(rule.rule_name).needs if not any(map(has, both))]
+        ops, signals = _unmet_ops(rule.args, settings), _unmet_signals(rule.args, both)
+        if ops and len(ops) == len(rule.args.ops):
+            missing.append(f"one of the ops {', '.join(ops)}" if len(ops) > 1 else f"the op {ops[0]}")
+        if signals and len(signals) == len(rule.args.signals):
+            missing += dict.fromkeys(signals.values())
+        if missing:
+            yield f"the rule {rule.rule_name} judges nothing: it needs {', and '.join(missing)}"
+        elif lacking := [*(f"the op {op}" for op in ops if "ops" in rule.args.model_fields_set), *signals.values()]:
+            yield f"the rule {rule.rule_name} does not judge all that it names: it needs {', and '.join(lacking)}"
+
+
+def _with_armed(settings: Settings) -> tuple[Settings, ...]:
+    """The settings, and what they become when on_anomaly looks deeper."""
+    if settings.on_anomaly is None:
+        return (settings,)
+    arm = settings.on_anomaly.arm
+    return settings, settings.model_copy(update={name: True for name, on in arm if on is True})
+
+
+def _unmet_ops(args: Any, settings: Settings) -> list[str]:
+    return [op for op in getattr(args, "ops", ()) if op not in settings.statistics]
+
+
+def _unmet_signals(args: Any, both: tuple[Settings, ...]) -> dict[str, str]:
+    """The signals that a rule names and nothing collects, each with what it needs."""
+    needs = {signal: SIGNAL_NEEDS.get(signal, _OF_STATE) for signal in getattr(args, "signals", ())}
+    return {signal: f"{how} (for {signal})" for signal, (has, how) in needs.items() if not any(map(has, both))}

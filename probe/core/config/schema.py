@@ -1,15 +1,13 @@
-"""The configuration: every key, its type, range, default and meaning; JSON and YAML in, all problems at once.
+"""The schema of the configuration: every key, its type, range, default and meaning.
 
 The docstring under a field is what `probe config explain` prints and what docs/configuration.md holds.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Mapping
-from itertools import islice
-from os import PathLike, fspath
+from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 import annotated_types as ranges
@@ -20,14 +18,12 @@ from pydantic import (
     PlainValidator,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic_core import PydanticCustomError
 
-from probe.core.config.alerts import RULE_ARGS, Alert, Rule, contradictions
-from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
-from probe.core.config.lint import ALWAYS_WRITTEN, in_vain
-from probe.core.config.parse import read
 from probe.core.fields import (
     Flag,
     FlagOrAddress,
@@ -40,17 +36,17 @@ from probe.core.fields import (
     Section,
     Selector,
     Text,
+    Variants,
     not_empty,
     wrong,
 )
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import GROUPS, OPS
 from probe.core.output.sinks import FORMATS, offered
+from probe.core.rules import GROUP, RULES
 
-__all__ = ["RULE_ARGS", "ConfigError", "Rule", "Selector", "Settings", "Target", "load"]
-
-logger = logging.getLogger("probe.settings")
-
+ALWAYS_WRITTEN = ("shape", "dtype")
+"""Ops that are written in any case."""
 EVERY_OP = (*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN)
 """All that ops may name."""
 _FORMAT = Form("name", ", ".join(FORMATS), f"one of {', '.join(FORMATS)}")
@@ -95,6 +91,56 @@ def _expression(text: str) -> str:
     except re.error:
         raise wrong(r"a regular expression such as train.py\[23\]") from None
     return text
+
+
+RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RULES.items()}
+"""The rules that come with probe, and the model of what each takes."""
+DEFAULT_RULES = tuple(name for name, rule in RULES.items() if rule.by_default)
+"""What judges where a configuration names no rules: each had no false alarm in healthy runs of many kinds."""
+
+
+def _known_rule(name: str) -> str:
+    if name not in RULE_ARGS:
+        Names((*RULE_ARGS, *(point.name for point in entry_points(group=GROUP)))).check(name)
+    return name
+
+
+def _args_of_rule(value: object, info: ValidationInfo) -> Any:
+    """The model of the rule named beside it; a third party's rule gets a plain dict."""
+    model = RULE_ARGS.get(info.data.get("rule_name", ""))
+    if model is None:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise wrong("a mapping")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise PydanticCustomError("inside", "see error", {"model": model, "error": error}) from None
+
+
+_RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}")
+
+
+class Rule(Section):
+    """One alert rule."""
+
+    rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME] = Field(
+        description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RULES.items())}. Other "
+        "names are those of installed packages with an entry point in the group `probe.rules`."
+    )
+    args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
+    """What the rule takes. A third party's rule gets this mapping as it is."""
+
+
+class Alert(Section):
+    """Automatic alerts."""
+
+    rules: tuple[Rule, ...] = tuple(Rule(rule_name=name, args={}) for name in DEFAULT_RULES)
+    """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
+    judges only the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead
+    and AnomalyFrozen with their defaults. An empty list: none."""
+    dump: Flag = False
+    """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""
 
 
 class Target(Section):
@@ -366,61 +412,8 @@ class Settings(Section):
         ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
         return tuple(dict.fromkeys(ops)) or ("norm",)
 
-
-def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
-    """The settings in a JSON or YAML file or in a mapping; what they ask for in vain is logged.
-
-    Raises:
-        ConfigError: with every problem at once.
-    """
-    settings = _validated(source)
-    name = "the given mapping" if isinstance(source, Mapping) else fspath(source)
-    for warning in in_vain(settings):
-        logger.warning("%s: %s", name, warning)
-    return settings
-
-
-def assigned(settings: Settings, key: str, value: object) -> Settings:
-    """``settings`` with another value of ``key``, checked as a whole; what is in vain now, and was not, is logged.
-
-    Raises:
-        ConfigError: with every problem at once.
-    """
-    changed = _validated({**settings.model_dump(exclude_unset=True), key: value}, f"monitor.{key}")
-    before = set(in_vain(settings))
-    for warning in in_vain(changed):
-        if warning not in before:
-            logger.warning("monitor.%s: %s", key, warning)
-    return changed
-
-
-def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
-    values, found = source, list[str]()
-    lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
-    if isinstance(source, str | PathLike):
-        name = fspath(source)
-        values, found, lines = read(source)
-        lead = lines.lead
-    if not isinstance(values, Mapping):
-        expected = "expected the path of a file or a mapping"
-        advice = 'give one, such as "monitor_config.json"'
-        raise ConfigError("config_file_path", [f"{expected}, got {type(source).__name__}; {advice}"])
-    try:
-        settings = Settings.model_validate(dict(values))
-    except ValidationError as error:
-        count = len(found) + error.error_count()
-        found += islice(problems(error, Settings, lead), max(MOST_SHOWN - len(found), 0))
-        raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
-    found += [f"{lead(path)}{path_text(path)}: {sentence}" for path, sentence in contradictions(settings)]
-    if found:
-        raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
-    return settings
-
-
-def dynamic(environ: Mapping[str, str]) -> bool:
-    """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
-    value = environ.get("DYNAMIC_MONITOR", "")
-    asked = value.strip().lower()
-    if asked not in ("true", "false", ""):
-        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
-    return asked == "true"
+    @property
+    def ends_training(self) -> list[str]:
+        """Paths of the keys by which training is stopped. No message of another rank may set them."""
+        keys = {"print_struct": self.print_struct, "cc_distribution.cc_log_only": self.cc_distribution.cc_log_only}
+        return [key for key, on in keys.items() if on]

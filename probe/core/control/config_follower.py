@@ -21,10 +21,10 @@ from probe.core.backend.protocols import Groups
 from probe.core.config import parse
 from probe.core.config.edit import change
 from probe.core.config.errors import ConfigError
-from probe.core.config.schema import Settings, dynamic, load
+from probe.core.config.load import dynamic, load
+from probe.core.config.schema import Settings
 from probe.core.control.agreement import Ahead
 from probe.core.distributed.announcements import Notices
-from probe.core.errors import ends_training
 from probe.core.faults import Faults
 
 SETTLING_SECONDS = 2.0
@@ -186,7 +186,7 @@ class Control:
             return
         try:
             settings = load(self._path)
-            if self._said is not None and (keys := ends_training(settings)):
+            if self._said is not None and (keys := settings.ends_training):
                 raise ConfigError(str(self._path), [f"{keys[0]}: {UNSENT}"])
         except ConfigError as error:
             self._broken = content
@@ -283,7 +283,7 @@ class Heard:
         try:
             while (told := self._said.read()) is not None:
                 at, settings = int(told["step"]), load(told["configuration"])
-                if keys := ends_training(settings):
+                if keys := settings.ends_training:
                     raise PermissionError(f"{keys[0]}: {UNSENT}")
                 while self._pending and self._pending[-1][0] >= at:
                     self._pending.pop()  # a newer change supersedes it before its step

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from probe.core.config.edit import change, changed
 from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
 from probe.core.config.parse import content, read
-from probe.core.config.schema import load
 from probe.core.storage.directories import find, runs
 from probe.core.storage.problems import Problems
 

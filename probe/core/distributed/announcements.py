@@ -25,10 +25,10 @@ from typing import Any, Protocol
 
 from probe.core.backend.protocols import FrameworkAdapter, Store
 from probe.core.config.errors import ConfigError
-from probe.core.config.schema import Settings, dynamic
+from probe.core.config.load import dynamic
+from probe.core.config.schema import Settings
 from probe.core.distributed import address_store
 from probe.core.distributed.secret import Seal, SecretError, secret_in
-from probe.core.errors import ends_training
 from probe.core.faults import Faults
 from probe.core.fields import address_of
 
@@ -273,7 +273,7 @@ def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, 
             f"{framework.name} keeps no store for its processes to meet in; give the address of the first rank and a "
             'free port there, such as "10.0.0.1:29600"',
         )
-    if dynamic(os.environ) and (keys := ends_training(settings)):
+    if dynamic(os.environ) and (keys := settings.ends_training):
         raise _wrong(chosen, f"{keys[0]} ends training, and is sent to no other rank; leave one of the two out")
     try:
         secret = secret_in(os.environ)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from probe.core.backend.protocols import FrameworkAdapter, Guard, Optimizer, Parameter, Remove, Shard, Tensor
+from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
@@ -105,7 +106,7 @@ class CollectiveCollector(StepCollector, Protocol):
 class Run:
     """The run, for sources: what to watch, where to record, when steps begin and end."""
 
-    settings: Any
+    settings: Settings
     framework: FrameworkAdapter
     chunks: list[tuple[int, Any]]
     """Model chunks by virtual pipeline stage."""

@@ -33,7 +33,7 @@ class FinishedStep(NamedTuple):
     pending: Pending
     collected: Sequence[Callable[[int], list[Batch]]]
     """Rows of signals with recorders of their own."""
-    ops: Sequence[str]
+    ops: tuple[str, ...]
     spent: Spent
     outcome: str
 
@@ -105,7 +105,7 @@ class Session:
         self._detached = self._working = self._leaving = self._retires = False
         """Whether nothing is listened to any more; whether an optimizer's hook is running; whether all hooks are taken
         away at the next forward; and whether that forward has come."""
-        self.last: tuple[int, Pending, Sequence[str]] | None = None
+        self.last: tuple[int, Pending, tuple[str, ...]] | None = None
         """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
         run.clock.begin(start, schedule.samples(start))
 

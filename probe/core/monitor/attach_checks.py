@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from probe.core.config.lint import without_effect
-from probe.core.config.schema import dynamic
+from probe.core.config.load import dynamic
+from probe.core.config.schema import Settings
 from probe.core.instrumentation.signals.sources import chosen
 
 
-def doubts(settings: Any, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
+def doubts(settings: Settings, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
     """One sentence each.
 
     Args:

@@ -14,7 +14,8 @@ from typing import Any
 
 from probe.core.config import parse
 from probe.core.config.lint import without_effect
-from probe.core.config.schema import OnAnomaly, Settings, dynamic, load
+from probe.core.config.load import dynamic, load
+from probe.core.config.schema import OnAnomaly, Settings
 from probe.core.control.agreed_interval import AgreedPace
 from probe.core.control.agreement import Ahead
 from probe.core.control.config_follower import Switch, follow

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from probe.core.config.errors import nearest
-from probe.core.config.schema import EVERY_OP, assigned
+from probe.core.config.load import assigned
+from probe.core.config.schema import EVERY_OP
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals.sources import chosen
 from probe.core.monitor import attachment

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.config.alerts import Alert
-from probe.core.config.alerts import Rule as Configured
+from probe.core.config.schema import Alert
+from probe.core.config.schema import Rule as Configured
 from probe.core.moments import OPS
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule, factory

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import FrameType
-from typing import Any
 
 import numpy as np
 
 from probe.core.backend.call_stack import Lines, Sites, Stack, stack, text
 from probe.core.backend.protocols import FrameworkAdapter, Remove, Tensor
+from probe.core.config.schema import Settings
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.histogram import HISTOGRAM, QUANTILES
@@ -49,7 +49,7 @@ class Listening:
     What tells of a call may run on any thread.
     """
 
-    def __init__(self, settings: Any, framework: FrameworkAdapter, faults: Faults) -> None:
+    def __init__(self, settings: Settings, framework: FrameworkAdapter, faults: Faults) -> None:
         judged = any("collective inputs" in about(rule.rule_name).collects for rule in settings.alert.rules)
         self._settings, self._framework, self._faults = settings.cc_distribution, framework, faults
         self._inputs = self._settings.cc_pre_hook or judged
@@ -247,7 +247,7 @@ class Listening:
             self._run.cost.end(begun)
 
 
-def of_configuration(settings: Any, framework: FrameworkAdapter, faults: Faults) -> Listening | None:
+def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Faults) -> Listening | None:
     """What ``settings`` ask for, listening; None if they do not."""
     if not settings.cc_distribution.enable:
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from probe.core.backend.protocols import Optimizer, Remove, Shard, Tensor
 from probe.core.backend.pytree import leaves
+from probe.core.config.schema import Settings
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
@@ -184,7 +185,7 @@ def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[...
     return partial(run.guard, where)
 
 
-SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
+SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {
     "micro_batches": (
         lambda settings: bool(settings.xy_distribution or settings.monitor_mbs_grad or settings.recording_l2_features),
         micro_batches,
@@ -201,7 +202,7 @@ SOURCES: dict[str, tuple[Callable[[Any], bool], Source]] = {
 """Every source with what switches it on, in the order in which they attach."""
 
 
-def chosen(settings: Any) -> list[Source]:
+def chosen(settings: Settings) -> list[Source]:
     """The sources that ``settings`` switch on; none where collectives are only logged, one where the model is."""
     if settings.print_struct:
         return [structure]

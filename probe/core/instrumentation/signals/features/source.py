@@ -10,6 +10,7 @@ from typing import Any
 
 from probe.core.backend.protocols import Arrays, Numbers, Tensor
 from probe.core.backend.pytree import leaves
+from probe.core.config.schema import Settings
 from probe.core.errors import Misfit
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Lead, Names, Watched, names_of, no_lead, unknown_names
@@ -100,7 +101,7 @@ def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
     return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
 
 
-def unknown(settings: Any, names: Iterable[tuple[int, str]], lead: Lead = no_lead) -> list[str]:
+def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = no_lead) -> list[str]:
     """One sentence for each name in ``l2_targets`` that no module has, as far as a message lists them.
 
     Args:

@@ -1,0 +1,77 @@
+"""Loading a configuration: JSON and YAML in, all problems at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import islice
+from os import PathLike, fspath
+from typing import Any
+
+from pydantic import ValidationError
+
+from probe.core.config.errors import MOST_SHOWN, ConfigError, path_text, problems
+from probe.core.config.lint import contradictions, in_vain
+from probe.core.config.parse import read
+from probe.core.config.schema import Settings
+
+logger = logging.getLogger("probe.settings")
+
+
+def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
+    """The settings in a JSON or YAML file or in a mapping; what they ask for in vain is logged.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    settings = _validated(source)
+    name = "the given mapping" if isinstance(source, Mapping) else fspath(source)
+    for warning in in_vain(settings):
+        logger.warning("%s: %s", name, warning)
+    return settings
+
+
+def assigned(settings: Settings, key: str, value: object) -> Settings:
+    """``settings`` with another value of ``key``, checked as a whole; what is in vain now, and was not, is logged.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    changed = _validated({**settings.model_dump(exclude_unset=True), key: value}, f"monitor.{key}")
+    before = set(in_vain(settings))
+    for warning in in_vain(changed):
+        if warning not in before:
+            logger.warning("monitor.%s: %s", key, warning)
+    return changed
+
+
+def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the given mapping") -> Settings:
+    values, found = source, list[str]()
+    lead: Callable[[tuple[int | str, ...]], str] = lambda _: ""  # noqa: E731
+    if isinstance(source, str | PathLike):
+        name = fspath(source)
+        values, found, lines = read(source)
+        lead = lines.lead
+    if not isinstance(values, Mapping):
+        expected = "expected the path of a file or a mapping"
+        advice = 'give one, such as "monitor_config.json"'
+        raise ConfigError("config_file_path", [f"{expected}, got {type(source).__name__}; {advice}"])
+    try:
+        settings = Settings.model_validate(dict(values))
+    except ValidationError as error:
+        count = len(found) + error.error_count()
+        found += islice(problems(error, Settings, lead), max(MOST_SHOWN - len(found), 0))
+        raise ConfigError(name, found[:MOST_SHOWN], max(count - MOST_SHOWN, 0)) from None
+    found += [f"{lead(path)}{path_text(path)}: {sentence}" for path, sentence in contradictions(settings)]
+    if found:
+        raise ConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+    return settings
+
+
+def dynamic(environ: Mapping[str, str]) -> bool:
+    """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
+    value = environ.get("DYNAMIC_MONITOR", "")
+    asked = value.strip().lower()
+    if asked not in ("true", "false", ""):
+        logger.warning("DYNAMIC_MONITOR: expected True or False, got %r: the configuration is not followed", value)
+    return asked == "true"
