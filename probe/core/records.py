@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import numpy.typing as npt
 from probe.core.moments import derive
 
 Array = npt.NDArray[np.float64]
+
+Outcome = Literal["applied", "skipped", "unknown", "partial"]
+"""End of a step: its update was applied, skipped (a gradient scaler), may be either; or the run ended within it."""
 
 
 class Key(NamedTuple):
@@ -124,5 +127,5 @@ class Snapshot:
     scalars: Mapping[str, float] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     """What probe itself spent on this step, in seconds: ``hooks`` and ``drain`` on the training thread."""
-    outcome: str = "applied"
+    outcome: Outcome = "applied"
     """``applied``, ``skipped`` (by a gradient scaler) or ``partial`` (the run ended inside the step)."""

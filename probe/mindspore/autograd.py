@@ -13,6 +13,7 @@ import mindspore
 from mindspore import _c_expression
 
 from probe.core.backend.call_stack import callers
+from probe.core.backend.protocols import ForwardKind
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.private_api import executor
 
@@ -37,7 +38,7 @@ def differentiates() -> bool:
     return bool(executor.grad_flag() and executor.enable_grad())
 
 
-def forward_kind() -> str | None:
+def forward_kind() -> ForwardKind | None:
     """What the executor is doing: see :func:`probe.mindspore.hooks.forward_kind`."""
     if backward_id() != -1:
         return "recompute"

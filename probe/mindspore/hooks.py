@@ -11,7 +11,7 @@ import mindspore
 from mindspore import nn
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.protocols import Guard, Listen, Remove
+from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.mindspore import autograd, cell_hooks, tensors
@@ -170,7 +170,7 @@ def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
     node.register_prehook(cell_hooks.surfacing(hear))
 
 
-def forward_kind(root: Any) -> str | None:
+def forward_kind(root: Any) -> ForwardKind | None:
     """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation.
 
     ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.protocols import Guard, Listen, Remove
+from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.config.schema import Settings
 from probe.pytorch import compiled
 from probe.pytorch.engines import models, names, native, pipelining
@@ -214,7 +214,7 @@ def _goes_through_hooks(code: CodeType) -> bool:
     return code in _BACKWARD or (code.co_name == "wrapper" and "profile_name" in code.co_varnames)
 
 
-def forward_kind(root: torch.nn.Module) -> str | None:
+def forward_kind(root: torch.nn.Module) -> ForwardKind | None:
     """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation and for what only
     traces or transforms the model."""
     if not root.training or pipelining.on_trial() or torch._C._get_tracing_state() or level() is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import single_process
-from probe.core.records import Coverage
+from probe.core.records import Coverage, Outcome
 
 Tensor = Any
 Module = Any
@@ -23,6 +23,8 @@ Parameter = Any
 Optimizer = Any
 Block = Any
 """Moments of one or more tensors, on whatever device they were computed: opaque to core."""
+ForwardKind = Literal["training", "recompute"]
+"""A forward of training: the first, or one that activation checkpointing runs again in the backward."""
 Remove = Callable[[], None]
 """Takes away the hook that the call which returned it has placed. Calling it twice is harmless."""
 Listen = Callable[[Tensor], None]
@@ -113,7 +115,7 @@ class StepListener(Protocol):
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Gradients are as they will be applied, but ``scale`` times too large."""
 
-    def after(self, optimizer: Optimizer, outcome: str) -> None:
+    def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
 
     def searching(self, on: bool) -> None:
@@ -203,7 +205,7 @@ class Hooks(Protocol):
         ``listen`` is called with ``apart=True``; with ``reduced=True`` where this one is reduced now, so that what
         comes later in the step does not contain it."""
 
-    def forward_kind(self, root: Module) -> str | None:
+    def forward_kind(self, root: Module) -> ForwardKind | None:
         """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
 
     def on_forward(

@@ -8,13 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from probe.core.backend.protocols import FrameworkAdapter, Guard, Optimizer, Parameter, Remove, Shard, Tensor
+from probe.core.backend.protocols import (
+    ForwardKind,
+    FrameworkAdapter,
+    Guard,
+    Optimizer,
+    Parameter,
+    Remove,
+    Shard,
+    Tensor,
+)
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Selection, Watched
-from probe.core.records import Batch
+from probe.core.records import Batch, Outcome
 
 SPLIT = "tensor_model_parallel"
 """The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
@@ -122,7 +131,7 @@ class Run:
     step_ended: list[Callable[[], None]] = field(default_factory=list)
     updated: set[int] = field(default_factory=set)
     """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
-    outcome: str = "applied"
+    outcome: Outcome = "applied"
     """Of the update that listeners after it are called for: ``applied``, ``skipped`` or ``unknown``."""
     trained: frozenset[int] = frozenset()
     """Identities of the parameters that an optimizer updates; empty if none is known to."""
@@ -210,8 +219,8 @@ class Run:
         self,
         module: Any,
         root: Any,
-        before: Callable[[str, Any], None],
-        after: Callable[[str, Any], None],
+        before: Callable[[ForwardKind, Any], None],
+        after: Callable[[ForwardKind, Any], None],
         guard: Guard,
         *,
         compiled_too: bool = False,

@@ -19,7 +19,7 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
 from probe.core.instrumentation.step_boundary import Turns
 from probe.core.instrumentation.succession import Succession
-from probe.core.records import Batch
+from probe.core.records import Batch, Outcome
 
 Between = Callable[[int], None]
 
@@ -35,7 +35,7 @@ class FinishedStep(NamedTuple):
     """Rows of signals with recorders of their own."""
     ops: tuple[str, ...]
     spent: Spent
-    outcome: str
+    outcome: Outcome
 
     def batches(self) -> list[Batch]:
         """Every row; waits for the device."""
@@ -97,7 +97,7 @@ class Session:
         """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
         self._own = 0.0
         """Seconds that the monitor took between the last step and the one in progress."""
-        self._outcome = "applied"
+        self._outcome: Outcome = "applied"
         self._thread = threading.current_thread()
         """The thread that trains, as far as is known."""
         self._stack = ExitStack()
@@ -261,7 +261,7 @@ class Session:
             self._run.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
         self._run.cost.end(begun)
 
-    def after(self, optimizer: Optimizer, outcome: str) -> None:
+    def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         """The update was applied or skipped; the step ends when every optimizer has had its turn."""
         if self._detached:
             return
@@ -275,7 +275,7 @@ class Session:
             if self._turns.take(optimizer):
                 self._guarded("end of step", self._end)
 
-    def _after(self, optimizer: Optimizer, outcome: str) -> None:
+    def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         if self._run.captured():
             return
         begun, self._run.outcome = self._run.cost.begin(), outcome
@@ -403,7 +403,7 @@ class Session:
         if run.clock.sampled and any(map(len, (run.recorder, run.collectives or (), *run.apart))):
             self._guarded("end of step", lambda: self._hand_over("partial"))
 
-    def _hand_over(self, outcome: str) -> None:
+    def _hand_over(self, outcome: Outcome) -> None:
         run, begun = self._run, self._run.cost.begin()
         step, now = run.clock.step, time.time()
         try:

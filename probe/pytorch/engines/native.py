@@ -14,6 +14,7 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.core.backend.shield import shielded
+from probe.core.records import Outcome
 from probe.pytorch.engines.homes import absent, piece
 from probe.pytorch.loss_scale import on_scaled_step
 
@@ -89,7 +90,7 @@ class Steps:
         self._optimizer, self._listener = optimizer, listener
         self._depth = 0
         self._stepped = self._told = False
-        self._outcome = "applied"
+        self._outcome: Outcome = "applied"
 
     def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before ``step``; a subclass that calls its parent's comes here twice."""
@@ -168,7 +169,7 @@ class Steps:
             self._told = True
             self._listener.before(self._optimizer, getattr(self._optimizer, "grad_scale", None))
 
-    def _foreseen(self) -> str:
+    def _foreseen(self) -> Outcome:
         """What a fused optimizer will do, as far as the host knows."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import probe
 from probe.core.backend.call_stack import Stack, callers, stack, text
-from probe.core.backend.protocols import Module
+from probe.core.backend.protocols import ForwardKind, Module
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Names
 from probe.core.storage.atomic_files import replacing
@@ -76,7 +76,7 @@ class _Found:
         self._path, self._written = path, False
         self._stacks: dict[str, Stack] = {}
 
-    def note(self, name: str, call: CodeType | None, kind: str, *_: Any) -> None:
+    def note(self, name: str, call: CodeType | None, kind: ForwardKind, *_: Any) -> None:
         """A module is called."""
         if kind == "training" and not self._written and name not in self._stacks:
             self._stacks[name] = calling(call)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.backend.protocols import Optimizer, Remove, Shard, Tensor
+from probe.core.backend.protocols import ForwardKind, Optimizer, Remove, Shard, Tensor
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.instrumentation.context import Run
@@ -159,12 +159,12 @@ def micro_batches(run: Run) -> Iterator[None]:
     clock, hooks, guard = run.clock, run.framework.hooks, _guard(run, "micro batch")
     is_tensor = run.framework.tensors.is_tensor
 
-    def before(chunk: tuple[int, Any], kind: str, _inputs: Any) -> None:
+    def before(chunk: tuple[int, Any], kind: ForwardKind, _inputs: Any) -> None:
         if kind == "training" and not clock.searching:
             stage, model = chunk
             clock.forward_began(whole=True, pipeline=stage if run.framework.parallel.pipelined(model) else None)
 
-    def after(kind: str, outputs: Any) -> None:
+    def after(kind: ForwardKind, outputs: Any) -> None:
         came = partial(backward_came, clock.step, clock.micro_step if kind == "training" else None)
         for tensor in filter(is_tensor, leaves(outputs)):
             hooks.on_tensor_gradient(tensor, guard(came))

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.backend.protocols import Arrays, Numbers, Tensor
+from probe.core.backend.protocols import Arrays, ForwardKind, Numbers, Tensor
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.errors import Misfit
@@ -130,14 +130,14 @@ class Listener:
         self._told = set[str]()
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
-    def before(self, kind: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    def before(self, kind: ForwardKind, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The module begins a forward."""
         if kind == "training" and not self._run.clock.searching:
             self.ran = True
             self._run.clock.forward_began(whole=False)
             self._try(partial(self.entered, *inputs))
 
-    def after(self, kind: str, outputs: Any) -> None:
+    def after(self, kind: ForwardKind, outputs: Any) -> None:
         """The module has come to the end of a forward."""
         if kind == "training" and not self._run.clock.searching:
             self._try(partial(self.left, outputs))
