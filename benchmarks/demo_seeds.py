@@ -15,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from probe.demo.diagnosis import Diagnosis, name_first_bad
+from probe.demo.diagnosis import FirstBad, name_first_bad
 from probe.demo.faults import KINDS
-from probe.demo.training import Plan, run
+from probe.demo.training import DemoPlan, run
 from probe.demo.verdict import matches
 
 
-def named(diagnosis: Diagnosis | None) -> str:
+def named(diagnosis: FirstBad | None) -> str:
     """What the monitor says, in a cell."""
     return f"{diagnosis.row}@{diagnosis.first.step}" if diagnosis else "nothing"
 
@@ -30,7 +30,7 @@ def one(framework: str, kind: str, seed: int, steps: int) -> bool:
     """One run; prints its line and gives whether the monitor was right."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(framework, seed, None if kind == "any" else kind, steps, Path(folder), ["csv"])
+        plan = DemoPlan(framework, seed, None if kind == "any" else kind, steps, Path(folder), ["csv"])
         outcome = run(plan, lambda _: None)
     diagnosis, injection = name_first_bad(outcome.findings), outcome.injection
     right = matches(injection, diagnosis)

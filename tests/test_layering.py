@@ -220,6 +220,19 @@ def test_every_name_at_the_top_of_core_is_known() -> None:
     assert there - {"__pycache__"} <= {"__init__", *BESIDE, *older, *frozenset[str]().union(*LAYERS)}
 
 
+def test_no_class_name_stands_twice() -> None:
+    """One word for one thing: public classes, the two frameworks' own for the same thing apart."""
+    places: dict[str, list[str]] = {}
+    for name, path in modules_of("probe").items():
+        framework = next((part for part in name.split(".") if part in ("pytorch", "mindspore")), "")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(framework or name)
+    assert {
+        name: where for name, where in places.items() if len(where) > 1 and sorted(where) != ["mindspore", "pytorch"]
+    } == {}
+
+
 def test_no_rule_is_named_outside_the_rules() -> None:
     """What other rooms want to know of a rule, its file says."""
     from probe.core.rules import RULES

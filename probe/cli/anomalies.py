@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.core.analysis.anomaly_processor import first, write
-from probe.core.analysis.diagnosis.analyse import Analysis, Diagnosis, analyse
+from probe.core.analysis.diagnosis.analyse import Analysis, StoryDiagnosis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
@@ -153,5 +153,5 @@ def _table(analysis: Analysis, topk: int) -> Table:
     return table
 
 
-def _briefly(other: Diagnosis) -> str:
+def _briefly(other: StoryDiagnosis) -> str:
     return f"Apart from it, steps {other.story.first} to {other.story.last}: {other.text}"

@@ -43,7 +43,7 @@ This page is printed by `probe config explain --markdown`.
 """
 
 
-class Entry(NamedTuple):
+class KeyReference(NamedTuple):
     """The reference of one key."""
 
     key: str
@@ -60,13 +60,13 @@ class Entry(NamedTuple):
         return re.split(r"(?<=\.) ", self.meaning, maxsplit=1)[0]
 
 
-def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") -> Iterator[Entry]:
+def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") -> Iterator[KeyReference]:
     """The reference of every key of ``model`` and of the mappings inside it, in the order of their declaration."""
     for name, field in model.model_fields.items():
         key = f"{above}.{name}" if above else name
         form = describe(field.annotation, field.metadata)
         meaning = " ".join((field.description or "").split())
-        yield Entry(key, rule, form.type, _default(field), form.range, meaning)
+        yield KeyReference(key, rule, form.type, _default(field), form.range, meaning)
         for inner, inner_rule in _inside(field):
             yield from entries(inner, key, inner_rule or rule)
 
@@ -105,7 +105,7 @@ def short_markdown() -> str:
     )
 
 
-def _code(entry: Entry) -> str:
+def _code(entry: KeyReference) -> str:
     return f"`{entry.key}`" + (f" of {entry.rule}" if entry.rule else "")
 
 
@@ -114,7 +114,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def _plain(entry: Entry, short: bool) -> str:
+def _plain(entry: KeyReference, short: bool) -> str:
     about = f"{entry.key}{f' of {entry.rule}' if entry.rule else ''}: {entry.type}"
     about += f" ({entry.range})" if entry.range else ""
     about += ", required" if entry.default == "required" else f", default {entry.default}"

@@ -27,21 +27,21 @@ class FaultKind(str, Enum):
     none = "none"
 
 
-class Framework(str, Enum):
+class FrameworkChoice(str, Enum):
     """What the demonstration may train with."""
 
     pytorch = "pytorch"
     mindspore = "mindspore"
 
 
-PACKAGES = {Framework.pytorch: ("PyTorch", "torch"), Framework.mindspore: ("MindSpore", "mindspore")}
+PACKAGES = {FrameworkChoice.pytorch: ("PyTorch", "torch"), FrameworkChoice.mindspore: ("MindSpore", "mindspore")}
 """What each is called, and what is installed to have it."""
 
 
 def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
     fault: Annotated[FaultKind | None, typer.Option(help="What to break; one of the first three by chance.")] = None,
-    framework: Annotated[Framework, typer.Option(help="What to train with.")] = Framework.pytorch,
+    framework: Annotated[FrameworkChoice, typer.Option(help="What to train with.")] = FrameworkChoice.pytorch,
     steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 70,
     output: Annotated[Path | None, typer.Option(help="Where to write; MONITOR_OUTPUT_DIR if not given.")] = None,
 ) -> None:
@@ -60,7 +60,7 @@ def demo(
     console = Console()
     seed = secrets.randbelow(10_000) if seed is None else seed
     root = output or output_root(os.environ)
-    plan = training.Plan(framework.value, seed, fault and fault.value, steps, root, _formats())
+    plan = training.DemoPlan(framework.value, seed, fault and fault.value, steps, root, _formats())
     report.begin(console, plan)
     with report.progress(console, steps) as observe:
         outcome = training.run(plan, observe)
@@ -70,7 +70,7 @@ def demo(
     raise typer.Exit(0 if matched else 1)
 
 
-def _check(framework: Framework) -> None:
+def _check(framework: FrameworkChoice) -> None:
     """Ends the command if it lacks what it trains with."""
     title, package = PACKAGES[framework]
     if find_spec(package) is None:

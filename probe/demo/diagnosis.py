@@ -12,7 +12,7 @@ from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import diagnose, explain, module_of
 
 
-class Diagnosis(NamedTuple):
+class FirstBad(NamedTuple):
     """The first bad thing, and what followed."""
 
     first: Finding
@@ -27,7 +27,7 @@ class Diagnosis(NamedTuple):
     """Number of findings."""
 
 
-def name_first_bad(findings: Iterable[Finding], follow: int = 5) -> Diagnosis | None:
+def name_first_bad(findings: Iterable[Finding], follow: int = 5) -> FirstBad | None:
     """The diagnosis of a run, or None if nothing was found.
 
     Args:
@@ -40,4 +40,4 @@ def name_first_bad(findings: Iterable[Finding], follow: int = 5) -> Diagnosis | 
     places = {(finding.signal, finding.key): finding for finding in reversed(ordered)}
     later = sorted(places.values(), key=causal_order)[1:]
     by_rule = dict(Counter(finding.rule for finding in ordered))
-    return Diagnosis(first, module_of(first), row_name(first.key), explain(first), later[:follow], by_rule)
+    return FirstBad(first, module_of(first), row_name(first.key), explain(first), later[:follow], by_rule)

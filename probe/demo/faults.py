@@ -37,7 +37,7 @@ class Injection(NamedTuple):
     """Which element of the parameter becomes NaN."""
 
 
-class Places(NamedTuple):
+class FaultPlaces(NamedTuple):
     """Where a model can break, by name and in its order."""
 
     parameters: Mapping[str, int]
@@ -60,7 +60,7 @@ class Fault:
         return self.step == self.injection.step
 
 
-def draw(kind: str | None, places: Places, steps: tuple[int, int], seed: int) -> Injection:
+def draw(kind: str | None, places: FaultPlaces, steps: tuple[int, int], seed: int) -> Injection:
     """A fault of ``kind``, or of any kind if it is None, at a random place and step.
 
     Args:

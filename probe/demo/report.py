@@ -17,15 +17,15 @@ from rich.text import Text
 from probe.core.naming import signal_of
 from probe.core.output.pipeline import FINDINGS_KEPT
 from probe.core.rules.evaluate import explain
-from probe.demo.diagnosis import Diagnosis
+from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
-from probe.demo.training import LOG, Outcome, Plan, Progress
+from probe.demo.training import LOG, DemoOutcome, DemoPlan, Progress
 
 EVERY = 10
 """Steps from one plain line to the next where there is no terminal."""
 
 
-def begin(console: Console, plan: Plan) -> None:
+def begin(console: Console, plan: DemoPlan) -> None:
     """Says what is going to happen, and how to have it again."""
     broken = {None: "one layer breaks on the way", "none": "nothing breaks"}.get(plan.fault, f"fault: {plan.fault}")
     console.print(
@@ -61,7 +61,7 @@ def _count(findings: int) -> str:
     return f"{findings}+" if findings >= FINDINGS_KEPT else str(findings)
 
 
-def show(console: Console, plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None, matched: bool) -> None:
+def show(console: Console, plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None, matched: bool) -> None:
     """The verdict, what was found, and where to look at it."""
     console.print(_comparison(outcome.injection, diagnosis))
     colour = "green" if matched else "red"
@@ -78,7 +78,7 @@ def _verdict(injection: Injection | None, matched: bool) -> str:
     return "the layer and step that were broken are not those that were named"
 
 
-def _comparison(injection: Injection | None, diagnosis: Diagnosis | None) -> Table:
+def _comparison(injection: Injection | None, diagnosis: FirstBad | None) -> Table:
     table = Table("", "found by the monitor", "injected", title="First bad layer", title_justify="left")
     first = diagnosis.first if diagnosis else None
     table.add_row("layer", diagnosis.module if diagnosis else "none", injection.place if injection else "none")
@@ -96,7 +96,7 @@ def _expected(value: float) -> str:
     return "" if isnan(value) else f" (usually {value:.3g})"
 
 
-def _found(diagnosis: Diagnosis | None) -> Iterator[str]:
+def _found(diagnosis: FirstBad | None) -> Iterator[str]:
     if diagnosis is None:
         return
     yield diagnosis.sentence
@@ -108,7 +108,7 @@ def _found(diagnosis: Diagnosis | None) -> Iterator[str]:
     yield f"Findings: {_count(total)}{' (the first are kept)' if total >= FINDINGS_KEPT else ''}; by rule: {rules}\n"
 
 
-def _places(plan: Plan, outcome: Outcome, diagnosis: Diagnosis | None) -> Iterator[str]:
+def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) -> Iterator[str]:
     """Lines, not a table: what is to be copied must not be folded."""
     directory = outcome.directory
     yield "Where to look next:"
@@ -130,13 +130,13 @@ def _probe() -> str:
     return shlex.quote(str(beside)) if beside.exists() else "probe"
 
 
-def _grep(directory: Path, diagnosis: Diagnosis) -> str:
+def _grep(directory: Path, diagnosis: FirstBad) -> str:
     """A command that prints the first bad tensor's rows, step by step."""
     files = f"{shlex.quote(str(directory))}/{diagnosis.first.signal}_*.csv"
     return f"grep -h ',{diagnosis.row},' {files}"
 
 
-def _costs(outcome: Outcome) -> Iterator[str]:
+def _costs(outcome: DemoOutcome) -> Iterator[str]:
     cost, steps = outcome.cost, max(outcome.cost.get("steps", 0.0), 1.0)
     waited = cost.get("hooks", 0.0) + cost.get("drain", 0.0)
     yield (

@@ -15,7 +15,7 @@ from probe.core.records import Finding
 from probe.core.rules.nan import AnomalyNan
 from probe.core.rules.spike import AnomalySpike
 from probe.demo import recipe
-from probe.demo.faults import Fault, Injection, Places, draw
+from probe.demo.faults import Fault, FaultPlaces, Injection, draw
 
 REMAINING = 3
 """Steps that follow the broken one at least."""
@@ -23,7 +23,7 @@ LOG = "probe.log"
 """File in the run's directory that gets what the monitor logs."""
 
 
-class Plan(NamedTuple):
+class DemoPlan(NamedTuple):
     """What to run."""
 
     framework: str
@@ -47,7 +47,7 @@ class Progress(NamedTuple):
     findings: int
 
 
-class Outcome(NamedTuple):
+class DemoOutcome(NamedTuple):
     """What a run gave."""
 
     injection: Injection | None
@@ -71,7 +71,7 @@ class Training(Protocol):
         """One training step; the loss before its update."""
 
 
-class Framework(Protocol):
+class DemoFramework(Protocol):
     """What the demonstration asks of a framework: a package of ``probe.demo``."""
 
     @property
@@ -81,7 +81,7 @@ class Framework(Protocol):
     def begin(self, size: recipe.Size, seed: int) -> Training:
         """A training run at its beginning, as :mod:`probe.demo.recipe` has it."""
 
-    def places(self, model: Any) -> Places:
+    def places(self, model: Any) -> FaultPlaces:
         """Where ``model`` can break."""
 
     def inject(self, model: Any, fault: Fault) -> None:
@@ -107,7 +107,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
+def run(plan: DemoPlan, observe: Callable[[Progress], None]) -> DemoOutcome:
     """Trains, breaks, watches; ``observe`` is told of every step."""
     framework = _framework(plan.framework)
     training = framework.begin(plan.size, plan.seed)
@@ -124,10 +124,10 @@ def run(plan: Plan, observe: Callable[[Progress], None]) -> Outcome:
                 observe(Progress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
     injection = fault.injection if fault else None
-    return Outcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
+    return DemoOutcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
 
 
-def _framework(name: str) -> Framework:
+def _framework(name: str) -> DemoFramework:
     if name == "mindspore":
         from probe.demo import mindspore
 
@@ -137,7 +137,7 @@ def _framework(name: str) -> Framework:
     return pytorch
 
 
-def _train(training: Training, fault: Fault | None, plan: Plan) -> Iterator[float]:
+def _train(training: Training, fault: Fault | None, plan: DemoPlan) -> Iterator[float]:
     """The loss of each step."""
     for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.size.context, plan.seed)):
         if fault is not None:
@@ -145,7 +145,7 @@ def _train(training: Training, fault: Fault | None, plan: Plan) -> Iterator[floa
         yield training.step(tokens, targets)
 
 
-def _break(framework: Framework, model: Any, plan: Plan) -> Fault | None:
+def _break(framework: DemoFramework, model: Any, plan: DemoPlan) -> Fault | None:
     if plan.fault == "none":
         return None
     steps = (recipe.WARM_UP, plan.steps - REMAINING)

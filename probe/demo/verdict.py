@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from probe.demo.diagnosis import Diagnosis
+from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
 
 
-def matches(injection: Injection | None, diagnosis: Diagnosis | None) -> bool:
+def matches(injection: Injection | None, diagnosis: FirstBad | None) -> bool:
     """Whether the diagnosis names the broken module, or parameter, and the step; nothing if nothing was broken."""
     if injection is None or diagnosis is None:
         return injection is None and diagnosis is None

@@ -42,7 +42,7 @@ MOST_WAITING = 50_000
 """Listeners that wait for a gradient; those whose backward never came are let go of."""
 
 
-class Call:
+class CompiledCall:
     """A forward that runs inside a compiled graph."""
 
     def __init__(self, key: tuple[int, int], tensors: list[torch.Tensor], needing: str, differentiates: bool) -> None:
@@ -79,7 +79,7 @@ class Call:
 
 
 class _Running(threading.local):
-    call: Call | None = None
+    call: CompiledCall | None = None
 
 
 _running = _Running()
@@ -126,7 +126,7 @@ def prepare(settings: Settings) -> Remove:
     return undo
 
 
-def running() -> Call | None:
+def running() -> CompiledCall | None:
     """The compiled forward whose listeners are called now, if any."""
     return _running.call
 
@@ -259,7 +259,7 @@ def _tell(
         return
     own = [tensor.detach() for tensor in tensors]  # the graph may use the same object for something else
     values = read(form, own)
-    outside, _running.call = _running.call, Call(key, own, needing, differentiates)
+    outside, _running.call = _running.call, CompiledCall(key, own, needing, differentiates)
     try:
         if ended:
             after(values)

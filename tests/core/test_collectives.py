@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.backend.call_stack import Lines, Sites, stack
+from probe.core.backend.call_stack import LinePatterns, Sites, stack
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
@@ -252,7 +252,7 @@ class Counting:
 
 def test_each_stack_is_searched_once() -> None:
     """Whatever an expression costs, it costs once a stack, and no more than a line's length allows."""
-    lines, counting = Lines(["x"]), Counting()
+    lines, counting = LinePatterns(["x"]), Counting()
     lines._patterns = [counting]  # type: ignore[list-item]
 
     def chosen() -> bool:
@@ -279,7 +279,7 @@ def test_expressions_search_path_line_and_function() -> None:
         (r"^.*/tests/core/test_collectives", True),
         (r"test_collectives\.py\[0\]", False),
     ):
-        assert Lines([pattern]).choose(found) is expected
+        assert LinePatterns([pattern]).choose(found) is expected
 
 
 def test_a_wrong_expression_is_refused_before_training() -> None:

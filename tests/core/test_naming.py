@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probe.core.instrumentation.selection import Names
+from probe.core.instrumentation.selection import TargetNames
 from probe.core.naming import SIGNALS, row_name, signal_of, squash_name, tag
 from probe.core.records import Key
 
@@ -36,7 +36,7 @@ def test_squashing(full: str, squashed: str) -> None:
 
 
 def watched(squash: bool, *full_names: str, stage: int = 0) -> list[str]:
-    names = Names(squash)
+    names = TargetNames(squash)
     names.expect(stage, full_names)
     return [names.watch(stage, full, object()).name for full in full_names]
 
@@ -56,7 +56,7 @@ def test_names_that_would_become_the_same_stay_full() -> None:
 
 def test_what_comes_later_changes_no_name() -> None:
     """Rows have been written under the short name: it stays, and the other is called by its full name."""
-    names = Names(squash=True)
+    names = TargetNames(squash=True)
     names.expect(0, ["a.layers.0.w"])
     first = names.watch(0, "a.layers.0.w", object())
     names.expect(0, ["a.layers.0.w", "b.layers.0.w"])
@@ -71,7 +71,7 @@ def test_no_name_is_squashed_to_the_full_name_of_another() -> None:
 
 def test_stages_do_not_take_names_from_each_other() -> None:
     """Chunks of a virtual pipeline repeat names."""
-    names = Names(squash=True)
+    names = TargetNames(squash=True)
     assert [names.watch(stage, "m.layers.0.w", object()).name for stage in (0, 1)] == ["layers.0.w"] * 2
 
 

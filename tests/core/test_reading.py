@@ -15,7 +15,7 @@ from probe.core.moments import columns_for
 from probe.core.output.sinks.csv import CsvSink
 from probe.core.output.sinks.parquet import ParquetSink
 from probe.core.records import Batch, Coverage, Key, Snapshot
-from probe.core.storage.batches import Step, steps
+from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
@@ -57,7 +57,7 @@ def write(root: Path, batches: Iterable[Batch], rank: int = 0, ops: tuple[str, .
     return directory
 
 
-def read(root: Path, reader: Any, **wanted: Any) -> tuple[list[Step], Problems]:
+def read(root: Path, reader: Any, **wanted: Any) -> tuple[list[StoredStep], Problems]:
     problems = Problems()
     directories = last_run(root, problems).directories
     rows = reader(directories, problems)

@@ -10,7 +10,7 @@ import pytest
 
 from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
-from probe.core.storage.directories import RankDirectory, Run, find, last_run, runs
+from probe.core.storage.directories import RankDirectory, RecordedRun, find, last_run, runs
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 from tests.required import require
@@ -46,7 +46,7 @@ def values(root: Path, rank: int = 0) -> dict[int, float]:
     return found
 
 
-def hours(run: Run) -> list[tuple[int, str]]:
+def hours(run: RecordedRun) -> list[tuple[int, str]]:
     return [(each.rank, each.path.name[6:8]) for each in run.directories]
 
 

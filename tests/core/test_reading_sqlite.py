@@ -18,7 +18,7 @@ import pytest
 from probe.core.output.sinks import SINKS
 from probe.core.records import Batch, Key
 from probe.core.storage import sqlite_reader
-from probe.core.storage.batches import Step, steps
+from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
 from tests.core.sink_data import batch, context, snapshot
@@ -57,7 +57,7 @@ def write(root: Path, sink: str, numbers: range, name: str = NAME, rank: int = 0
     return directory
 
 
-def read(root: Path, rank: int = 0) -> tuple[list[Step], list[str]]:
+def read(root: Path, rank: int = 0) -> tuple[list[StoredStep], list[str]]:
     """All steps of a rank, and what is wrong with its files."""
     problems = Problems()
     with Rows(last_run(root, problems).directories, problems) as rows:
@@ -65,7 +65,7 @@ def read(root: Path, rank: int = 0) -> tuple[list[Step], list[str]]:
     return found, [str(problem) for problem in problems.kept]
 
 
-def plain(found: list[Step]) -> list[Any]:
+def plain(found: list[StoredStep]) -> list[Any]:
     """Steps as what can be compared."""
     return [
         (step.step, sorted(step.ops), b.signal, b.keys, b.shapes, b.dtypes, b.micro_stepped, b.order.tolist(),

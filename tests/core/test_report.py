@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.core.analysis.report import findings as diagnosing
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, preliminary
-from probe.core.analysis.report.page import Section, page
+from probe.core.analysis.report.page import PageSection, page
 from probe.core.analysis.report.write import write_report
 from probe.core.output.sinks.anomaly_file import AnomalyFile
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Key
-from probe.core.storage.directories import RankDirectory, Run
+from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.problems import Problems
 from tests.core.report_data import write_run
 from tests.core.sink_data import finding
@@ -118,9 +118,9 @@ def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
     assert "b" not in page_text.tags
 
 
-def run_of(root: Path, *ranks: int) -> Run:
+def run_of(root: Path, *ranks: int) -> RecordedRun:
     """Directories that a file of findings without a run may be of."""
-    return Run(tuple(RankDirectory(root / f"rank{rank}", rank, "", 0.0, {}, 0) for rank in ranks), ())
+    return RecordedRun(tuple(RankDirectory(root / f"rank{rank}", rank, "", 0.0, {}, 0) for rank in ranks), ())
 
 
 def test_findings_of_the_live_rules_are_read_back(tmp_path: Path) -> None:
@@ -250,7 +250,9 @@ def test_files_of_another_tool_need_no_manifest(tmp_path: Path) -> None:
 def test_a_page_holds_texts_of_others_as_text(tmp_path: Path, evil: str) -> None:
     """Titles, headings, data and scripts stay what they are, whatever is in them."""
     path = tmp_path / "page.html"
-    text = page(evil, [Section("a", evil, "<p>own</p>")], data={"names": [evil]}, scripts=[f'const a = "{evil[:1]}";'])
+    text = page(
+        evil, [PageSection("a", evil, "<p>own</p>")], data={"names": [evil]}, scripts=[f'const a = "{evil[:1]}";']
+    )
     path.write_text(text, encoding="utf-8")
     parsed = Text(path)
     assert parsed.tags.count("script") == 3

@@ -11,7 +11,7 @@ import pytest
 
 from probe.core.analysis.report import layout as planning
 from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
-from probe.core.analysis.report.layout import Plan, plan
+from probe.core.analysis.report.layout import ReportPlan, plan
 from probe.core.analysis.report.survey import survey
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
@@ -33,7 +33,7 @@ def faulty(step: int, rank: int, micro_step: int, row: int) -> float:
     return special[n] if n in special else varied(step, rank, micro_step, row)
 
 
-def all_cells(root: Path, lines: list[int]) -> tuple[Plan, dict[str, dict[str, Cells]], dict[str, Any]]:
+def all_cells(root: Path, lines: list[int]) -> tuple[ReportPlan, dict[str, dict[str, Cells]], dict[str, Any]]:
     """The plan of the run in ``root``, and of each signal the cells and what each line has."""
     problems = Problems()
     run = last_run(root, problems)
@@ -46,7 +46,7 @@ def all_cells(root: Path, lines: list[int]) -> tuple[Plan, dict[str, dict[str, C
     return chosen, maps, side_by_side
 
 
-def cell_of(chosen: Plan, signal: str, row: dict[str, str]) -> tuple[int, int, int]:
+def cell_of(chosen: ReportPlan, signal: str, row: dict[str, str]) -> tuple[int, int, int]:
     """The row, column and member that a row of a file belongs to."""
     members = next(one.members for one in chosen.signals if one.signal == signal)
     place = [(n, m) for n, own in enumerate(members) for m, member in enumerate(own) if member.name == row["name"]]

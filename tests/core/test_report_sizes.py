@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.report.encode import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
-from probe.core.analysis.report.layout import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, Plan, plan
-from probe.core.analysis.report.survey import Row, SignalSurvey, Survey
+from probe.core.analysis.report.layout import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, ReportPlan, plan
+from probe.core.analysis.report.survey import SignalSurvey, Survey, SurveyRow
 
 
 def surveyed(signals: int, names: int, ops: int, steps: int, interval: int = 1) -> Survey:
     """What there would be of a run of that size."""
-    rows = [Row(0, 0, f"layers.{n // 8}.block{n % 8 // 2}.part{n % 2}") for n in range(names)]
+    rows = [SurveyRow(0, 0, f"layers.{n // 8}.block{n % 8 // 2}.part{n % 2}") for n in range(names)]
     of = [SignalSurvey(f"s{n}", ("norm", *(f"op{op}" for op in range(1, ops))), rows, 0) for n in range(signals)]
     last = (steps - 1) * interval
     return Survey(of, list(range(0, last + 1, interval)) if steps <= 4096 else [], 0, last)
 
 
-def cells(chosen: Plan, ranks: int) -> tuple[int, int]:
+def cells(chosen: ReportPlan, ranks: int) -> tuple[int, int]:
     """How many cells the heatmaps have, and how many the ranks side by side."""
     lines = -(-ranks // chosen.ranks_a_line)
     return (

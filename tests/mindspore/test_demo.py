@@ -16,7 +16,7 @@ from probe.demo import recipe, training
 from probe.demo.diagnosis import name_first_bad
 from probe.demo.faults import KINDS, Fault, Injection, draw
 from probe.demo.recipe import Size
-from probe.demo.training import Plan, run
+from probe.demo.training import DemoPlan, run
 from probe.demo.verdict import matches
 from tests.required import require
 
@@ -32,7 +32,7 @@ TOKENS = mindspore.tensor(np.arange(16).reshape(2, 8), mindspore.int32)
 
 def train(kind, tmp_path):
     """A short run of a small model, and what the monitor names."""
-    outcome = run(Plan("mindspore", 1, kind, STEPS, tmp_path, ["csv"], SMALL), lambda _: None)
+    outcome = run(DemoPlan("mindspore", 1, kind, STEPS, tmp_path, ["csv"], SMALL), lambda _: None)
     assert outcome.faults == {}
     return outcome.injection, name_first_bad(outcome.findings)
 
@@ -52,7 +52,7 @@ def test_a_healthy_run_has_no_finding(tmp_path):
 
 def test_the_command_shows_it(tmp_path, monkeypatch):
     """``probe demo --framework mindspore`` succeeds; the table's two columns agree."""
-    monkeypatch.setattr(training, "Plan", partial(Plan, size=SMALL))
+    monkeypatch.setattr(training, "Plan", partial(DemoPlan, size=SMALL))
     options = ["--framework", "mindspore", "--steps", str(STEPS), "--output", str(tmp_path)]
     result = CliRunner().invoke(app, ["demo", *options, "--seed", "1", "--fault", "nan"], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -36,7 +36,7 @@ T = TypeVar("T")
 _FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
 
 
-class Row(NamedTuple):
+class MergedRow(NamedTuple):
     """One row of one rank's file."""
 
     key: tuple[str, ...]
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 class Merged(NamedTuple):
     """One row about a whole tensor."""
 
-    first: Row
+    first: MergedRow
     ranks: str
     complete: bool
     ops: Mapping[str, float]
@@ -110,10 +110,10 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
     return report
 
 
-def merge_rows(signal: str, rows: Iterable[Row], report: Report) -> list[Merged]:
+def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[Merged]:
     """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first. Those
     that differ stand behind them."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[MergedRow]] = {}
     for row in rows:
         if row.part or signal not in OWN:
             groups.setdefault((row.key, row.pp_stage, row.ranks), []).append(row)
@@ -141,7 +141,7 @@ def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
 
 
-def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
+def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
     """One row for each group, whose rows are about different elements."""
     if not groups:
         return []
@@ -172,7 +172,7 @@ def _merge(groups: Sequence[list[Row]]) -> list[Merged]:
     ]
 
 
-def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[Row]:
+def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[MergedRow]:
     """The rows of a file; lines that cannot be read are told and left out."""
     at = 1
     try:
@@ -200,7 +200,7 @@ def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[
         problems.add(path, f"expected CSV in UTF-8; after this line {error}: the rest of the file is left out", at)
 
 
-def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) -> Row:
+def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) -> MergedRow:
     """Raises ValueError if it is none."""
     if len(cells) != len(header):
         raise ValueError(f"expected {len(header)} cells, as in the first line; there are {len(cells)}")
@@ -211,9 +211,11 @@ def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) 
     shape, stage = _read_as(shape_of, line, "shape", "sizes such as [3, 2]"), _pp_stage(directory)
     covered, histogram, elements = coverage_of(line.get("coverage")), line.get(HISTOGRAM), math.prod(shape)
     if covered is None:
-        return Row(key, stage, shape, line["dtype"], "", str(directory.rank), elements, ops, histogram)
+        return MergedRow(key, stage, shape, line["dtype"], "", str(directory.rank), elements, ops, histogram)
     part = f"term {covered.part}" if covered.term else covered.part
-    return Row(key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), elements, ops, histogram)
+    return MergedRow(
+        key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), elements, ops, histogram
+    )
 
 
 def _read_as(kind: Callable[[str], T], line: Mapping[str, str], column: str, expected: str) -> T:

@@ -58,7 +58,7 @@ class Sites:
         return ".".join(parts)
 
 
-class Lines:
+class LinePatterns:
     """Which calls a configuration chooses by regular expressions on the lines of their stacks; without any, all.
 
     Each stack is searched once, however often it calls: an expression may be slow.

@@ -39,7 +39,7 @@ class _Mapping(dict[Hashable, Any]):
     repeated: list[str]
 
 
-class Lines:
+class LineNumbers:
     """The line of each key of a file, found when a problem asks for one.
 
     Args:
@@ -61,16 +61,16 @@ class Lines:
         return f"{self._name}:{self._lines.get(parts, 1)}: "
 
 
-class Parsed(NamedTuple):
+class ParsedConfig(NamedTuple):
     """What is in a configuration file."""
 
     values: dict[str, Any]
     repeated: list[str]
     """A line for each key that is there twice; the last one counts."""
-    lines: Lines
+    lines: LineNumbers
 
 
-def read(source: str | PathLike[str]) -> Parsed:
+def read(source: str | PathLike[str]) -> ParsedConfig:
     """What is in a file.
 
     Raises:
@@ -84,7 +84,7 @@ def read(source: str | PathLike[str]) -> Parsed:
     return found
 
 
-def parse(name: str, text: str) -> Parsed:
+def parse(name: str, text: str) -> ParsedConfig:
     """What is in a file called ``name`` that holds ``text``.
 
     Raises:
@@ -100,12 +100,12 @@ def parse(name: str, text: str) -> Parsed:
         found = "nothing" if value is None else f"a {type(value).__name__}"
         advice = 'write keys and values, such as {"wg_distribution": true}'
         raise ConfigError(name, [f"{name}:1: expected a mapping of keys at the top level, got {found}; {advice}"])
-    lines = Lines(name, find)
+    lines = LineNumbers(name, find)
     repeated = [
         f"{lines.lead(path)}{path_text(path)}: given more than once, expected once; keep one"
         for path in _repetitions(value)
     ]
-    return Parsed(dict(value), repeated, lines)  # type: ignore[arg-type] # other keys are told by the settings
+    return ParsedConfig(dict(value), repeated, lines)  # type: ignore[arg-type] # other keys are told by the settings
 
 
 def _is_yaml(name: str) -> bool:

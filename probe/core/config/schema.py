@@ -121,7 +121,7 @@ def _args_of_rule(value: object, info: ValidationInfo) -> Any:
 _RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}")
 
 
-class Rule(Section):
+class RuleSettings(Section):
     """One alert rule."""
 
     rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME] = Field(
@@ -135,7 +135,7 @@ class Rule(Section):
 class Alert(Section):
     """Automatic alerts."""
 
-    rules: tuple[Rule, ...] = tuple(Rule(rule_name=name, args={}) for name in DEFAULT_RULES)
+    rules: tuple[RuleSettings, ...] = tuple(RuleSettings(rule_name=name, args={}) for name in DEFAULT_RULES)
     """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
     judges only the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead
     and AnomalyFrozen with their defaults. An empty list: none."""

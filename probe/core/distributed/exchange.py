@@ -19,7 +19,7 @@ make room for more in the step after too many came."""
 Table = npt.NDArray[Any]
 
 
-class Tables:
+class TableExchange:
     """Where ``ranks`` tell each other a table in each step.
 
     Args:

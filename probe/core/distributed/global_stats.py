@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probe.core.backend.protocols import Exchange, Parallel
-from probe.core.distributed.exchange import Table, Tables, identity_of, meet
+from probe.core.distributed.exchange import Table, TableExchange, identity_of, meet
 from probe.core.distributed.replicas import Replicas
 from probe.core.faults import Faults
 from probe.core.histogram import HISTOGRAM, width
@@ -59,7 +59,7 @@ class Group:
         ]
         fields += [(name, "f8", (width([name]),)) if name == HISTOGRAM else (name, "f8") for name in self._columns]
         self._row = np.dtype(fields)
-        self._tables = Tables(ranks, exchange, self._row, rows)
+        self._tables = TableExchange(ranks, exchange, self._row, rows)
 
     def merge(self, step: int, batches: Sequence[Batch], parts: Sequence[Part]) -> tuple[dict[str, Array], Array]:
         """For each of ``parts``: the moments of the whole, and how many of its elements were heard of.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend.protocols import Parallel
-from probe.core.distributed.exchange import Table, Tables, identity_of, meet
+from probe.core.distributed.exchange import Table, TableExchange, identity_of, meet
 from probe.core.moments import MOMENTS
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.rules import about
@@ -31,7 +31,7 @@ class Replicas:
     def __init__(self, parallel: Parallel, ranks: Sequence[int], where: str, said: str, seconds: float) -> None:
         self.ranks = tuple(sorted(ranks))
         self._parallel, self._where, self._said, self._seconds = parallel, where, said, seconds
-        self._tables: Tables | None = None
+        self._tables: TableExchange | None = None
         self._known: dict[str, tuple[tuple[Key, ...], tuple[Coverage | None, ...], npt.NDArray[np.uint64]]] = {}
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
@@ -46,7 +46,7 @@ class Replicas:
         mine = np.concatenate([*parts, np.empty(0, ROW)])
         if self._tables is None:
             exchange, rows = meet(self._parallel, self.ranks, self._where, self._said, len(mine), self._seconds)
-            self._tables = Tables(self.ranks, exchange, ROW, rows)
+            self._tables = TableExchange(self.ranks, exchange, ROW, rows)
         theirs = self._tables.swap(step, mine)
         if all(np.array_equal(table, mine) for table in theirs):
             return list(batches)

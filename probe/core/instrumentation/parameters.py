@@ -8,7 +8,7 @@ from functools import partial
 
 from probe.core.backend.protocols import Optimizer
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.selection import Names, Watched
+from probe.core.instrumentation.selection import TargetNames, Watched
 
 REPLACED = (
     "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
@@ -29,7 +29,7 @@ class Parameters:
         """Whether it was looked for new ones in the step in progress."""
         self._attached: dict[int, ExitStack] = {}
         """The hooks of each parameter."""
-        self._names = Names(run.settings.squash_name)
+        self._names = TargetNames(run.settings.squash_name)
         self._known: dict[int, Watched] = {}
         self._waiting: list[Watched] = []
         self._owned: dict[int, list[Watched]] = {}

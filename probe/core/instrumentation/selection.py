@@ -33,7 +33,7 @@ def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
     return Watched(stage, full, name, thing, Key(name, stage=stage))
 
 
-class Names:
+class TargetNames:
     """Gives row names: squashed if asked for, unless two things of one stage would be called alike: then both keep
     their full names. What has its name by the time the other comes keeps it, as rows have been written under it.
     """
@@ -90,7 +90,7 @@ def nearest_name(name: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1)), None) if len(name) <= LONGEST_NAME else None
 
 
-class Target(NamedTuple):
+class WatchedTarget(NamedTuple):
     key: str
     """As it was written."""
     stage: int | None
@@ -154,11 +154,11 @@ class Selection:
         return found
 
 
-def _target(key: str, entry: Any) -> Target:
+def _target(key: str, entry: Any) -> WatchedTarget:
     prefix = re.match(r"(\d+):", key)
     chosen = {place: getattr(entry, place) for place in PLACES if getattr(entry, place) is not None}
     name = key[prefix.end() :] if prefix else key
-    return Target(key, int(prefix.group(1)) if prefix else None, name, chosen or dict.fromkeys(PLACES))
+    return WatchedTarget(key, int(prefix.group(1)) if prefix else None, name, chosen or dict.fromkeys(PLACES))
 
 
 def names_of(full: str) -> set[str]:

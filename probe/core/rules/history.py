@@ -32,7 +32,7 @@ class Field(NamedTuple):
     shape: tuple[int, ...] = ()
 
 
-class Readings(NamedTuple):
+class HistoryReadings(NamedTuple):
     """The values of several ops of one batch in one line; four columns of equal length."""
 
     values: Array
@@ -43,8 +43,8 @@ class Readings(NamedTuple):
     at: Indices
     """Row in the batch."""
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Readings:
-        return Readings(self.values[mask], self.slots[mask], self.op[mask], self.at[mask])
+    def where(self, mask: npt.NDArray[np.bool_]) -> HistoryReadings:
+        return HistoryReadings(self.values[mask], self.slots[mask], self.op[mask], self.at[mask])
 
 
 class History:
@@ -66,16 +66,16 @@ class History:
         """The array of a field, by slot. Writing to it remembers; fetch it anew after each :meth:`read`."""
         return self._arrays[name].reshape(-1, *self._fields[name].shape)
 
-    def read(self, batch: Batch) -> Readings:
+    def read(self, batch: Batch) -> HistoryReadings:
         """What ``batch`` holds of these ops, without NaN and without what there is no room for."""
         ops = [n for n, op in enumerate(self._ops) if op in OPS and OPS[op].moment in batch.columns]
         if not ops or not len(batch):
-            return Readings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
+            return HistoryReadings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
         rows = self.rows(batch)
         values = np.stack([batch.op(self._ops[n]) for n in ops])
         op, at = np.nonzero(~np.isnan(values) & (rows >= 0))
         kinds = np.array(ops, dtype=np.int64)[op]
-        return Readings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
+        return HistoryReadings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
 
     def rows(self, batch: Batch) -> Indices:
         """Each key's row, which is its slot where there is one op; -1 where there is no room."""

@@ -14,7 +14,7 @@ from pydantic import ValidationInfo, field_validator
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.about import About, Ops, not_more_than_window
-from probe.core.rules.history import Field, History, Indices, Readings, measures
+from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
 from probe.core.rules.reporter import Reporter
 
 Mask = npt.NDArray[np.bool_]
@@ -126,7 +126,7 @@ class AnomalySpike(About):
             own = found.op == n
             yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
 
-    def _spikes(self, batch: Batch, readings: Readings, sizes: Array) -> tuple[Mask, Array]:
+    def _spikes(self, batch: Batch, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
         """Which values spike, and the medians of those that might (NaN elsewhere)."""
         spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
         windows = self.history.of("window")[readings.slots]
@@ -149,19 +149,21 @@ class AnomalySpike(About):
         medians[held] = medians_of(windows[held])
         return medians
 
-    def _candidates(self, readings: Readings, sizes: Array, windows: npt.NDArray[np.float32], least: Array) -> Indices:
+    def _candidates(
+        self, readings: HistoryReadings, sizes: Array, windows: npt.NDArray[np.float32], least: Array
+    ) -> Indices:
         """Values that could spike, by bounds that are cheaper than a median: it lies between the extremes."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - np.fmin.reduce(windows, axis=1)
         below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)
         return np.flatnonzero(ready & (np.maximum(above, below) > least))
 
-    def _may_be_small(self, batch: Batch, readings: Readings, n: int) -> bool:
+    def _may_be_small(self, batch: Batch, readings: HistoryReadings, n: int) -> bool:
         """Whether a small value of this reading can be judged at all."""
         row = readings.at[n]
         return bool(self._two_sided[readings.op[n]]) and _elements(batch, row, readings.values[n]) >= FEW
 
-    def _is_large(self, readings: Readings) -> Mask:
+    def _is_large(self, readings: HistoryReadings) -> Mask:
         """Which values are of the largest magnitude in their tensor, or at least could be."""
         side = np.array([{"min": -1, "max": 1}.get(op, 0) for op in self._ops])[readings.op]
         mask: Mask = side * readings.values >= 0

@@ -13,7 +13,7 @@ from pydantic import ValidationInfo, field_validator
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
 from probe.core.rules.about import About, has_op, needs, not_more_than_window
-from probe.core.rules.history import Field, History, Indices, Readings, measures
+from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
 from probe.core.rules.reporter import Reporter
 from probe.core.rules.spike import medians_of
 
@@ -91,7 +91,7 @@ class AnomalyVanish(About):
         vanished = readings.where(found)
         yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[found]))
 
-    def _low(self, readings: Readings, sizes: Array) -> tuple[Mask, Array]:
+    def _low(self, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
         """Which gradients are vanishingly small, and the medians before, where they were needed (NaN elsewhere)."""
         windows = self.history.of("window")[readings.slots]
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from probe.core.messages import printable
 from probe.core.storage.anomaly_json import FOLDER, Entry, read
-from probe.core.storage.directories import RankDirectory, Run, find, runs
+from probe.core.storage.directories import RankDirectory, RecordedRun, find, runs
 from probe.core.storage.problems import Problems
 
 ALL = "all"
 """Asks for the findings of every run."""
 
 
-def belongs(run: Run) -> Callable[[Entry], bool | None]:
+def belongs(run: RecordedRun) -> Callable[[Entry], bool | None]:
     """Whether an entry is of ``run``, and of no step that was done again after a resume; None if it does not say."""
     directory_of = _finder(run.directories)
 
@@ -46,7 +46,7 @@ def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirec
     return lambda entry: find_it(entry.run, entry.rank, entry.typed.get("start"))
 
 
-def known(root: Path, entries: Iterable[Entry]) -> list[Run]:
+def known(root: Path, entries: Iterable[Entry]) -> list[RecordedRun]:
     """The runs in an output directory and those of ``entries``, whose directories may be gone; the latest at the end.
 
     Args:
@@ -71,7 +71,7 @@ def _began(entry: Entry) -> float:
         return 0.0
 
 
-def chosen(there: list[Run], name: str) -> Run:
+def chosen(there: list[RecordedRun], name: str) -> RecordedRun:
     """The run of which a directory's name begins with ``name``; the latest one if that is empty.
 
     Raises:

@@ -45,7 +45,7 @@ class Readable(Protocol):
         """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
 
 
-class Step(NamedTuple):
+class StoredStep(NamedTuple):
     """All that one rank has written of one step."""
 
     step: int
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 def steps(
     rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
-) -> Iterator[Step]:
+) -> Iterator[StoredStep]:
     """The steps of one rank, in order; of ``signals`` or of all.
 
     What files do not say: ``order`` is the position among the rows of the signal and step, not among all signals'.
@@ -74,7 +74,7 @@ def steps(
         held = [_batch(part, known, rows.problems) for table in tables for part in _parts(table)]
         held.sort(key=lambda pair: (signal_of(pair[0].signal).phase, pair[0].signal))
         ops = dict.fromkeys(op for _, names in held for op in names)
-        yield Step(step, rank, [batch for batch, _ in held], tuple(ops))
+        yield StoredStep(step, rank, [batch for batch, _ in held], tuple(ops))
 
 
 class _Table(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from probe.core.storage import csv_chunks, parquet_chunks
 from probe.core.storage.layout import TableFile
-from probe.core.storage.metric_rows import Rows
+from probe.core.storage.metric_rows import MetricRows
 
 PIECE_BYTES = 1 << 20
 """Of a CSV file that are read at a time."""
@@ -15,7 +15,7 @@ PIECE_ROWS = 100_000
 """Of a Parquet file that are read at a time."""
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Part of a file: from byte ``begin`` to byte ``end`` of a CSV file, or rows of a Parquet file."""
 
     file: TableFile
@@ -26,17 +26,17 @@ class Piece(NamedTuple):
     """Whether no other piece of the file follows."""
 
 
-class Parsed(NamedTuple):
+class ParsedChunk(NamedTuple):
     """What a piece holds."""
 
-    rows: Rows | None
+    rows: MetricRows | None
     bad: int = 0
     """Lines that were left out."""
     troubles: tuple[tuple[int | None, str], ...] = ()
     """The first of them: the line, and what is wrong with it."""
 
 
-def pieces(file: TableFile, rank: int, size: int) -> Iterator[Piece]:
+def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
     """The pieces of ``file``, in order; at least one.
 
     Args:
@@ -52,10 +52,10 @@ def pieces(file: TableFile, rank: int, size: int) -> Iterator[Piece]:
         size, step = size - file.torn, PIECE_BYTES
     for begin in range(0, max(1, size), step):
         end = min(begin + step, size)
-        yield Piece(file, rank, begin, end, end == size)
+        yield Chunk(file, rank, begin, end, end == size)
 
 
-def parse(piece: Piece) -> Parsed:
+def parse(piece: Chunk) -> ParsedChunk:
     """The rows of ``piece``.
 
     Raises:
@@ -65,5 +65,5 @@ def parse(piece: Piece) -> Parsed:
     """
     file = piece.file
     if file.format == "parquet":
-        return Parsed(parquet_chunks.read(file, piece.rank, piece.begin, piece.end))
-    return Parsed(*csv_chunks.read(file, piece.rank, piece.begin, None if piece.last else piece.end, file.torn))
+        return ParsedChunk(parquet_chunks.read(file, piece.rank, piece.begin, piece.end))
+    return ParsedChunk(*csv_chunks.read(file, piece.rank, piece.begin, None if piece.last else piece.end, file.torn))

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from probe.core.storage.layout import KEY, TEXT, TableFile, whole
-from probe.core.storage.metric_rows import Rows, assembled
+from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.problems import cannot_be_read
 
 TOLD = 3
 """Bad lines of a piece that are told one by one."""
 BLOCK_BYTES = 1 << 20
 
-Read = tuple[Rows | None, int, tuple[tuple[int | None, str], ...]]
+Read = tuple[MetricRows | None, int, tuple[tuple[int | None, str], ...]]
 """The rows, the number of lines that were left out, and the first of them: the line, and what is wrong with it."""
 
 
@@ -77,7 +77,7 @@ def _next_line(file: io.BufferedReader, position: int) -> int:
     return file.tell()
 
 
-def _rows(file: TableFile, rank: int, table: Sequence[Sequence[str]]) -> Rows | None:
+def _rows(file: TableFile, rank: int, table: Sequence[Sequence[str]]) -> MetricRows | None:
     """The cells of ``table`` as columns.
 
     Raises:

@@ -43,7 +43,7 @@ class RankDirectory(NamedTuple):
     this one has from that step on was done again."""
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """The directories of all ranks of one run."""
 
     directories: tuple[RankDirectory, ...]
@@ -111,7 +111,7 @@ def place(root: Path) -> Path:
     return root.resolve() if not root.name or ".." in root.parts else root
 
 
-def runs(directories: Iterable[RankDirectory]) -> list[Run]:
+def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
     """The runs that ``directories`` are of, the one that began last at the end.
 
     A directory of a rank goes on from the one before it if it begins at a later step; else a new run begins. If all
@@ -126,7 +126,7 @@ def runs(directories: Iterable[RankDirectory]) -> list[Run]:
             own[-1].append(directory)
         else:
             own.append([directory])
-    found: list[Run] = []
+    found: list[RecordedRun] = []
     while chains:
         taken = _together({rank: own[-1][0].began for rank, own in chains.items()}, [len(o) for o in chains.values()])
         found.append(_run([directory for rank in taken for directory in chains[rank].pop()]))
@@ -141,7 +141,7 @@ def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
     return directory.rank, directory.began, attachment, directory.first_step, directory.path.name
 
 
-def last_run(root: Path, problems: Problems) -> Run:
+def last_run(root: Path, problems: Problems) -> RecordedRun:
     """The run in ``root`` that began last; that there are others, and that ranks are missing, is told to ``problems``.
 
     Raises:
@@ -159,7 +159,7 @@ def last_run(root: Path, problems: Problems) -> Run:
     return _without_empty(last, problems)
 
 
-def _without_empty(run: Run, problems: Problems) -> Run:
+def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     """Without the ranks that have made a directory and written no table, where others have written some."""
     written = {directory.rank for directory in run.directories if _has_rows(directory.path)}
     expected = _expected(run.directories)
@@ -173,7 +173,7 @@ def _without_empty(run: Run, problems: Problems) -> Run:
             what = f"rank {rank} has found nothing, and with history it has written nothing: left out"
         problems.add(last.path, what, skipped=not healthy)
     kept = tuple(directory for directory in run.directories if directory.rank not in empty)
-    return Run(kept, tuple(sorted({*run.missing, *empty})))
+    return RecordedRun(kept, tuple(sorted({*run.missing, *empty})))
 
 
 def _has_rows(path: Path) -> bool:
@@ -197,9 +197,9 @@ def _together(began: Mapping[int, float], lengths: Sequence[int]) -> list[int]:
     return [rank for rank, time in began.items() if len(set(lengths)) == 1 or newest - time < TOGETHER]
 
 
-def _run(directories: list[RankDirectory]) -> Run:
+def _run(directories: list[RankDirectory]) -> RecordedRun:
     ranks = {directory.rank for directory in directories}
-    return Run(tuple(directories), tuple(sorted(_expected(directories) - ranks)))
+    return RecordedRun(tuple(directories), tuple(sorted(_expected(directories) - ranks)))
 
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:

@@ -15,7 +15,7 @@ _NUMBERS = ("vpp_stage", "micro_step", "call")
 Indices = npt.NDArray[np.int64]
 
 
-class Target(NamedTuple):
+class MetricTarget(NamedTuple):
     """What a row is about."""
 
     name: str
@@ -25,7 +25,7 @@ class Target(NamedTuple):
     call: int = 0
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """What the tensor of a row is like; ``""`` for what is not known."""
 
     shape: str = ""
@@ -33,16 +33,16 @@ class Form(NamedTuple):
     coverage: str = ""
 
 
-class Rows(NamedTuple):
+class MetricRows(NamedTuple):
     """Rows of one signal and rank, column by column; each column as long as ``steps``."""
 
     signal: str
     rank: int
     steps: Indices
-    targets: Sequence[Target]
+    targets: Sequence[MetricTarget]
     target: Indices
     """Of each row its index in ``targets``."""
-    forms: Sequence[Form]
+    forms: Sequence[TensorForm]
     form: Indices
     """Of each row its index in ``forms``."""
     values: Mapping[str, npt.NDArray[np.float64]]
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     micro_stepped: bool = False
     """Whether the micro step tells rows apart here."""
 
-    def taken(self, chosen: Any) -> Rows:
+    def taken(self, chosen: Any) -> MetricRows:
         """The rows that an index or a mask of NumPy's ``chosen`` takes."""
         return self._replace(
             steps=self.steps[chosen],
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
 
 def assembled(
     signal: str, rank: int, about: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
-) -> Rows:
+) -> MetricRows:
     """Rows from the cells of a table.
 
     Args:
@@ -74,14 +74,14 @@ def assembled(
     zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
     keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
     targets, target = numbered(keys)
-    forms, form = numbered(zip(*(about.get(column, nothing) for column in Form._fields), strict=True))
-    return Rows(
+    forms, form = numbered(zip(*(about.get(column, nothing) for column in TensorForm._fields), strict=True))
+    return MetricRows(
         signal=signal,
         rank=rank,
         steps=_steps(about["step"]),
-        targets=[Target(name or "", *map(whole, _NUMBERS, numbers)) for name, *numbers in targets],
+        targets=[MetricTarget(name or "", *map(whole, _NUMBERS, numbers)) for name, *numbers in targets],
         target=target,
-        forms=[Form(*(text or "" for text in texts)) for texts in forms],
+        forms=[TensorForm(*(text or "" for text in texts)) for texts in forms],
         form=form,
         values=values,
         micro_stepped="micro_step" in about,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.storage.metric_rows import Rows, Target
+from probe.core.storage.metric_rows import MetricRows, MetricTarget
 
 FILE_NAME = "monitor_metrics.db"
 STEP_PARTITION = 500
@@ -108,7 +108,7 @@ class MetricsDatabase:
             self.connection.execute(statement, (step_partition,))
             self._partition = step_partition
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: MetricRows) -> None:
         """Adds ``rows``; one about the same rank, step and target replaces what is there."""
         if not len(rows.steps):
             return
@@ -198,12 +198,12 @@ class MetricsDatabase:
 
     def _forget(self) -> None:
         """What is remembered of the database may have been undone."""
-        self._names = Names(self.connection)
+        self._names = NameTable(self.connection)
         self._tables: dict[tuple[int, int], _Table] = {}
-        self._placed: dict[int, Sequence[Target]] = {}
+        self._placed: dict[int, Sequence[MetricTarget]] = {}
         """By signal the targets that were written last."""
 
-    def _insert(self, metric: int, partition: int, rows: Rows) -> None:
+    def _insert(self, metric: int, partition: int, rows: MetricRows) -> None:
         table = self._tables.get((metric, partition))
         if table is None or not set(rows.values) <= set(table.stats):
             while len(self._tables) >= MOST_TABLES:
@@ -218,7 +218,7 @@ class MetricsDatabase:
         ranks = [rows.rank] * len(targets)
         self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
 
-    def _place(self, metric: int, rows: Rows) -> None:
+    def _place(self, metric: int, rows: MetricRows) -> None:
         """Keeps the order of a signal's targets: that in which they are first written."""
         if self._placed.get(metric) is rows.targets:  # as in the step before
             return
@@ -233,7 +233,7 @@ class MetricsDatabase:
         )
         self._placed[metric] = rows.targets
 
-    def _table(self, metric: int, partition: int, rows: Rows) -> _Table:
+    def _table(self, metric: int, partition: int, rows: MetricRows) -> _Table:
         """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
         if clash := {stat.lower() for stat in rows.values} & set(FIXED):
             raise ValueError(f"expected ops, got columns called {', '.join(sorted(clash))}")
@@ -367,7 +367,7 @@ _COLUMNS = {
 _RANGE = {"min_step": "min", "max_step": "max", "max_rank": "max"}
 
 
-class Names:
+class NameTable:
     """Remembers what it has looked up, so that a known name costs no query; of a transaction that is undone it must
     be forgotten with it."""
 

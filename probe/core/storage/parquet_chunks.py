@@ -11,7 +11,7 @@ import numpy as np
 
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.layout import KEY, TEXT, TableFile
-from probe.core.storage.metric_rows import Rows, assembled
+from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.parquet_check import misfit
 from probe.core.storage.sql import pattern_of
 
@@ -30,7 +30,7 @@ def number_of_rows(path: Path) -> int:
         return int(connection.execute(query, [pattern_of(path)]).fetchone()[0])
 
 
-def read(file: TableFile, rank: int, begin: int, end: int) -> Rows | None:
+def read(file: TableFile, rank: int, begin: int, end: int) -> MetricRows | None:
     """Rows ``begin`` to ``end - 1``.
 
     Raises:

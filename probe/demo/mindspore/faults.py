@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from probe.demo.faults import Fault, Injection, Places
+from probe.demo.faults import Fault, FaultPlaces, Injection
 
 
-def places(model: nn.Cell) -> Places:
+def places(model: nn.Cell) -> FaultPlaces:
     """Where ``model`` can break."""
     cells = {name: cell for name, cell in model.cells_and_names() if name}
     computing = [name for name, cell in cells.items() if not isinstance(cell, nn.CellList)]
     weighted = [name for name, cell in cells.items() if list(cell.parameters_and_names(expand=False))]
-    return Places({name: held.size for name, held in model.parameters_and_names()}, computing, weighted)
+    return FaultPlaces({name: held.size for name, held in model.parameters_and_names()}, computing, weighted)
 
 
 def inject(model: nn.Cell, fault: Fault) -> None:

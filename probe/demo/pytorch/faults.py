@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from probe.demo.faults import Fault, Places
+from probe.demo.faults import Fault, FaultPlaces
 
 
-def places(model: torch.nn.Module) -> Places:
+def places(model: torch.nn.Module) -> FaultPlaces:
     """Where ``model`` can break."""
     modules = list(model.named_modules())
-    return Places(
+    return FaultPlaces(
         {name: parameter.numel() for name, parameter in model.named_parameters()},
         [name for name, module in modules if name and not isinstance(module, torch.nn.ModuleList)],
         [name for name, module in modules if list(module.parameters(recurse=False))],

@@ -25,42 +25,42 @@ class _Part(NamedTuple):
     it was queued."""
 
 
-class Sides(NamedTuple):
+class CallSides(NamedTuple):
     """The tensors that this rank gives to a transfer, and those that it gets."""
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
 
 
-def _in_place(_: Any, given: Arguments) -> Sides:
-    return Sides(flat(given[0]), flat(given[0]))
+def _in_place(_: Any, given: Arguments) -> CallSides:
+    return CallSides(flat(given[0]), flat(given[0]))
 
 
-def _apart(_: Any, given: Arguments) -> Sides:
-    return Sides(flat(given[1]), flat(given[0]))
+def _apart(_: Any, given: Arguments) -> CallSides:
+    return CallSides(flat(given[1]), flat(given[0]))
 
 
-def _from_root(group: Any, given: Arguments) -> Sides:
-    return Sides(flat(given[0]) if group.rank() == _root(given) else [], flat(given[0]))
+def _from_root(group: Any, given: Arguments) -> CallSides:
+    return CallSides(flat(given[0]) if group.rank() == _root(given) else [], flat(given[0]))
 
 
-def _to_root(group: Any, given: Arguments) -> Sides:
-    return Sides(flat(given[0]), flat(given[0]) if group.rank() == _root(given) else [])
+def _to_root(group: Any, given: Arguments) -> CallSides:
+    return CallSides(flat(given[0]), flat(given[0]) if group.rank() == _root(given) else [])
 
 
-def _given(_: Any, given: Arguments) -> Sides:
-    return Sides(flat(given[0]), [])
+def _given(_: Any, given: Arguments) -> CallSides:
+    return CallSides(flat(given[0]), [])
 
 
-def _got(_: Any, given: Arguments) -> Sides:
-    return Sides([], flat(given[0]))
+def _got(_: Any, given: Arguments) -> CallSides:
+    return CallSides([], flat(given[0]))
 
 
-def _nothing(_: Any, __: Arguments) -> Sides:
-    return Sides([], [])
+def _nothing(_: Any, __: Arguments) -> CallSides:
+    return CallSides([], [])
 
 
-TRANSFERS: dict[str, Callable[[Any, Arguments], Sides]] = {
+TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "allreduce": _in_place,
     "allreduce_coalesced": _in_place,
     "broadcast": _from_root,
@@ -99,7 +99,7 @@ def _root(given: Arguments) -> int:
     return 0
 
 
-def method(name: str, sides: Callable[[Any, Arguments], Sides]) -> Callable[..., Any]:
+def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[..., Any]:
     original = getattr(dist.ProcessGroup, name)
 
     @functools.wraps(original)
@@ -116,7 +116,7 @@ def method(name: str, sides: Callable[[Any, Arguments], Sides]) -> Callable[...,
 
 
 def _begin_transfer(
-    name: str, sides: Callable[[Any, Arguments], Sides], group: Any, args: Arguments, kwargs: dict[str, Any]
+    name: str, sides: Callable[[Any, Arguments], CallSides], group: Any, args: Arguments, kwargs: dict[str, Any]
 ) -> _Part:
     part = _Part([], [], [])
 

@@ -60,10 +60,10 @@ def check_unwrapped(parameter: torch.nn.Parameter) -> None:
         )
 
 
-def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Unit]]:
+def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, FlatUnit]]:
     """Every parameter of every unit, with the unit."""
     for module in _units(model):
-        unit = Unit(module)
+        unit = FlatUnit(module)
         for parameter in _originals(module._handle.flat_param):
             yield parameter, unit
 
@@ -80,7 +80,7 @@ def _originals(flat: Any) -> list[torch.nn.Parameter]:
     return [*(flat._params or ()), *(flat._shared_params or ())]
 
 
-class Piece(NamedTuple):
+class FlatPiece(NamedTuple):
     """Where one parameter lies."""
 
     shape: torch.Size
@@ -93,7 +93,7 @@ class Piece(NamedTuple):
     """Which of the flattened parameter's elements those are."""
 
 
-class Unit:
+class FlatUnit:
     """One flat parameter: the home of those that lie in it."""
 
     def __init__(self, module: Any) -> None:
@@ -112,19 +112,19 @@ class Unit:
     def _flat(self) -> Any:
         return self._flat_ref()
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[FlatPiece]:
         flat = self._flat
         sizes, padding = flat._numels_with_padding, flat._is_padding_mask
         starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
         starts = [start for start, pads in zip(starts, padding, strict=True) if not pads]
         for shape, start, kept in zip(flat._shapes, starts, flat._shard_param_infos, strict=True):
             if not self._sharded:
-                yield Piece(shape, start, shape.numel(), shape.numel(), "")
+                yield FlatPiece(shape, start, shape.numel(), shape.numel(), "")
             elif kept.in_shard:
                 part = f"{kept.intra_param_start_idx}:{kept.intra_param_end_idx + 1}"
-                yield Piece(shape, start, shape.numel(), kept.numel_in_shard, part)
+                yield FlatPiece(shape, start, shape.numel(), kept.numel_in_shard, part)
             else:
-                yield Piece(shape, start, shape.numel(), 0, "0:0")
+                yield FlatPiece(shape, start, shape.numel(), 0, "0:0")
 
     def _reduces(self) -> bool:
         return bool(getattr(self._module(), "_sync_gradients", True))

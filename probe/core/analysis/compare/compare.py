@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.analysis.compare.differences import Tables
-from probe.core.analysis.compare.first_difference import Row, executed, first_rows
+from probe.core.analysis.compare.differences import DifferenceTables
+from probe.core.analysis.compare.first_difference import DifferingRow, executed, first_rows
 from probe.core.analysis.compare.name_map import nearest
 from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides
 from probe.core.analysis.compare.runs import opened
@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
     """Pairs of rows compared."""
     beyond: int
     """Those that differ by more than the tolerance."""
-    first: list[Row]
+    first: list[DifferingRow]
     """The first of them, in causal order."""
     before: float
     """The largest relative difference in the steps before the first that is beyond; 0 if there is none."""
@@ -115,7 +115,7 @@ def compare(a: Path, b: Path, options: Options = Options(), most: int = 20) -> C
         sides = Sides(side_a, side_b, options)
         dtype = coarsest(sides.dtypes())
         relative = RELATIVE[dtype] if options.relative is None else options.relative
-        tables = Tables(sides, relative)
+        tables = DifferenceTables(sides, relative)
         first = first_rows(tables, most)
         rows, beyond, only_a, only_b = _totals(tables)
         found = Comparison(
@@ -150,20 +150,20 @@ def compare(a: Path, b: Path, options: Options = Options(), most: int = 20) -> C
     return found._replace(problems=told + duplicated, skipped=any(problems.skipped for problems in read))
 
 
-def _totals(tables: Tables) -> tuple[int, int, int, int]:
+def _totals(tables: DifferenceTables) -> tuple[int, int, int, int]:
     query = "SELECT sum(rows), sum(beyond), sum(only_a), sum(only_b) FROM by_step"
     rows, beyond, only_a, only_b = (int(number or 0) for number in tables.connection.execute(query).fetchall()[0])
     return rows, beyond, only_a, only_b
 
 
-def _before(tables: Tables, first: list[Row]) -> float:
+def _before(tables: DifferenceTables, first: list[DifferingRow]) -> float:
     if not first:
         return 0.0
     query = "SELECT coalesce(max(excess), 0) FROM by_step WHERE step < ?"
     return float(tables.connection.execute(query, [first[0].step]).fetchall()[0][0]) * tables.relative
 
 
-def _counts(tables: Tables) -> list[tuple[str, int, int, float]]:
+def _counts(tables: DifferenceTables) -> list[tuple[str, int, int, float]]:
     query = "SELECT signal, sum(rows), sum(beyond), coalesce(max(excess), 0) FROM by_step GROUP BY signal"
     found = {row[0]: row for row in tables.connection.execute(query).fetchall()}
     return [
@@ -173,7 +173,7 @@ def _counts(tables: Tables) -> list[tuple[str, int, int, float]]:
     ]
 
 
-def _only_names(tables: Tables, rows: int) -> OnlyIn:
+def _only_names(tables: DifferenceTables, rows: int) -> OnlyIn:
     """With their signals; if the runs share no name at all, with the nearest of the other run."""
     lists = []
     for column in ("only_a", "only_b"):
@@ -190,7 +190,7 @@ def _described(listed: Iterable[tuple[str, str, int]], others: list[str]) -> lis
     return [f"{signal} {name} ({rows} row{'s' * (rows > 1)}){nearest(name, others)}" for signal, name, rows in listed]
 
 
-def _growth(tables: Tables, signal: str) -> Growth:
+def _growth(tables: DifferenceTables, signal: str) -> Growth:
     query = (
         "WITH span AS (SELECT min(step) AS first, (max(step) - min(step)) // ? + 1 AS width FROM steps) "
         "SELECT min(step), max(excess) FROM by_step, span WHERE signal = ? AND excess IS NOT NULL "
@@ -200,7 +200,7 @@ def _growth(tables: Tables, signal: str) -> Growth:
     return Growth(signal, [row[0] for row in found], [row[1] * tables.relative for row in found])
 
 
-def _layers(tables: Tables, signal: str) -> Layers:
+def _layers(tables: DifferenceTables, signal: str) -> Layers:
     """Of the names that differ most."""
     chosen = (
         "SELECT name FROM by_name WHERE signal = $signal GROUP BY name HAVING max(excess) IS NOT NULL "  # noqa: S608

@@ -10,7 +10,7 @@ COLUMNS = 200
 """Ranges of steps that differences are kept by, for each name."""
 
 
-class Tables:
+class DifferenceTables:
     """What came of comparing: the tables ``by_step`` (signal, step and micro step) and ``by_name`` (signal, name as A
     has it, and ``bin``, a range of steps).
 

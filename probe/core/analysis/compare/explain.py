@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from probe.core.analysis.compare.compare import Comparison
-from probe.core.analysis.compare.first_difference import Row
+from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.messages import plural, printable
 from probe.core.naming import signal_of
 
@@ -30,7 +30,7 @@ def verdict(found: Comparison) -> str:
     return f"The runs are the same: {within}"
 
 
-def sentence(row: Row) -> str:
+def sentence(row: DifferingRow) -> str:
     """Where a row is and what differs in it."""
     micro = f", micro step {row.micro_step}" if row.micro_stepped else ""
     name = row.name + (f" ({row.name_b} in B)" if row.name_b != row.name else "")
@@ -39,7 +39,7 @@ def sentence(row: Row) -> str:
     )
 
 
-def what(row: Row) -> str:
+def what(row: DifferingRow) -> str:
     """The number that differs most."""
     if row.shapes_differ:
         return f"shape {row.shape} against {row.shape_b}"
@@ -51,7 +51,7 @@ COLUMNS = ("step", "signal", "name", "number", "A", "B", "relative")
 """Of a table of rows."""
 
 
-def place(row: Row) -> tuple[str, ...]:
+def place(row: DifferingRow) -> tuple[str, ...]:
     """A row as cells of a table: see :data:`COLUMNS`."""
     step = f"{row.step}.{row.micro_step}" if row.micro_stepped else str(row.step)
     name = row.name + (f" = {row.name_b}" if row.name_b != row.name else "")

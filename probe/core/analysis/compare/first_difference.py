@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from probe.core.analysis.compare.differences import Tables, selected_numbers
+from probe.core.analysis.compare.differences import DifferenceTables, selected_numbers
 from probe.core.analysis.compare.tolerance import difference
 from probe.core.naming import cell_name, signal_of
 from probe.core.rules.causal_order import position
@@ -28,7 +28,7 @@ class Number(NamedTuple):
     """Whether it is more than the tolerance."""
 
 
-class Row(NamedTuple):
+class DifferingRow(NamedTuple):
     """One row that differs."""
 
     signal: str
@@ -72,21 +72,21 @@ class _Group(NamedTuple):
     beyond: int
 
 
-def first_rows(tables: Tables, most: int) -> list[Row]:
+def first_rows(tables: DifferenceTables, most: int) -> list[DifferingRow]:
     """The first ``most`` rows that are beyond the tolerance.
 
     Order: step; then weights, then one micro step after the other, forward before backward, then what there is once a
     step; then as the rows were executed in A; then by rank.
     """
     groups = list(_first_groups(tables, most))
-    found: list[Row] = []
+    found: list[DifferingRow] = []
     for signal in dict.fromkeys(group.signal for group in groups):
         found += _ordered(tables, signal, [group for group in groups if group.signal == signal])
     places = {(group.step, group.micro_step, group.signal): n for n, group in enumerate(groups)}
     return sorted(found, key=lambda row: places[row.step, row.micro_step, row.signal])[:most]
 
 
-def _first_groups(tables: Tables, most: int) -> Iterator[_Group]:
+def _first_groups(tables: DifferenceTables, most: int) -> Iterator[_Group]:
     """Those that hold the first ``most`` rows, in causal order."""
     micro_stepped = _micro_stepped(tables)
     query = "SELECT step, micro_step, signal, beyond FROM by_step WHERE beyond > 0 ORDER BY step LIMIT ?"
@@ -100,13 +100,13 @@ def _first_groups(tables: Tables, most: int) -> Iterator[_Group]:
         yield group
 
 
-def _widest(tables: Tables) -> int:
+def _widest(tables: DifferenceTables) -> int:
     """The largest number of groups in a step."""
     query = "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM by_step GROUP BY step)"
     return int(tables.connection.execute(query).fetchall()[0][0])
 
 
-def _micro_stepped(tables: Tables) -> frozenset[str]:
+def _micro_stepped(tables: DifferenceTables) -> frozenset[str]:
     """Signals of which there are rows for each micro step."""
     several = tables.connection.execute("SELECT DISTINCT signal FROM by_step WHERE micro_step > 0").fetchall()
     always = ("actv", "actv_grad")
@@ -119,9 +119,9 @@ def _causal_order(group: _Group, micro_stepped: frozenset[str]) -> tuple[int, in
     return *position(group.step, signal_of(group.signal).phase, micro_step), group.signal
 
 
-def _ordered(tables: Tables, signal: str, groups: list[_Group]) -> list[Row]:
+def _ordered(tables: DifferenceTables, signal: str, groups: list[_Group]) -> list[DifferingRow]:
     """The rows of some groups of a signal, by step and as they were executed."""
-    found: list[Row] = []
+    found: list[DifferingRow] = []
     for step, same in groupby(sorted(groups), key=lambda group: group.step):
         rows = list(_rows(tables, signal, step, {group.micro_step for group in same}))
         places = _positions(tables.sides.a.rows, signal, step, {row.rank for row in rows})
@@ -129,7 +129,7 @@ def _ordered(tables: Tables, signal: str, groups: list[_Group]) -> list[Row]:
     return found
 
 
-def _rows(tables: Tables, signal: str, step: int, micro_steps: Iterable[int]) -> Iterator[Row]:
+def _rows(tables: DifferenceTables, signal: str, step: int, micro_steps: Iterable[int]) -> Iterator[DifferingRow]:
     measure, micro_stepped = tables.measure(signal), signal in _micro_stepped(tables)
     about = ("coalesce(a.own, '')", "coalesce(b.own, '')", "a.shape", "b.shape", "a.dtype", "b.dtype")
     named = [f"{cell} AS about{n}" for n, cell in enumerate(about)]
@@ -144,13 +144,13 @@ def _rows(tables: Tables, signal: str, step: int, micro_steps: Iterable[int]) ->
         name, name_b, shape, shape_b, dtype, dtype_b = (row[f"about{n}"] or "" for n in range(len(about)))
         each = (_number(op, row[f"a{n}"], row[f"b{n}"], row[f"e{n}"], tables) for n, op in enumerate(measure.ops))
         numbers = tuple(number for _, number in sorted(each, key=lambda pair: -pair[0]))
-        yield Row(
+        yield DifferingRow(
             signal, step, row["micro_step"], micro_stepped, row["rank"], row["stage"], name, name_b, row["call"],
             shape, shape_b, dtype, dtype_b, row["excess"], numbers,
         )  # fmt: skip
 
 
-def _number(op: str, a: float | None, b: float | None, excess: float, tables: Tables) -> tuple[float, Number]:
+def _number(op: str, a: float | None, b: float | None, excess: float, tables: DifferenceTables) -> tuple[float, Number]:
     """With its excess."""
     return excess, Number(op, a, b, difference(op, a, b, excess, tables.relative), excess > 1)
 
@@ -158,7 +158,7 @@ def _number(op: str, a: float | None, b: float | None, excess: float, tables: Ta
 _Key = tuple[int, str, int, int]
 
 
-def _key(row: Row) -> _Key:
+def _key(row: DifferingRow) -> _Key:
     return row.stage, row.name, row.micro_step, row.call
 
 
@@ -172,7 +172,7 @@ def _positions(rows: Rows, signal: str, step: int, ranks: Iterable[int]) -> dict
     return found
 
 
-def executed(tables: Tables, signal: str) -> dict[str, int]:
+def executed(tables: DifferenceTables, signal: str) -> dict[str, int]:
     """Where names stand in the order of execution of the first step of A that is compared, by its first rank."""
     places = _positions(tables.sides.a.rows, signal, tables.first_step, [tables.sides.ranks[0][0]])
     found: dict[str, int] = {}

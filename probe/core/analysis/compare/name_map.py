@@ -20,7 +20,7 @@ OTHER_LAST = {"gamma": ("weight",), "beta": ("bias",), "embedding_table": ("weig
 """What PyTorch and MindSpore call the parameters of norms and embeddings, by what the other does."""
 
 
-class Entry(NamedTuple):
+class MapEntry(NamedTuple):
     """One line of a mapping."""
 
     of_a: str
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 class NameMap(NamedTuple):
     """What a mapping file says."""
 
-    names: tuple[Entry, ...] = ()
+    names: tuple[MapEntry, ...] = ()
     signals: Mapping[str, str] = {}
     source: str = ""
     """The file."""
@@ -73,7 +73,7 @@ def read(path: Path) -> NameMap:
     return NameMap(tuple(entry(a, b) for a, b in names.items()), dict(signals), str(path))
 
 
-def entry(of_a: str, of_b: str) -> Entry:
+def entry(of_a: str, of_b: str) -> MapEntry:
     """One line: a name, one with ``*`` for any text without dots, or ``re:`` and a regular expression.
 
     A name stands for what is beneath it too: ``encoder`` for ``encoder.fc.weight``.
@@ -89,11 +89,11 @@ def entry(of_a: str, of_b: str) -> Entry:
             raise ValueError(
                 f"{of_a!r}: {of_b!r}: expected a regular expression and its replacement; {error}"
             ) from None
-        return Entry(of_a, of_b, find, of_b)
+        return MapEntry(of_a, of_b, find, of_b)
     if of_a.count("*") != of_b.count("*"):
         raise ValueError(f"{of_a!r}: {of_b!r}: expected as many * on both sides")
     find = re.compile(re.escape(of_a).replace(r"\*", r"([^.]*)") + r"(\..*)?", re.DOTALL)
-    return Entry(of_a, of_b, find, lambda found: _filled(of_b, found.groups()))
+    return MapEntry(of_a, of_b, find, lambda found: _filled(of_b, found.groups()))
 
 
 def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across: bool) -> Pairs:
@@ -106,7 +106,7 @@ def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across:
         ValueError: if a line of the mapping is about no name of A, or names nothing of B; with the nearest that are.
     """
     renamed: dict[str, str] = {}
-    hits: dict[Entry, list[str]] = {line: [] for line in mapping.names}
+    hits: dict[MapEntry, list[str]] = {line: [] for line in mapping.names}
     for name in of_a:
         for line in mapping.names:
             target = line.map(name)
@@ -159,11 +159,11 @@ def _filled(pattern: str, groups: tuple[str | None, ...]) -> str:
     return "".join(piece + (text or "") for piece, text in zip(pieces, [*texts, rest], strict=True))
 
 
-def _unknown(line: Entry, of_a: Collection[str]) -> str:
+def _unknown(line: MapEntry, of_a: Collection[str]) -> str:
     return f"{line.of_a!r} is no name of A{nearest(line.of_a, _stems(of_a))}"
 
 
-def _missing(line: Entry, targets: list[str], of_b: Collection[str]) -> str:
+def _missing(line: MapEntry, targets: list[str], of_b: Collection[str]) -> str:
     return f"{line.of_b!r} is no name of B: expected {targets[0]!r} there{nearest(line.of_b, _stems(of_b))}"
 
 

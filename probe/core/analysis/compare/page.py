@@ -9,7 +9,7 @@ from pathlib import Path
 
 from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.explain import COLUMNS, about, place, verdict
-from probe.core.analysis.report.page import Section
+from probe.core.analysis.report.page import PageSection
 from probe.core.analysis.report.page import page as framed
 from probe.core.naming import signal_of
 
@@ -31,32 +31,32 @@ def page(found: Comparison) -> str:
     return framed(title, list(_sections(found)), subtitle=subtitle, plotly=True, data=_data(found), scripts=[script])
 
 
-def _sections(found: Comparison) -> Iterator[Section]:
+def _sections(found: Comparison) -> Iterator[PageSection]:
     kind = "good" if found.same and not found.skipped else "bad"
     told = "".join(f"<p>{escape(line)}</p>" for line in about(found))
-    yield Section("verdict", "Verdict", f'<div class="card {kind}"><p>{escape(verdict(found))}</p></div>{told}')
+    yield PageSection("verdict", "Verdict", f'<div class="card {kind}"><p>{escape(verdict(found))}</p></div>{told}')
     if found.first:
         rows = [(str(row.rank), *place(row)) for row in found.first]
         what = f"<p>The first {len(rows)} of {found.beyond}, in causal order. Step 7.1 is step 7, micro step 1.</p>"
-        yield Section("rows", "Rows that differ", what + _table(("rank", *COLUMNS), rows))
+        yield PageSection("rows", "Rows that differ", what + _table(("rank", *COLUMNS), rows))
     counts = [
         (signal, signal_of(signal).meaning, str(rows), str(beyond), f"{largest:.2g}")
         for signal, rows, beyond, largest in found.counts
     ]
-    yield Section(
+    yield PageSection(
         "signals", "Signals", _table(("signal", "what it is", "rows", "differ", "largest difference"), counts)
     )
-    yield Section("growth", "Differences over steps", '<div id="growth-plot" class="plot"></div>')
+    yield PageSection("growth", "Differences over steps", '<div id="growth-plot" class="plot"></div>')
     shown = found.first[0].signal if found.first else ""
     options = "".join(
         f"<option{' selected' * (layers.signal == shown)}>{escape(layers.signal)}</option>" for layers in found.layers
     )
     chooser = f'<div class="controls"><label>signal <select id="layers-signal">{options}</select></label></div>'
     what = "<p>The largest relative difference of each name in each range of steps; names as they were executed.</p>"
-    yield Section("layers", "Differences by layer", f'{what}{chooser}<div id="layers-plot" class="plot"></div>')
+    yield PageSection("layers", "Differences by layer", f'{what}{chooser}<div id="layers-plot" class="plot"></div>')
     if found.problems:
         listed = "".join(f"<li>{escape(problem)}</li>" for problem in found.problems)
-        yield Section("problems", "What could not be read", f"<ul>{listed}</ul>")
+        yield PageSection("problems", "What could not be read", f"<ul>{listed}</ul>")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.storage.directories import RankDirectory, Run, last_run
+from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import first_step
 from probe.core.storage.problems import Problems
@@ -18,7 +18,7 @@ class Side(NamedTuple):
 
     letter: str
     root: Path
-    run: Run
+    run: RecordedRun
     rows: Rows
     problems: Problems
 
@@ -58,9 +58,9 @@ def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
         yield sides[0], sides[1]
 
 
-def _run(root: Path, problems: Problems) -> Run:
+def _run(root: Path, problems: Problems) -> RecordedRun:
     """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
     merged = root.is_dir() and any(root.glob("*.csv")) and not (root / "manifest.json").exists()
     if merged and not any(root.glob("*-rank*")):
-        return Run((RankDirectory(root, 0, "", 0.0, {}, first_step(root)),), ())
+        return RecordedRun((RankDirectory(root, 0, "", 0.0, {}, first_step(root)),), ())
     return last_run(root, problems)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from probe.core.analysis.convert.select import (
     Chosen,
+    ConversionUnit,
     Told,
-    Unit,
     checked_folder,
     checked_kinds,
     checked_number,
@@ -24,7 +24,7 @@ from probe.core.analysis.convert.select import (
 )
 from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
-from probe.core.storage.chunks import Parsed, Piece, parse, pieces
+from probe.core.storage.chunks import Chunk, ParsedChunk, parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import TableFile
 from probe.core.storage.metrics_db import FILE_NAME, MetricsDatabase
@@ -185,7 +185,7 @@ class _Import:
                 self._database.path, f"{died}: convert again to go on after {self._done.files} files"
             )
 
-    def _pieces(self) -> Iterator[tuple[_Work, Piece]]:
+    def _pieces(self) -> Iterator[tuple[_Work, Chunk]]:
         for unit in self._chosen.units(self._done.problems):
             for work in self._missing(unit):
                 try:
@@ -195,7 +195,7 @@ class _Import:
                     continue
                 yield from ((work, piece) for piece in parts)
 
-    def _missing(self, unit: Unit) -> list[_Work]:
+    def _missing(self, unit: ConversionUnit) -> list[_Work]:
         """Those files of ``unit`` that the database does not hold as they are.
 
         If an earlier one has changed, all are imported again, so that later ones still replace its rows.
@@ -221,7 +221,7 @@ class _Import:
         self._done.known += new
         return works[new:]
 
-    def _import(self, work: _Work, parts: Iterable[tuple[Piece, Parsed | Exception]]) -> None:
+    def _import(self, work: _Work, parts: Iterable[tuple[Chunk, ParsedChunk | Exception]]) -> None:
         """One file, in one transaction."""
         rows = bad = 0
         steps: Counter[int] = Counter()
@@ -276,7 +276,7 @@ class _FileError(Exception):
     """A file could not be read."""
 
 
-def _parse(item: tuple[_Work, Piece]) -> Parsed:
+def _parse(item: tuple[_Work, Chunk]) -> ParsedChunk:
     return parse(item[1])
 
 

@@ -12,8 +12,15 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from probe.core.analysis.convert.csv2db import MOST_PROCESSES
-from probe.core.analysis.convert.curve_folders import Outcome, write_folder
-from probe.core.analysis.convert.select import Told, Unit, checked_kinds, checked_number, choose, output_folder
+from probe.core.analysis.convert.curve_folders import CurveOutcome, write_folder
+from probe.core.analysis.convert.select import (
+    ConversionUnit,
+    Told,
+    checked_kinds,
+    checked_number,
+    choose,
+    output_folder,
+)
 from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
 from probe.core.storage.problems import Problems
@@ -106,7 +113,7 @@ def convert(
 
 
 class _Work(NamedTuple):
-    unit: Unit
+    unit: ConversionUnit
     folder: Path
 
 
@@ -134,7 +141,7 @@ def _remove(folders: Sequence[Path]) -> None:
                 each.rmdir()
 
 
-def _gather(done: Converted, work: _Work, outcome: Outcome | Exception) -> None:
+def _gather(done: Converted, work: _Work, outcome: CurveOutcome | Exception) -> None:
     if isinstance(outcome, Exception):
         done.problems.add(work.folder, f"{type(outcome).__name__}: {outcome}: left out")
         return
@@ -144,5 +151,5 @@ def _gather(done: Converted, work: _Work, outcome: Outcome | Exception) -> None:
         done.problems.add(*trouble)
 
 
-def _convert(work: _Work) -> Outcome:
+def _convert(work: _Work) -> CurveOutcome:
     return write_folder(work.unit, work.folder)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.analysis.convert.curves import CurveFile
-from probe.core.analysis.convert.select import Unit
+from probe.core.analysis.convert.select import ConversionUnit
 from probe.core.storage.chunks import parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.event_file import file_name
 from probe.core.storage.layout import TableFile
-from probe.core.storage.metric_rows import Rows
+from probe.core.storage.metric_rows import MetricRows
 
 Steps = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class Trouble(NamedTuple):
     skipped: bool = True
 
 
-class Outcome(NamedTuple):
+class CurveOutcome(NamedTuple):
     """What was converted."""
 
     rows: int
@@ -47,18 +47,18 @@ class _Stretch(NamedTuple):
     """The same for those that a piece of a file ends and the next goes on with."""
     step: int
     time: float
-    rows: Rows
+    rows: MetricRows
 
 
-def write_folder(unit: Unit, folder: Path) -> Outcome:
+def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
     """Converts the newest directory first: repeated steps are taken from it."""
     writer = _Folder(folder)
     for directory, files in reversed(_parts(unit)):
         writer.add(directory, files)
-    return Outcome(writer.rows, len(unit.files), writer.troubles)
+    return CurveOutcome(writer.rows, len(unit.files), writer.troubles)
 
 
-def _parts(unit: Unit) -> list[tuple[RankDirectory, list[TableFile]]]:
+def _parts(unit: ConversionUnit) -> list[tuple[RankDirectory, list[TableFile]]]:
     """The files of each directory, those of each format apart: what a run has written in two is given once, by the
     Parquet files, which have all digits."""
     parts = []
@@ -130,7 +130,7 @@ class _Folder:
                     number, current = (number if step == current else number + 1), step
                     yield _Stretch(number, step, time, rows.taken(slice(begin, end)))
 
-    def _read(self, file: TableFile, rank: int) -> Iterator[tuple[Rows, float]]:
+    def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
         """What can be read of ``file``, and when it was written."""
         try:
             stat = file.path.stat()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.storage.event_file import VERSION, record
-from probe.core.storage.metric_rows import Rows, Target
+from probe.core.storage.metric_rows import MetricRows, MetricTarget
 
 
 class _Template(NamedTuple):
@@ -40,7 +40,7 @@ class CurveFile:
         version = VERSION.encode()
         file.write(record(struct.pack("<Bd", 0x09, time) + b"\x1a" + _varint(len(version)) + version))
 
-    def add(self, step: int, time: float, rows: Rows) -> None:
+    def add(self, step: int, time: float, rows: MetricRows) -> None:
         """Every number of ``rows``, which are of one step; one beyond float32, all that an event holds, is infinite.
 
         Where a target comes twice, the later row is taken.
@@ -63,7 +63,7 @@ class CurveFile:
         self._file.write(record(head + summary))
 
 
-def curve_name(target: Target, micro_stepped: bool) -> str:
+def curve_name(target: MetricTarget, micro_stepped: bool) -> str:
     """The tag of a row without its op: ``vp0:fc.input:micro1``."""
     micro = f":micro{target.micro_step}" if micro_stepped else ""
     return f"vp{target.stage}:{target.name}{micro}"
@@ -75,7 +75,7 @@ def _there(column: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     return np.ones(len(column), dtype=bool) if mask is None else ~np.broadcast_to(mask, len(column))
 
 
-def _tags(rows: Rows, there: npt.NDArray[np.bool_]) -> list[str]:
+def _tags(rows: MetricRows, there: npt.NDArray[np.bool_]) -> list[str]:
     names = [curve_name(target, rows.micro_stepped) for target in rows.targets]
     ops = list(rows.values)
     lines = zip(rows.target.tolist(), there.tolist(), strict=True)

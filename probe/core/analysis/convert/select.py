@@ -27,7 +27,7 @@ DOCUMENTED = (*SIGNALS, "exp_avg", "exp_avg_sq")
 _KIND = re.compile(r"(.+)_\d+-\d+(?:_part_\d+)?\.(?:csv|parquet)")
 
 
-class Unit(NamedTuple):
+class ConversionUnit(NamedTuple):
     """All files of one rank and kind."""
 
     rank: int
@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     kinds: dict[str, int]
     """Each kind, with the number of its files."""
 
-    def units(self, problems: Problems) -> Iterator[Unit]:
+    def units(self, problems: Problems) -> Iterator[ConversionUnit]:
         """Every rank and kind; a rank's directories are looked at when it is its turn."""
         for rank, directories in groupby(self.directories, key=lambda directory: directory.rank):
             files: dict[str, list[tuple[RankDirectory, TableFile]]] = {kind: [] for kind in self.kinds}
@@ -52,7 +52,7 @@ class Chosen(NamedTuple):
                 for file in tables(directory.path, problems):
                     if file.signal in files:
                         files[file.signal].append((directory, file))
-            yield from (Unit(rank, kind, of_kind) for kind, of_kind in files.items() if of_kind)
+            yield from (ConversionUnit(rank, kind, of_kind) for kind, of_kind in files.items() if of_kind)
 
 
 def choose(

@@ -19,13 +19,13 @@ from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
 from probe.core.records import ranks_text
-from probe.core.storage.directories import Run, find, last_run, place
+from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.problems import Problems
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class StoryDiagnosis:
     """The first cause of one story."""
 
     story: Story
@@ -44,12 +44,12 @@ class Diagnosis:
 class Analysis:
     """What was found in a run."""
 
-    run: Run
+    run: RecordedRun
     judged: tuple[Judged, ...]
-    diagnosis: Diagnosis | None
+    diagnosis: StoryDiagnosis | None
     """The main story's: the first in which anything became NaN or Inf, else the first; None if nothing was found. What
     only the end of the run has left behind is the main story if there is no other."""
-    others: tuple[Diagnosis, ...]
+    others: tuple[StoryDiagnosis, ...]
     """Of what has no connection in time with it, in order."""
     notes: tuple[str, ...]
     """What was not judged, and why."""
@@ -69,7 +69,7 @@ class Analysis:
         return self.all_steps and not self.diagnosis and any(counted(self.run).values())
 
     @property
-    def diagnoses(self) -> tuple[Diagnosis, ...]:
+    def diagnoses(self) -> tuple[StoryDiagnosis, ...]:
         """All of them in order of time."""
         main = [self.diagnosis] if self.diagnosis else []
         return tuple(sorted([*main, *self.others], key=lambda each: each.story.first))
@@ -150,7 +150,7 @@ def _main(stories: Sequence[Story]) -> Story | None:
 
 
 def _judge(
-    rows: Rows, run: Run, topo: Topology, wanted: Sequence[int], told: Callable[[str], None]
+    rows: Rows, run: RecordedRun, topo: Topology, wanted: Sequence[int], told: Callable[[str], None]
 ) -> tuple[list[Judged], set[str]]:
     judged, rules, ops = [], set[str](), ops_of(rows)
     for rank in run.ranks:
@@ -165,7 +165,7 @@ def _judge(
 def _dump(
     root: Path,
     dump: Path,
-    run: Run,
+    run: RecordedRun,
     judged: dict[int, Judged],
     rules: set[str],
     topo: Topology,
@@ -197,13 +197,13 @@ def _reach(rows: Rows, topo: Topology, judged: Sequence[Judged], found: Sequence
     return Reach(topo, exchanged(rows, firsts), givers([*kept, *found]))
 
 
-def _diagnose(rows: Rows, story: Story, judged: dict[int, Judged]) -> Diagnosis:
+def _diagnose(rows: Rows, story: Story, judged: dict[int, Judged]) -> StoryDiagnosis:
     begun = origins(story) or [story.findings[0][0]]
     first = begun[0]
     ranks = tuple(sorted({located.rank for located in begun if located.place == first.place}))
     kind, shown = kind_of(story, first, ranks), evidence(rows, first)
     text = paragraph(kind, story, begun, shown, list(_facts(story, first, judged)))
-    return Diagnosis(story, kind, first, ranks, tuple(rivals(begun)), shown, text)
+    return StoryDiagnosis(story, kind, first, ranks, tuple(rivals(begun)), shown, text)
 
 
 def _facts(story: Story, first: Located, judged: dict[int, Judged]) -> Iterable[str]:

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.config.schema import Alert
-from probe.core.config.schema import Rule as Configured
+from probe.core.config.schema import RuleSettings as Configured
 from probe.core.moments import OPS
 from probe.core.records import Batch, Finding
 from probe.core.rules import Rule, factory
 from probe.core.rules.evaluate import find
 from probe.core.rules.history import measures
 from probe.core.rules.nan import AnomalyNan
-from probe.core.storage.batches import Step, steps
+from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.problems import Problems
 
@@ -132,7 +132,7 @@ class Judging:
             self._take(step, [f for f in found if not chosen or f.step in chosen])
         return self.judged
 
-    def _note(self, step: Step, counts: bool) -> None:
+    def _note(self, step: StoredStep, counts: bool) -> None:
         if counts:
             self.judged.counted += 1
             self.judged.rows += sum(map(len, step.batches))
@@ -143,7 +143,7 @@ class Judging:
         what = f"rule {name} failed ({type(error).__name__}: {error}): what it would have found is missing"
         self._rows.problems.add(Path(f"rank {self.judged.rank}"), what)
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: StoredStep) -> None:
         judged, sizes = self.judged, {batch.signal: len(batch) for batch in step.batches}
         judged.partial = any(sizes.get(signal, 0) < size for signal, size in self._sizes.items())
         self._sizes = sizes
@@ -151,7 +151,7 @@ class Judging:
         judged.last_step = step.step
         judged.sampled += 1
 
-    def _take(self, step: Step, found: Sequence[Finding]) -> None:
+    def _take(self, step: StoredStep, found: Sequence[Finding]) -> None:
         episode = self.judged.episodes[-1] if self.judged.episodes else None
         ended = episode is None or self._quiet >= QUIET
         if not found:
@@ -177,7 +177,7 @@ class Judging:
         judged.episodes.append(Episode(step, step, step))
         return judged.episodes[-1]
 
-    def _keep(self, episode: Episode, step: Step, found: Sequence[Finding]) -> None:
+    def _keep(self, episode: Episode, step: StoredStep, found: Sequence[Finding]) -> None:
         episode.last = episode.until = step.step
         episode.number += len(found)
         episode.by_rule.update(finding.rule for finding in found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from probe.core.analysis.diagnosis.analyse import Analysis, Diagnosis
+from probe.core.analysis.diagnosis.analyse import Analysis, StoryDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.extent import counted
 from probe.core.analysis.diagnosis.located_finding import Located
@@ -31,7 +31,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _of(diagnosis: Diagnosis, topology: Topology) -> dict[str, Any]:
+def _of(diagnosis: StoryDiagnosis, topology: Topology) -> dict[str, Any]:
     story, shown = diagnosis.story, diagnosis.evidence
     return {
         "kind": diagnosis.kind.value,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.evaluate import Judged
 from probe.core.records import ranks_text
-from probe.core.storage.directories import Run
+from probe.core.storage.directories import RecordedRun
 
 READ = ("csv", "parquet", "sqlite")
 """Formats whose rows can be judged."""
@@ -41,7 +41,7 @@ def extent(judged: Sequence[Judged]) -> Extent:
     return Extent(ranks, max((rank.counted for rank in judged), default=0), sum(r.rows for r in judged), tuple(signals))
 
 
-def formats(run: Run) -> tuple[str, ...]:
+def formats(run: RecordedRun) -> tuple[str, ...]:
     """The formats that the manifests of a run name."""
     found: dict[str, None] = {}
     for directory in run.directories:
@@ -52,7 +52,7 @@ def formats(run: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def nothing_judged(run: Run) -> str:
+def nothing_judged(run: RecordedRun) -> str:
     """Why nothing of a run could be judged."""
     named = formats(run)
     told = f"format{'s' * (len(named) > 1)} {', '.join(named)}" if named else "formats that no manifest names"
@@ -61,14 +61,14 @@ def nothing_judged(run: Run) -> str:
     return f"nothing could be judged: {told}; rows are in {', '.join(READ[:-1])} and {READ[-1]}"
 
 
-def counted(run: Run) -> dict[int, int | None]:
+def counted(run: RecordedRun) -> dict[int, int | None]:
     """Of each rank how many findings the run itself had when it ended; None where the manifest does not say."""
     latest = {directory.rank: directory for directory in run.directories}
     numbers = {rank: directory.manifest.get("findings") for rank, directory in latest.items()}
     return {rank: n if isinstance(n, int) and not isinstance(n, bool) else None for rank, n in numbers.items()}
 
 
-def run_found(run: Run) -> Iterator[str]:
+def run_found(run: RecordedRun) -> Iterator[str]:
     """In sentences, what the manifests say that the run itself has found while it went on."""
     numbers = counted(run)
     some = {rank: n for rank, n in numbers.items() if n}

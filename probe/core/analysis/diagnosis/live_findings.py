@@ -12,7 +12,7 @@ from probe.core.naming import cell_name
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
-from probe.core.storage.directories import Run
+from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import key_of
 from probe.core.storage.problems import Problems
 
@@ -39,7 +39,7 @@ class Dumped:
 
 def dumped(
     root: Path,
-    run: Run,
+    run: RecordedRun,
     judged: Mapping[int, Judged],
     rules: Collection[str],
     stage: Callable[[int], int],

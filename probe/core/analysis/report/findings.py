@@ -24,7 +24,7 @@ from probe.core.rules.causal_order import position
 from probe.core.rules.evaluate import word
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
-from probe.core.storage.directories import Run
+from probe.core.storage.directories import RecordedRun
 from probe.core.storage.problems import Problems
 
 MOST = 2000
@@ -119,7 +119,7 @@ def causal(mark: Mark) -> tuple[int, int, int, int, int]:
     return *position(mark.step, signal_of(mark.signal).phase, mark.micro_step), mark.order
 
 
-def dumped(root: Path, run: Run, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
+def dumped(root: Path, run: RecordedRun, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
     """The earliest findings of ``run`` in ``root/anomaly_detected``, at most ``MOST``, and how many there are.
 
     Of files of older versions, which do not say of which run a finding is, steps from ``first`` to ``last`` count.

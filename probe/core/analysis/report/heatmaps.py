@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.analysis.report.layout import Columns, Plan, SignalPlan
+from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
 from probe.core.storage.duckdb_reader import Rows, quoted
 
 Array = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ KIND = 1 << 61
 Inf of either sign."""
 
 
-class Places(NamedTuple):
+class CellPlaces(NamedTuple):
     """Where numbers are from; each of rows x columns."""
 
     step: Whole
@@ -45,7 +45,7 @@ class Cells(NamedTuple):
     """The smallest magnitude of what is finite; NaN if nothing is."""
     bad: Whole
     """How many numbers are NaN or Inf."""
-    places: Places
+    places: CellPlaces
     """Of ``value``."""
 
 
@@ -62,14 +62,14 @@ class _Packing(NamedTuple):
             f"* {self.members} + w.member"
         )
 
-    def places(self, packed: Whole) -> Places:
+    def places(self, packed: Whole) -> CellPlaces:
         rest, member = np.divmod(packed, self.members)
         rest, micro_step = np.divmod(rest, self.micro_steps)
         step, directory = np.divmod(rest, self.directories)
-        return Places(step, directory, micro_step, member)
+        return CellPlaces(step, directory, micro_step, member)
 
 
-def heatmaps(rows: Rows, plan: Plan, signal: SignalPlan) -> dict[str, Cells]:
+def heatmaps(rows: Rows, plan: ReportPlan, signal: SignalPlan) -> dict[str, Cells]:
     """Every op of a signal."""
     _list_members(rows, signal)
     packing = _Packing(max(len(rows.directories), 1), plan.micro_steps, signal.most_members)
@@ -82,7 +82,7 @@ def heatmaps(rows: Rows, plan: Plan, signal: SignalPlan) -> dict[str, Cells]:
     return {op: _cells(n, found, where, shape, packing) for n, op in enumerate(signal.ops)}
 
 
-def ranks(rows: Rows, plan: Plan, signal: SignalPlan, lines: Sequence[int]) -> dict[str, tuple[Array, Mask]]:
+def ranks(rows: Rows, plan: ReportPlan, signal: SignalPlan, lines: Sequence[int]) -> dict[str, tuple[Array, Mask]]:
     """What each rank has of each row, for ``signal.rank_ops``: arrays of rows x lines x columns, and where nothing is.
 
     Args:

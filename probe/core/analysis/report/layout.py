@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.analysis.report.survey import Row, Survey, principal
+from probe.core.analysis.report.survey import Survey, SurveyRow, principal
 
 MOST_ROWS = 600
 TOO_COARSE = 8
@@ -54,7 +54,7 @@ class SignalPlan:
     rank_ops: tuple[str, ...]
     """Ops that ranks are shown side by side for."""
     labels: tuple[str, ...]
-    members: tuple[tuple[Row, ...], ...]
+    members: tuple[tuple[SurveyRow, ...], ...]
     """What each row stands for."""
 
     @property
@@ -63,7 +63,7 @@ class SignalPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReportPlan:
     """What the page has room for."""
 
     columns: Columns
@@ -73,7 +73,7 @@ class Plan:
     micro_steps: int
 
 
-def plan(survey: Survey, ranks: int) -> Plan:
+def plan(survey: Survey, ranks: int) -> ReportPlan:
     """As many rows and columns as there is room for; all of them if that is enough."""
     steps = len(survey.steps) or survey.last - survey.first + 1
     label = _labeller(survey)
@@ -88,7 +88,7 @@ def plan(survey: Survey, ranks: int) -> Plan:
     lines = min(ranks, MOST_LINES, max(1, RANK_CELLS // max(number * min(steps, LINE_COLUMNS), 1)))
     all_ops = series * lines * min(steps, ENOUGH_COLUMNS) <= RANK_CELLS
     rank_columns = max(LINE_COLUMNS, min(MOST_COLUMNS, RANK_CELLS // max((series if all_ops else number) * lines, 1)))
-    return Plan(
+    return ReportPlan(
         _columns(survey, max(columns, FEWEST_COLUMNS)),
         _columns(survey, rank_columns),
         ceil(ranks / lines),
@@ -113,12 +113,12 @@ def _columns(survey: Survey, most: int) -> Columns:
     return Columns(np.arange(survey.first, survey.last + 1, width, dtype=np.int64), width)
 
 
-def _labeller(survey: Survey) -> Callable[[Row], str]:
+def _labeller(survey: Survey) -> Callable[[SurveyRow], str]:
     """What a row is called: by its name, behind its stages where there are several."""
     several_pp = len({row.pp_stage for signal in survey.signals for row in signal.rows}) > 1
     several_vpp = len({row.vpp_stage for signal in survey.signals for row in signal.rows}) > 1
 
-    def label(row: Row) -> str:
+    def label(row: SurveyRow) -> str:
         stages = f"pp{row.pp_stage}" * several_pp + f"vpp{row.vpp_stage}" * several_vpp
         return f"{stages}:{row.name}" if stages else row.name
 
@@ -128,12 +128,12 @@ def _labeller(survey: Survey) -> Callable[[Row], str]:
 class _Depths:
     """The names of a signal, grouped by their first components; each grouping is made once."""
 
-    def __init__(self, rows: Sequence[Row], label: Callable[[Row], str]) -> None:
+    def __init__(self, rows: Sequence[SurveyRow], label: Callable[[SurveyRow], str]) -> None:
         self._rows, self._label = rows, label
-        self._known: dict[int, dict[str, list[Row]]] = {}
+        self._known: dict[int, dict[str, list[SurveyRow]]] = {}
         self.deepest = 1 + max((row.name.count(".") for row in rows), default=0)
 
-    def __getitem__(self, depth: int) -> dict[str, list[Row]]:
+    def __getitem__(self, depth: int) -> dict[str, list[SurveyRow]]:
         """Rows whose names agree in the first ``depth`` components."""
         if depth not in self._known:
             groups = self._known[depth] = {}
@@ -144,7 +144,7 @@ class _Depths:
         return self._known[depth]
 
 
-def _rows(depths: _Depths, most: int) -> dict[str, list[Row]]:
+def _rows(depths: _Depths, most: int) -> dict[str, list[SurveyRow]]:
     """Labels and what they stand for: names; if those are too many the layers they lie in, or several layers each."""
     depth = depths.deepest
     while depth > 1 and len(depths[depth]) > most:
@@ -155,7 +155,7 @@ def _rows(depths: _Depths, most: int) -> dict[str, list[Row]]:
     return _in_blocks(list(depths[depth + fits].items()), most)
 
 
-def _in_blocks(groups: Sequence[tuple[str, list[Row]]], most: int) -> dict[str, list[Row]]:
+def _in_blocks(groups: Sequence[tuple[str, list[SurveyRow]]], most: int) -> dict[str, list[SurveyRow]]:
     size = ceil(len(groups) / most)
     blocks = [groups[at : at + size] for at in range(0, len(groups), size)]
     return {

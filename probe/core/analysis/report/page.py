@@ -21,7 +21,7 @@ POLICY = (
 """What a browser lets the page do: nothing that leaves the machine."""
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """One part of a page."""
 
     anchor: str
@@ -34,7 +34,7 @@ class Section(NamedTuple):
 
 def page(
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[PageSection],
     *,
     subtitle: str = "",
     plotly: bool = False,
@@ -70,7 +70,7 @@ def as_json(value: object) -> str:
 
 def _parts(
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[PageSection],
     subtitle: str,
     plotly: bool,
     data: Mapping[str, object],

@@ -10,11 +10,11 @@ import numpy as np
 from probe.core.analysis.report.encode import packed_array, packed_numbers
 from probe.core.analysis.report.findings import Mark
 from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
-from probe.core.analysis.report.layout import Columns, Plan, SignalPlan
+from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
 from probe.core.analysis.report.page import packed_text
 from probe.core.analysis.report.survey import Survey, principal
 from probe.core.naming import signal_of
-from probe.core.storage.directories import Run
+from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
 
 MOST_FILES = 50_000
@@ -26,7 +26,7 @@ BAD_OF_A_SIGNAL = 100
 
 
 def payload(
-    rows: Rows, run: Run, known: Survey, plan: Plan, observe: Callable[[str], object]
+    rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan, observe: Callable[[str], object]
 ) -> tuple[dict[str, object], list[Mark]]:
     """What the scripts of the page are given, and the first numbers of each row that are not finite."""
     cells: dict[str, object] = {}
@@ -43,7 +43,7 @@ def payload(
     return {"about": packed_text(json.dumps(_about(rows, run, known, plan))), "cells": cells}, bad
 
 
-def _lines(run: Run, plan: Plan) -> list[int]:
+def _lines(run: RecordedRun, plan: ReportPlan) -> list[int]:
     """Of each directory the line that its rank is shown in."""
     position = {rank: n for n, rank in enumerate(run.ranks)}
     return [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
@@ -63,7 +63,7 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
     }
 
 
-def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: Run, rows: Rows) -> Iterator[Mark]:
+def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun, rows: Rows) -> Iterator[Mark]:
     """For each row with numbers that are not finite the first one, of the op that says most, else of another."""
     micro_stepped = _micro_stepped(rows, signal.signal)
     told: set[int] = set()
@@ -91,7 +91,7 @@ def _micro_stepped(rows: Rows, signal: str) -> bool:
     return bool(parquet) and "micro_step" in rows.columns(rows.source(parquet))
 
 
-def _about(rows: Rows, run: Run, known: Survey, plan: Plan) -> dict[str, object]:
+def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dict[str, object]:
     lists: dict[tuple[str, ...], int] = {}
     signals = [
         {
@@ -131,6 +131,6 @@ def _files(rows: Rows, signal: str) -> list[tuple[str, ...]]:
     return [tuple(dict.fromkeys(names)) for names in files]
 
 
-def _line_names(run: Run, plan: Plan) -> list[str]:
+def _line_names(run: RecordedRun, plan: ReportPlan) -> list[str]:
     groups = [run.ranks[at : at + plan.ranks_a_line] for at in range(0, len(run.ranks), plan.ranks_a_line)]
     return [f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}" for group in groups]

@@ -7,11 +7,11 @@ from html import escape
 from typing import Any
 
 from probe.core.analysis.report.findings import Diagnosis, Mark
-from probe.core.analysis.report.layout import Columns, Plan
-from probe.core.analysis.report.page import Section
+from probe.core.analysis.report.layout import Columns, ReportPlan
+from probe.core.analysis.report.page import PageSection
 from probe.core.messages import plural
 from probe.core.naming import signal_of
-from probe.core.storage.directories import RankDirectory, Run
+from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.problems import Problems
 
 TOLD_PROBLEMS = 100
@@ -50,7 +50,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> str:
     return f'<dl class="facts">{items}</dl>'
 
 
-def first_cause(diagnosis: Diagnosis) -> Section:
+def first_cause(diagnosis: Diagnosis) -> PageSection:
     """The card at the top."""
     first = diagnosis.findings[0] if diagnosis.findings else None
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in diagnosis.paragraph.split("\n") if text.strip())
@@ -59,7 +59,7 @@ def first_cause(diagnosis: Diagnosis) -> Section:
     if first:
         card += facts(_about(first)) + '<button type="button" data-finding="0">Show it in the heatmap</button>'
     note = f'<p class="quiet">{escape(diagnosis.note)}</p>' if diagnosis.note else ""
-    return Section("first-cause", "First cause", f"{card}</div>{note}")
+    return PageSection("first-cause", "First cause", f"{card}</div>{note}")
 
 
 def _about(mark: Mark) -> Iterator[tuple[str, object]]:
@@ -74,10 +74,10 @@ def _about(mark: Mark) -> Iterator[tuple[str, object]]:
         yield "rule", mark.rule
 
 
-def timeline(diagnosis: Diagnosis) -> Section:
+def timeline(diagnosis: Diagnosis) -> PageSection:
     """What was found when, and the list of it."""
     if not diagnosis.findings:
-        return Section("findings", "Findings", '<p class="quiet">None.</p>')
+        return PageSection("findings", "Findings", '<p class="quiet">None.</p>')
     listed = len(diagnosis.findings)
     findings = plural(listed, "finding")
     more = f" The first {listed:,} of {diagnosis.total:,} are shown." if diagnosis.total > listed else ""
@@ -87,10 +87,10 @@ def timeline(diagnosis: Diagnosis) -> Section:
         f'<div id="timeline" class="plot"></div><details><summary>Table of {listed:,} {findings}</summary>'
         '<div class="scroll" id="findings-table"></div></details>'
     )
-    return Section("findings", f"Findings ({diagnosis.total:,})", html)
+    return PageSection("findings", f"Findings ({diagnosis.total:,})", html)
 
 
-def configuration(run: Run) -> Section:
+def configuration(run: RecordedRun) -> PageSection:
     """What the manifests say of the run and of how it was watched."""
     manifests = [directory.manifest for directory in run.directories]
     pairs: list[tuple[str, object]] = [("directories", len(run.directories)), ("ranks", len(run.ranks))]
@@ -100,7 +100,7 @@ def configuration(run: Run) -> Section:
     flat = [dict(_flat(config)) for config in configs if isinstance(config, dict)]
     rows = [(key, _agreed(flat, key)) for key in dict.fromkeys(key for config in flat for key in config)]
     keys = f'<details><summary>Every key</summary><div class="scroll">{table(("key", "value"), rows)}</div></details>'
-    return Section("configuration", "Run configuration", facts(pairs) + (keys if rows else ""))
+    return PageSection("configuration", "Run configuration", facts(pairs) + (keys if rows else ""))
 
 
 def _agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -122,7 +122,7 @@ def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield f"{before}{key}", value
 
 
-def cost(run: Run) -> Section:
+def cost(run: RecordedRun) -> PageSection:
     """What the monitor took of each rank's time, and what failed inside it."""
     told = [directory for directory in run.directories if directory.manifest.get("cost_seconds")]
     silent = len(run.directories) - len(told)
@@ -141,7 +141,7 @@ def cost(run: Run) -> Section:
         "faults inside the monitor",
     )
     shown = table(header, map(_cost, told), numeric=range(7)) if told else ""
-    return Section(
+    return PageSection(
         "cost", "The monitor's own cost", f'<p class="quiet">{escape(text)}</p><div class="scroll">{shown}</div>'
     )
 
@@ -170,25 +170,25 @@ def _number(seconds: object, key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def reading(problems: Problems) -> Section:
+def reading(problems: Problems) -> PageSection:
     """What could not be read."""
     lines = problems.lines(TOLD_PROBLEMS)
     if not lines:
-        return Section("reading", "Problems in reading", '<p class="quiet">None: everything was read.</p>')
+        return PageSection("reading", "Problems in reading", '<p class="quiet">None: everything was read.</p>')
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     what = "Data were left out because of these:" if problems.skipped else "No data were left out, but:"
-    return Section("reading", "Problems in reading", f"<p>{what}</p><ul>{items}</ul>")
+    return PageSection("reading", "Problems in reading", f"<p>{what}</p><ul>{items}</ul>")
 
 
-def interactive(plan: Plan, ranks: int) -> list[Section]:
+def interactive(plan: ReportPlan, ranks: int) -> list[PageSection]:
     """What ``report.js`` fills."""
     if not plan.signals:
         nothing = '<p class="quiet">There are no numbers to show.</p>'
-        return [Section("layers", "Layers and steps", nothing)]
+        return [PageSection("layers", "Layers and steps", nothing)]
     return [_heatmap(plan), *([_ranks(plan)] if ranks > 1 else []), _depth()]
 
 
-def _heatmap(plan: Plan) -> Section:
+def _heatmap(plan: ReportPlan) -> PageSection:
     html = (
         f'<p class="quiet">{_columns(plan.columns)} {_rows(plan)} Over all ranks and micro batches; what is not finite '
         "comes before every number. Click a cell to see where its number was written. "
@@ -203,10 +203,10 @@ def _heatmap(plan: Plan) -> Section:
         '<dl id="cell" class="facts" aria-live="polite"></dl>'
         '<h3 id="curve-heading"></h3><div id="curve" class="plot"></div>'
     )
-    return Section("layers", "Layers and steps", html)
+    return PageSection("layers", "Layers and steps", html)
 
 
-def _ranks(plan: Plan) -> Section:
+def _ranks(plan: ReportPlan) -> PageSection:
     grouped = f" Each line stands for {plan.ranks_a_line} consecutive ranks." if plan.ranks_a_line > 1 else ""
     html = (
         f'<p class="quiet">The row that is chosen above, rank by rank. {_columns(plan.rank_columns)}{grouped} '
@@ -215,10 +215,10 @@ def _ranks(plan: Plan) -> Section:
         '<option value="lines">curves</option><option value="heatmap">heatmap</option></select></label></div>'
         '<h3 id="ranks-heading"></h3><div id="ranks-plot" class="plot"></div>'
     )
-    return Section("by-rank", "Ranks side by side", html)
+    return PageSection("by-rank", "Ranks side by side", html)
 
 
-def _depth() -> Section:
+def _depth() -> PageSection:
     html = (
         '<p class="quiet">One signal from the first layer to the last, at one step; dotted, what came before; the band '
         "is what there was at all steps.</p>"
@@ -226,7 +226,7 @@ def _depth() -> Section:
         '<label>step <input id="depth-step" type="range" min="0" value="0"> <output id="depth-label"></output></label>'
         '</div><div id="depth" class="plot"></div>'
     )
-    return Section("over-depth", "Gradient flow over depth", html)
+    return PageSection("over-depth", "Gradient flow over depth", html)
 
 
 def _columns(columns: Columns) -> str:
@@ -235,7 +235,7 @@ def _columns(columns: Columns) -> str:
     return "Each column is one step."
 
 
-def _rows(plan: Plan) -> str:
+def _rows(plan: ReportPlan) -> str:
     grouped = [signal.signal for signal in plan.signals if signal.most_members > 1]
     if not grouped:
         return "Each row is one tensor, in the order of the model."

@@ -18,7 +18,7 @@ HEAD = 50_000
 """Rows at the beginning of a file in which the names of one step are looked for."""
 
 
-class Row(NamedTuple):
+class SurveyRow(NamedTuple):
     """What a row of the report is about; the same on every rank that has it."""
 
     pp_stage: int
@@ -32,7 +32,7 @@ class SignalSurvey:
 
     signal: str
     ops: tuple[str, ...]
-    rows: list[Row]
+    rows: list[SurveyRow]
     """In the order of the model."""
     number: int
     """Rows in the files."""
@@ -66,7 +66,7 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     found = Survey()
     steps: set[int] = set()
     ends: list[int] = []
-    positions: dict[Row, int] = {}
+    positions: dict[SurveyRow, int] = {}
     signals = sorted(rows.signals, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal))
     for signal in signals:
         counted = _counted(rows, signal, steps)
@@ -74,7 +74,7 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
             continue
         found.micro_steps = max(found.micro_steps, 1 + max(int(row[-1] or 0) for row in counted))
         ends += [int(end) for row in counted for end in row[3:5]]
-        names = [Row(row[0], row[1], row[2]) for row in counted]
+        names = [SurveyRow(row[0], row[1], row[2]) for row in counted]
         for row in _in_order(rows, signal, stages, names):
             positions.setdefault(row, len(positions))
         # Virtual stages come round again after the last pipeline stage.
@@ -114,16 +114,16 @@ def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
     return counted
 
 
-def _in_order(rows: Rows, signal: str, stages: Mapping[int, int], names: Iterable[Row]) -> list[Row]:
+def _in_order(rows: Rows, signal: str, stages: Mapping[int, int], names: Iterable[SurveyRow]) -> list[SurveyRow]:
     """``names`` as the files have them, of each stage those of one rank first; what they lack by name."""
-    met: dict[Row, None] = {}
+    met: dict[SurveyRow, None] = {}
     files: dict[int, TableFile] = {}
     for directory, file in rows.files[signal]:
         files.setdefault(stages[directory], file)
     for stage, file in sorted(files.items()):
         query = f"SELECT vpp_stage, name, step FROM {rows.source([file])} LIMIT {HEAD}"  # noqa: S608 - paths
         head: Sequence[tuple[Any, ...]] = rows.connection.execute(query).fetchall()
-        own = dict.fromkeys(Row(stage, int(row[0] or 0), row[1] or "") for row in head if row[2] == head[0][2])
+        own = dict.fromkeys(SurveyRow(stage, int(row[0] or 0), row[1] or "") for row in head if row[2] == head[0][2])
         met.update(dict.fromkeys(reversed(own) if signal in BACKWARD else own))
     known = set(names)
     return [row for row in met if row in known] + sorted(known - set(met))

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from probe.core.analysis.report import sections
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
-from probe.core.analysis.report.layout import Plan, plan
+from probe.core.analysis.report.layout import ReportPlan, plan
 from probe.core.analysis.report.page import asset, page, plotly_bundle
 from probe.core.analysis.report.payload import payload
 from probe.core.analysis.report.survey import Survey, survey
 from probe.core.messages import plural
 from probe.core.storage.atomic_files import replacing
-from probe.core.storage.directories import Run, last_run
+from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.problems import Problems
 
@@ -88,15 +88,15 @@ def _stage(manifest: Mapping[str, Any]) -> int:
     return stage if isinstance(stage, int) else 0
 
 
-def _findings_of(root: Path, run: Run) -> Path:
+def _findings_of(root: Path, run: RecordedRun) -> Path:
     """The directory that has ``anomaly_detected`` in it: ``root``, or the one above if ``root`` is a rank's."""
     return root.parent if [directory.path for directory in run.directories] == [root] else root
 
 
 def _page(
     root: Path,
-    run: Run,
-    plan: Plan,
+    run: RecordedRun,
+    plan: ReportPlan,
     known: Survey,
     diagnosis: Diagnosis,
     problems: Problems,

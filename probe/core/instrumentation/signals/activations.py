@@ -12,7 +12,7 @@ from typing import Any
 from probe.core.backend.protocols import OutOfReach, Tensor
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.selection import Names, Watched
+from probe.core.instrumentation.selection import TargetNames, Watched
 from probe.core.records import Key
 
 Part = tuple[str, Tensor]
@@ -25,15 +25,15 @@ COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 def activations(run: Run) -> Iterator[None]:
     """Attaches to every watched module of every chunk."""
     hooks = run.framework.hooks
-    names = Names(run.settings.squash_name)
-    listeners: list[Listener] = []
+    names = TargetNames(run.settings.squash_name)
+    listeners: list[ActivationListener] = []
     with ExitStack() as attached:
         for stage, model in run.chunks:
             names.expect(stage, (full for full, _ in hooks.modules(model)))
             for full, module in hooks.modules(model):
                 watched = names.watch(stage, full, module)
                 if places := run.selection.places(watched):
-                    listener = Listener(run, watched, places)
+                    listener = ActivationListener(run, watched, places)
                     guard = partial(run.guard, f"module {full!r}")
                     attached.callback(
                         run.on_forward(
@@ -51,7 +51,7 @@ def activations(run: Run) -> Iterator[None]:
         yield
 
 
-def _end_step(run: Run, listeners: list[Listener]) -> None:
+def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
     ran = [listener.forget() for listener in listeners]
     if run.settings.compiled == "record":  # the whole model's own hooks are not part of the graph, and prove nothing
         ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
@@ -59,7 +59,7 @@ def _end_step(run: Run, listeners: list[Listener]) -> None:
         note_unseen(run, "activations")
 
 
-class Listener:
+class ActivationListener:
     """One module's forward and backward within a step."""
 
     def __init__(self, run: Run, module: Watched, places: dict[str, Any]) -> None:

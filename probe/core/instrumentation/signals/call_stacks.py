@@ -14,7 +14,7 @@ import probe
 from probe.core.backend.call_stack import Stack, callers, stack, text
 from probe.core.backend.protocols import ForwardKind, Module
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.selection import Names
+from probe.core.instrumentation.selection import TargetNames
 from probe.core.storage.atomic_files import replacing
 
 FILE = "stack_info.csv"
@@ -31,7 +31,7 @@ def stacks(run: Run) -> Iterator[None]:
     if run.directory is None or (path := run.directory / FILE).exists():
         yield
         return
-    hooks, names, found = run.framework.hooks, Names(run.settings.squash_name), _Found(path)
+    hooks, names, found = run.framework.hooks, TargetNames(run.settings.squash_name), _Found(path)
     activations = run.settings.xy_distribution
     with ExitStack() as attached:
         for stage, model in run.chunks:

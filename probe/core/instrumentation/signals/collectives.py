@@ -19,7 +19,7 @@ from types import FrameType
 
 import numpy as np
 
-from probe.core.backend.call_stack import Lines, Sites, Stack, stack, text
+from probe.core.backend.call_stack import LinePatterns, Sites, Stack, stack, text
 from probe.core.backend.protocols import FrameworkAdapter, Remove, Tensor
 from probe.core.config.schema import Settings
 from probe.core.errors import TrainingStopped
@@ -58,9 +58,9 @@ class Listening:
         ops += ["nans", "infs"] if judged else []
         ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
         self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, self._lost)
-        self._lines, self._sites = Lines(self._settings.cc_codeline), Sites()
+        self._lines, self._sites = LinePatterns(self._settings.cc_codeline), Sites()
         self._calls_log: CallLog | None = CallLog()
-        self._step = Step()
+        self._step = CollectiveStep()
         self._known_run: Callable[[], Run | None] = lambda: None
         self._first = self._early = 0
         self._lock = threading.RLock()
@@ -111,7 +111,7 @@ class Listening:
 
     def began(
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
-    ) -> Call | None:
+    ) -> CollectiveCall | None:
         """A call is about to be made; None if nothing more is to be told of it."""
         begun = self._begin()
         try:
@@ -123,7 +123,7 @@ class Listening:
         finally:
             self._spent(begun)
 
-    def ended(self, call: Call, outputs: Sequence[Tensor]) -> None:
+    def ended(self, call: CollectiveCall, outputs: Sequence[Tensor]) -> None:
         """The call is complete, and its outputs can be read."""
         begun = self._begin()
         try:
@@ -135,7 +135,7 @@ class Listening:
         finally:
             self._spent(begun)
 
-    def abandoned(self, call: Call, outputs: int) -> None:
+    def abandoned(self, call: CollectiveCall, outputs: int) -> None:
         """Nobody can wait for the call any more; it would have had so many outputs."""
         try:
             with self._lock:
@@ -173,7 +173,7 @@ class Listening:
         """Hands the step over and begins another; what is returned waits for the device and gives the rows."""
         with self._lock:
             pending, done = self._recorder.drain(), self._step
-            self._step = Step()
+            self._step = CollectiveStep()
         return lambda step: batches(pending, done, step)
 
     # Within.
@@ -191,7 +191,7 @@ class Listening:
 
     def _began(
         self, operation: str, ranks: tuple[int, ...], inputs: Sequence[Tensor], site: FrameType, again: bool
-    ) -> Call | None:
+    ) -> CollectiveCall | None:
         calling = stack(site) if self._lines or self._calls_log is not None else ()
         if self._calls_log is not None:
             dtypes = [str(self._framework.tensors.describe(tensor)[1]) for tensor in inputs]
@@ -199,7 +199,7 @@ class Listening:
         if not self._collects or (self._lines and not self._lines.choose(calling)) or self._too_early():
             return None
         name = f"{operation}.{label(ranks)}.{self._sites.name(site.f_code.co_filename, site.f_lineno)}"
-        call = Call(name, again)
+        call = CollectiveCall(name, again)
         if self._inputs and inputs:
             self._record(call, INPUT, inputs)
         call.began = time.perf_counter()
@@ -214,7 +214,7 @@ class Listening:
         self._faults.lost(LOST_EARLY, 1)
         return True
 
-    def _record(self, call: Call, direction: str, tensors: Sequence[Tensor]) -> None:
+    def _record(self, call: CollectiveCall, direction: str, tensors: Sequence[Tensor]) -> None:
         if not self._collects or self._framework.collectives is None:
             return
         step, adapter = self._step, self._framework.collectives
@@ -259,7 +259,7 @@ def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Fa
 SIGNAL = "other"
 
 
-class Call:
+class CollectiveCall:
     """A collective on its way."""
 
     __slots__ = ("again", "began", "finished", "name")
@@ -280,13 +280,13 @@ class Tally:
     """The calls of one row in this step."""
 
     order: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CollectiveCall] = field(default_factory=list)
     readings: list[int] = field(default_factory=list)
     bytes: int = 0
 
 
 @dataclass
-class Step:
+class CollectiveStep:
     """What one step gave so far."""
 
     rows: dict[tuple[str, str], Tally] = field(default_factory=dict)
@@ -304,7 +304,7 @@ def label(ranks: tuple[int, ...]) -> str:
     return "ranks" + "+".join(map(str, ranks))
 
 
-def batches(pending: Pending, step: Step, number: int) -> list[Batch]:
+def batches(pending: Pending, step: CollectiveStep, number: int) -> list[Batch]:
     """One row for each tally, with the moments of all its readings together."""
     if not step.rows:
         return []
@@ -342,7 +342,7 @@ def _reading(read: Batch, row: int) -> dict[str, float]:
     return {name: float(values[row]) for name, values in read.columns.items()}
 
 
-def _seconds(calls: Sequence[Call]) -> float:
+def _seconds(calls: Sequence[CollectiveCall]) -> float:
     """From call to completion, of all that are complete; NaN if none is."""
     times = [call.finished - call.began for call in calls if call.finished is not None]
     return sum(times) if times else math.nan

@@ -18,7 +18,7 @@ from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.selection import PLACES, watched
-from probe.core.instrumentation.signals.activations import Listener, Part
+from probe.core.instrumentation.signals.activations import ActivationListener, Part
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.run_directory import output_root, told
 
@@ -107,7 +107,7 @@ def _write_to(path: Path, looks: Mapping[str, _Look]) -> None:
         _log.warning("no module was seen to run: compiled (torch.compile), or in evaluation mode?")
 
 
-class _Look(Listener):
+class _Look(ActivationListener):
     """One module: what its first call took and gave, and which gradients came."""
 
     def forget(self) -> bool:

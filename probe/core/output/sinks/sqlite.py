@@ -13,7 +13,7 @@ from probe.core.naming import cell_name, encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
 from probe.core.storage.layout import coverages, ops_of
-from probe.core.storage.metric_rows import Form, Indices, Rows, Target, numbered
+from probe.core.storage.metric_rows import Indices, MetricRows, MetricTarget, TensorForm, numbered
 from probe.core.storage.metrics_db import FILE_NAME, MetricsDatabase
 
 LOCKED_SECONDS = 0.05
@@ -35,9 +35,9 @@ class _Layout(NamedTuple):
     """All of a batch but its numbers."""
 
     about: tuple[object, ...]
-    targets: list[Target]
+    targets: list[MetricTarget]
     target: Indices
-    forms: list[Form]
+    forms: list[TensorForm]
     form: Indices
 
 
@@ -133,7 +133,7 @@ class SqliteSink:
             database.index([self._full[-1]])
             self._full.pop()
 
-    def _rows(self, batch: Batch, ops: tuple[str, ...]) -> Rows:
+    def _rows(self, batch: Batch, ops: tuple[str, ...]) -> MetricRows:
         about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
         layout = self._layouts.get(batch.signal)
         if layout is None or layout.about != about:
@@ -141,7 +141,7 @@ class SqliteSink:
         steps = np.full(len(batch), batch.step)
         values = {op: batch.op(op) for op in ops}
         signal = encodable(batch.signal)
-        return Rows(signal, self._rank, steps, *layout[1:], values, batch.micro_stepped)
+        return MetricRows(signal, self._rank, steps, *layout[1:], values, batch.micro_stepped)
 
     def _start_anew(self) -> None:
         self._waiting.clear()
@@ -161,10 +161,10 @@ def _partition(snapshot: Snapshot) -> int:
 
 
 def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
-    targets, target = numbered(Target(cell_name(key), key.stage, key.micro_step, key.call) for key in batch.keys)
+    targets, target = numbered(MetricTarget(cell_name(key), key.stage, key.micro_step, key.call) for key in batch.keys)
     shapes = [str(list(shape)) for shape in batch.shapes]
     described = coverages(batch) or repeat("")
-    forms, form = numbered(map(Form, shapes, batch.dtypes, described))
+    forms, form = numbered(map(TensorForm, shapes, batch.dtypes, described))
     return _Layout(about, targets, target, forms, form)
 
 

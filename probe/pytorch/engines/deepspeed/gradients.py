@@ -27,13 +27,13 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
                 yield parameter, home
 
 
-def _home(optimizer: Any) -> Home | None:
+def _home(optimizer: Any) -> DeepSpeedHome | None:
     """For those that take gradients away; others leave them where torch puts them."""
     if hasattr(optimizer, "fp32_groups_gradients"):
-        return Home(optimizer, _copied)
+        return DeepSpeedHome(optimizer, _copied)
     if hasattr(optimizer, "averaged_gradients"):
         apart = getattr(optimizer, "partition_gradients", True)
-        return Home(optimizer, None if apart else _attached)
+        return DeepSpeedHome(optimizer, None if apart else _attached)
     return None
 
 
@@ -48,7 +48,7 @@ def _attached(parameter: Any) -> torch.Tensor | None:
     return getattr(parameter, "grad_accum", None)
 
 
-class Home:
+class DeepSpeedHome:
     """Of the parameters of one optimizer.
 
     Args:

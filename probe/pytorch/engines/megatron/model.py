@@ -71,7 +71,7 @@ def pipelined(model: torch.nn.Module) -> bool:
     return is_a(model, MODULE) and getattr(config, "pipeline_model_parallel_size", 1) > 1
 
 
-def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Home]]:
+def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, MegatronHome]]:
     """Parameters that are split, or whose gradients are added up in Megatron's buffers."""
     if not here():
         return
@@ -83,7 +83,7 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Home]]:
             added = by_head or getattr(parameter, "sequence_parallel", False)
             sequence = tensor_ranks(parameter, module) if added else []
             if buffered(parameter) or len(ranks) > 1:
-                yield parameter, Home(parameter, ranks, sequence)
+                yield parameter, MegatronHome(parameter, ranks, sequence)
 
 
 def buffered(parameter: torch.nn.Parameter) -> bool:
@@ -93,7 +93,7 @@ def buffered(parameter: torch.nn.Parameter) -> bool:
     )
 
 
-class Home:
+class MegatronHome:
     """Where Megatron keeps one parameter's numbers.
 
     Args:

@@ -26,7 +26,7 @@ HIDING = -65504.0
 """The lowest number of float16: a mask that adds this or less hides."""
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """What one call of attention is given."""
 
     query: Numbers
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     """Whether flags of the mask are true where a key is not hidden."""
 
 
-def begin(ops: Arrays, call: Call, order: str, everything: bool) -> Block:
+def begin(ops: Arrays, call: AttentionCall, order: str, everything: bool) -> Block:
     """Three rows for each block: the sums of the entropy and of the largest weight over its queries, and their number.
 
     Args:
@@ -67,7 +67,7 @@ def finish(rows: Array) -> Mapping[str, float] | None:
     return None if found is None else dict(zip(COLUMNS, found, strict=True))
 
 
-def _fitted(ops: Arrays, call: Call, order: str) -> tuple[Numbers, Numbers, Numbers | None]:
+def _fitted(ops: Arrays, call: AttentionCall, order: str) -> tuple[Numbers, Numbers, Numbers | None]:
     """Query, key and mask by batch, head, sequence and the dimension within a head."""
     shapes = tuple(call.query.shape), tuple(call.key.shape)
     if any(len(shape) != len(AXES[order]) or 0 in shape for shape in shapes):
@@ -108,7 +108,7 @@ def _at(mask: Numbers, axis: int, wanted: Any) -> Any:
     return slice(None) if isinstance(wanted, slice) else 0
 
 
-def _sums(ops: Arrays, call: Call) -> Numbers:
+def _sums(ops: Arrays, call: AttentionCall) -> Numbers:
     """Of the heads that share a key: ``heads x queries x depth``, ``keys x depth``, ``heads x queries x keys``."""
     heads, queries, _ = call.query.shape
     keys = call.key.shape[0]
@@ -124,7 +124,7 @@ def _sums(ops: Arrays, call: Call) -> Numbers:
     return found
 
 
-def _scores(ops: Arrays, call: Call, first: int, last: int, seen: int) -> Numbers:
+def _scores(ops: Arrays, call: AttentionCall, first: int, last: int, seen: int) -> Numbers:
     """Of some queries and the first keys, -inf where a key is hidden."""
     query = ops.wide(call.query[:, first:last])
     scores = (query / math.sqrt(query.shape[2])) @ ops.turned(call.key[:seen])

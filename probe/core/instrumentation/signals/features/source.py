@@ -13,7 +13,7 @@ from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.errors import Misfit
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.selection import Lead, Names, Watched, names_of, no_lead, unknown_names
+from probe.core.instrumentation.selection import Lead, TargetNames, Watched, names_of, no_lead, unknown_names
 from probe.core.instrumentation.signals.features import attention, call_arguments, linear, router
 from probe.core.instrumentation.signals.features.recorder import Collected
 
@@ -46,7 +46,7 @@ def features(run: Run) -> Iterator[None]:
         return
     collected = Collected(run.framework, lambda: len(run.recorder))
     run.apart.append(collected)
-    listeners: list[Listener] = []
+    listeners: list[FeatureListener] = []
     with ExitStack() as attached:
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
@@ -60,7 +60,7 @@ def features(run: Run) -> Iterator[None]:
         yield
 
 
-def _end_step(run: Run, listeners: Sequence[Listener]) -> None:
+def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
     for hook in HOOKS:
         calls = [listener for listener in listeners if listener.hook == hook and not isinstance(listener, OfWeight)]
         if calls and not any(listener.ran for listener in calls):
@@ -71,7 +71,7 @@ def _end_step(run: Run, listeners: Sequence[Listener]) -> None:
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
     """The whole model, a module of it, and what is recorded of that."""
-    names = Names(run.settings.squash_name)
+    names = TargetNames(run.settings.squash_name)
     named = {hook: {*map(_normal, getattr(run.settings.l2_targets, hook) or ())} for hook in LISTENERS}
     for stage, model in run.chunks:
         names.expect(stage, (full for full, _ in run.framework.hooks.modules(model)))
@@ -120,7 +120,7 @@ def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = n
     return problems
 
 
-class Listener:
+class FeatureListener:
     """One feature of one module within a step."""
 
     def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
@@ -173,7 +173,7 @@ class Listener:
             _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, what)
 
 
-class OfWeight(Listener):
+class OfWeight(FeatureListener):
     """A feature of the weight. It is read in the step's first forward, where those who share it out (FSDP, ZeRO) have
     put it together; of a module that does not run, before the update."""
 
@@ -218,7 +218,7 @@ class Linear(OfWeight):
         self._collected.add(self.hook, self._key, weight, block, linear.finish)
 
 
-class Attention(Listener):
+class AttentionListener(FeatureListener):
     """``attention_hook``."""
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ class Attention(Listener):
         said = call_arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
         unsaid = said is None and given.mask is None
         supposed = unsaid and self._alike(given)
-        call = attention.Call(
+        call = attention.AttentionCall(
             self._ops.numbers(given.query),
             self._ops.numbers(given.key),
             None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
@@ -260,7 +260,7 @@ class RouterWeight(OfWeight):
         )
 
 
-class RouterLogit(Listener):
+class RouterLogit(FeatureListener):
     """``moe_router_logit_hook``."""
 
     def left(self, outputs: Any) -> None:
@@ -280,8 +280,8 @@ class RouterLogit(Listener):
         self._collected.add(self.hook, key, logits, block, finish)
 
 
-LISTENERS: dict[str, type[Listener]] = {
-    "attention_hook": Attention,
+LISTENERS: dict[str, type[FeatureListener]] = {
+    "attention_hook": AttentionListener,
     "linear_hook": Linear,
     "moe_router_weight_hook": RouterWeight,
     "moe_router_logit_hook": RouterLogit,
