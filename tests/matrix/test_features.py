@@ -346,7 +346,7 @@ ops = harness.TrainerMon.framework.arrays
 arrays = [np.random.RandomState(seed).standard_normal((8192, 1, 1, 16)).astype(np.float32) for seed in (0, 1)]
 made = [ops.numbers(harness.tensor(array)) for array in arrays]
 def run(length):
-    call = attention.Call(made[0][:length], made[1][:length], None, False)
+    call = attention.AttentionCall(made[0][:length], made[1][:length], None, False)
     with ops.quiet():
         return attention.finish(np.asarray(attention.begin(ops, call, "s,b,h,d", False))[:, 0])
 run(64)
