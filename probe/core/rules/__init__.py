@@ -52,7 +52,8 @@ RULES: dict[str, type[About]] = {
 
 def about(name: str) -> type[About]:
     """The statements of the rule called ``name``; the defaults for a rule of another package."""
-    return RULES.get(name, About)
+    found: object = RULES.get(name)
+    return found if isinstance(found, type) and issubclass(found, About) else About
 
 
 def factory(name: str) -> Factory:
