@@ -39,11 +39,6 @@ class About:
     """What is collected for it, besides what the configuration says: ``collective inputs``, ``replicas``."""
 
 
-def needs(has: Callable[[Any], bool], how: str) -> Need:
-    """A need, in terms of the settings."""
-    return has, how
-
-
 def has_op(settings: Any, *ops: str) -> bool:
     """Whether any of ``ops`` is computed."""
     return not {*ops}.isdisjoint(settings.statistics)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from probe.core.fields import Section
 from probe.core.records import Batch, Finding
-from probe.core.rules.about import About, needs
+from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
 OP = "nonfinite"
@@ -36,7 +36,7 @@ class AnomalyCommNan(About):
     Args = CommNanArgs
     title = "NaN or Inf given to other ranks"
     finds = "finds the rank from which NaN or infinity went to others (it needs cc_distribution)"
-    needs = (needs(lambda s: s.cc_distribution.enable, "cc_distribution.enable"),)
+    needs = ((lambda s: s.cc_distribution.enable, "cc_distribution.enable"),)
     collects = frozenset({"collective inputs"})
 
     def __init__(self, args: CommNanArgs, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002

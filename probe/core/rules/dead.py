@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from pydantic import Field as Key
+from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.moments import numels
 from probe.core.records import Batch, Finding
-from probe.core.rules.about import About, has_op, needs
+from probe.core.rules.about import About, has_op
 from probe.core.rules.history import Field, History, measures
 from probe.core.rules.reporter import Reporter
 
@@ -21,9 +21,9 @@ FEW = 16
 class DeadArgs(Section):
     """Outputs of modules that are zero. Needs the op zeros and xy_distribution."""
 
-    limit: Number = Key(0.999, gt=0, le=1)
+    limit: Number = Argument(0.999, gt=0, le=1)
     """Fraction of an output's elements below eps from which it counts as zero."""
-    steps: Integer = Key(5, ge=1, le=10_000)
+    steps: Integer = Argument(5, ge=1, le=10_000)
     """Number of samples in a row that must be zero before an output is reported, and of those that must have been
     otherwise before. An output of which every element is zero from its first sample on is reported as well."""
 
@@ -44,8 +44,8 @@ class AnomalyDead(About):
     kind = "dead"
     finds = "outputs that are zero"
     needs = (
-        needs(lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
-        needs(lambda s: has_op(s, "zeros"), "the op zeros"),
+        (lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
+        (lambda s: has_op(s, "zeros"), "the op zeros"),
     )
     by_default = True
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field as Key
+from pydantic import Field as Argument
 
 from probe.core.fields import Integer, Section
 from probe.core.histogram import QUANTILES
 from probe.core.moments import OPS, columns_for
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.about import About, has_op, needs
+from probe.core.rules.about import About, has_op
 from probe.core.rules.history import Alignment, Field, History
 from probe.core.rules.reporter import Reporter
 
@@ -33,7 +33,7 @@ class FrozenArgs(Section):
     """Parameters that get gradients and do not move. Needs param_distribution and wg_distribution; of ops, min or max,
     and one of norm, mean and std."""
 
-    steps: Integer = Key(5, ge=1, le=10_000)
+    steps: Integer = Argument(5, ge=1, le=10_000)
     """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
     reported."""
 
@@ -57,9 +57,9 @@ class AnomalyFrozen(About):
     kind = "frozen"
     finds = "parameters that do not move"
     needs = (
-        needs(lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
-        needs(lambda s: has_op(s, "min", "max"), "the op min or max"),
-        needs(lambda s: has_op(s, "norm", "mean", "std"), "one of the ops norm, mean and std"),
+        (lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
+        (lambda s: has_op(s, "min", "max"), "the op min or max"),
+        (lambda s: has_op(s, "norm", "mean", "std"), "one of the ops norm, mean and std"),
     )
     by_default = True
     compares = True

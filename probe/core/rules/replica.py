@@ -16,7 +16,7 @@ from probe.core.fields import Section
 from probe.core.moments import OPS
 from probe.core.naming import SIGNALS
 from probe.core.records import Array, Batch, Finding, Key, ranks_text
-from probe.core.rules.about import About, needs
+from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
@@ -120,8 +120,8 @@ class AnomalyReplica(About):
     kind = "replica"
     finds = "data-parallel replicas whose parameters differ"
     needs = (
-        needs(lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
-        needs(lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
+        (lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
+        (lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
     )
     collects = frozenset({"replicas"})
     compares = True

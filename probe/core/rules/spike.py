@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field as Key
+from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section
@@ -33,18 +33,18 @@ MAD_TO_SIGMA = 1.4826
 class SpikeArgs(Section):
     """Robust deviation from the recent past."""
 
-    window: Integer = Key(32, ge=4, le=10_000)
+    window: Integer = Argument(32, ge=4, le=10_000)
     """Number of latest samples of each value that its median and spread are taken from."""
-    warm_up: Integer = Key(10, ge=2, le=10_000, validate_default=True)
+    warm_up: Integer = Argument(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a value before it is judged. Not more than window."""
-    threshold: Number = Key(5.0, gt=0)
+    threshold: Number = Argument(5.0, gt=0)
     """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
     deviation, both of the logarithm of the magnitude."""
-    min_ratio: Number = Key(30.0, gt=1)
+    min_ratio: Number = Argument(30.0, gt=1)
     """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that changes which
     healthy runs show do not alarm. Gradients, extremes (min and max), which hang on one element, and second moments
     (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
-    cool_down: Integer = Key(10, ge=0)
+    cool_down: Integer = Argument(10, ge=0)
     """Number of samples after a report during which the same value is not reported again."""
     ops: Ops = ("norm", "min", "max")
     """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left

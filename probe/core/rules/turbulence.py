@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from probe.core.fields import Flag, Section, Threshold
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.about import About, has_op, needs
+from probe.core.rules.about import About, has_op
 from probe.core.rules.history import Field, History
 from probe.core.rules.reporter import Reporter
 
@@ -42,7 +42,7 @@ class AnomalyTurbulence(About):
     kind = "drift"
     judges_size = True
     finds = "compares with the history mean"
-    needs = (needs(lambda s: has_op(s, "norm", "mean"), "one of the ops norm and mean"),)
+    needs = ((lambda s: has_op(s, "norm", "mean"), "one of the ops norm and mean"),)
 
     def __init__(self, args: TurbulenceArgs, rank: int, ops: Sequence[str]) -> None:
         self._threshold: float = args.threshold

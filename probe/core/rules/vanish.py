@@ -7,12 +7,12 @@ from math import log
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field as Key
+from pydantic import Field as Argument
 from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.about import About, has_op, needs, not_more_than_window
+from probe.core.rules.about import About, has_op, not_more_than_window
 from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
 from probe.core.rules.reporter import Reporter
 from probe.core.rules.spike import medians_of
@@ -28,15 +28,15 @@ that a median between 0 and anything is below all that there are."""
 class VanishArgs(Section):
     """Gradients that have become vanishingly small."""
 
-    window: Integer = Key(32, ge=4, le=10_000)
+    window: Integer = Argument(32, ge=4, le=10_000)
     """Number of latest samples of each gradient's norm that its median is taken from."""
-    warm_up: Integer = Key(10, ge=2, le=10_000, validate_default=True)
+    warm_up: Integer = Argument(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a gradient before it is judged. Not more than window."""
-    min_ratio: Number = Key(1e3, gt=1)
+    min_ratio: Number = Argument(1e3, gt=1)
     """A gradient is reported when its norm is this many times below its own recent median, and has also shrunk this
     many times more than the gradient of the same kind that shrank least. A norm of exactly 0 has shrunk by any
     factor."""
-    steps: Integer = Key(5, ge=1, le=10_000)
+    steps: Integer = Argument(5, ge=1, le=10_000)
     """Number of samples in a row in which a gradient must be that small before it is reported."""
 
     @field_validator("warm_up")
@@ -62,8 +62,8 @@ class AnomalyVanish(About):
     kind = "vanishing"
     finds = "finds gradients that have become vanishingly small"
     needs = (
-        needs(lambda s: s.wg_distribution or s.xy_distribution, "wg_distribution or xy_distribution"),
-        needs(lambda s: has_op(s, "norm"), "the op norm"),
+        (lambda s: s.wg_distribution or s.xy_distribution, "wg_distribution or xy_distribution"),
+        (lambda s: has_op(s, "norm"), "the op norm"),
     )
     by_default = True
 

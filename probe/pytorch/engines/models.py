@@ -7,6 +7,8 @@ import torch
 from probe.pytorch.engines.homes import take_over
 from probe.pytorch.engines.table import ENGINES
 
+PIPELINES = tuple(engine.pipelined for engine in ENGINES.values() if engine.pipelined is not None)
+
 
 def check(model: torch.nn.Module) -> None:
     """Refuses a model that cannot be watched.
@@ -32,4 +34,4 @@ def stand_ins(model: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
 
 def pipelined(model: torch.nn.Module) -> bool:
     """Whether the forward of ``model`` that begins now is one of a pipeline's schedule."""
-    return any(engine.pipelined(model) for engine in ENGINES.values() if engine.pipelined is not None)
+    return any(knows(model) for knows in PIPELINES)

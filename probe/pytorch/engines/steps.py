@@ -15,11 +15,15 @@ from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
 from probe.pytorch.engines.table import ENGINES
 
+DIALECTS: tuple[Optimizers, ...] = (
+    *(engine.optimizers for engine in ENGINES.values() if engine.optimizers is not None),
+    native,
+)
+
 
 def _dialect(optimizer: Any) -> Optimizers:
     """Those of the engine that ``optimizer`` is one of, else ``native``."""
-    dialects = (engine.optimizers for engine in ENGINES.values())
-    return next((found for found in dialects if found is not None and found.knows(optimizer)), native)
+    return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
 
 
 def check(optimizer: Any) -> None:
