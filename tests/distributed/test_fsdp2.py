@@ -206,7 +206,9 @@ def unused_steps() -> tuple[set[int], bool]:
     train(model, optimizer, 1)
     (group,) = model._get_fsdp_state()._fsdp_param_groups
     assert not any("to_unsharded" in vars(stored) for stored in group.fsdp_params), "replaced for the first time alone"
-    spent = monitor._run.cost.hooks  # set to zero where a sampled step ends; hooks add to it while they are at work
+    spent = (
+        monitor._collector.run.cost.hooks
+    )  # set to zero where a sampled step ends; hooks add to it while they are at work
     monitor.stop()
     return {row.step for row in parts(monitor.output_directory)}, spent == 0
 

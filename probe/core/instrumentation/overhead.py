@@ -97,3 +97,26 @@ class OnDevice:
             self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
         self.seconds += self._latest
         return self._latest
+
+
+class Overhead:
+    """The monitor's time as a part of training's.
+
+    Args:
+        clock: of the device; None if nothing is measured there.
+    """
+
+    def __init__(self, clock: DeviceClock | None) -> None:
+        self._seconds = self._own = 0.0
+        self.on_device = OnDevice(clock)
+
+    def add(self, seconds: float, own: float) -> None:
+        """Counts a step that took ``seconds``, of which ``own`` were the monitor's on the training thread."""
+        self._seconds += seconds
+        self._own += own
+
+    def part(self, beside: float) -> float:
+        """The monitor's part, with ``beside`` seconds that it has taken on other threads; 0 before the first step has
+        ended."""
+        plain = self._seconds - self._own
+        return (self._own + beside + self.on_device.seconds) / plain if plain > 0 else 0.0

@@ -14,10 +14,8 @@ from probe.core.records import Batch
 Metrics = dict[str, dict[str, float]]
 
 
-def values_of(run: Run | None, session: Session | None, signal: str) -> Metrics:
+def values_of(run: Run, session: Session, signal: str) -> Metrics:
     """``{tag: {op: value}}`` of one signal in the step in progress, or in the one that has just ended."""
-    if run is None or session is None:
-        return {}
     if len(run.recorder):
         ops, batches = run.settings.statistics, run.recorder.peek([signal]).batches(run.clock.step)
     elif session.last is not None:  # which may have been collected with other ops than those of now
@@ -28,11 +26,11 @@ def values_of(run: Run | None, session: Session | None, signal: str) -> Metrics:
     return {name: values for batch in batches for name, values in _by_tag(run, batch, ops).items()}
 
 
-def gradients_of(run: Run | None, session: Session | None) -> tuple[Metrics, Metrics]:
+def gradients_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
     """Reduced and unreduced weight gradients."""
     unreduced = values_of(run, session, "grad_unreduced")
     reduced = values_of(run, session, "grad_reduced")
-    if run is not None and session is not None and len(run.recorder):
+    if len(run.recorder):
         reduced |= values_before_update(run, session)
     return reduced, unreduced
 

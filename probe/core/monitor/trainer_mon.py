@@ -1,27 +1,23 @@
-"""The public ``TrainerMon``, over a session: the only place that knows the names of the existing tools' interface."""
+"""The public ``TrainerMon``: a configuration, and a collector while it is attached."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from typing import Any, overload
 
-from probe.core.instrumentation.session import Session
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config.schema import Settings
+from probe.core.control.planner import Configuration
+from probe.core.faults import Faults
 from probe.core.monitor import attachment
-from probe.core.monitor.legacy import Legacy
-from probe.core.monitor.process_exit import Endings, put_back
-from probe.core.monitor.readback import gradients_of, values_of
+from probe.core.monitor.collector import CollectiveWatch, Collector
+from probe.core.monitor.legacy import Legacy, main_grad_of
+from probe.core.monitor.process_exit import put_back
+from probe.core.monitor.readback import Metrics, gradients_of, values_of
+from probe.core.monitor.subject import Subject, ranks_of
 from probe.core.output.run_output import FLUSH_SECONDS
 from probe.core.records import Finding
-
-_log = logging.getLogger("probe")
-UNSTEPPED = (
-    "no training step was seen: the optimizer that set_monitor was given has taken none; give it the one that trains, "
-    "after it is wrapped"
-)
-Metrics = dict[str, dict[str, float]]
 
 
 class Monitor(Legacy):
@@ -38,6 +34,8 @@ class Monitor(Legacy):
         ConfigError: naming every problem of the configuration.
     """
 
+    framework: FrameworkAdapter
+
     def __init__(
         self,
         config_file_path: str | os.PathLike[str] | Mapping[str, Any],
@@ -47,11 +45,15 @@ class Monitor(Legacy):
         *,
         param_have_main_grad: bool | None = None,
     ) -> None:
-        super().__init__(config_file_path, process_group, params_have_main_grad, opt_ty, param_have_main_grad)
-        self._endings: Endings | None = None
-        self._ended_at: int | None = None
-        self._leaving: Session | None = None
-        """Whose hooks are still in place, without effect."""
+        self._main_grad = main_grad_of(opt_ty, param_have_main_grad, params_have_main_grad)
+        self._configuration = Configuration(config_file_path)
+        self._process_group = process_group
+        ranks_of(self.framework, "process_group", process_group)
+        self._faults = Faults()
+        """Before the first attachment."""
+        self._collectives = CollectiveWatch(self._configuration, self.framework, self._faults)
+        self._collector: Collector | None = None
+        """Of the latest attachment."""
 
     @overload
     def set_monitor(
@@ -96,13 +98,10 @@ class Monitor(Legacy):
             RuntimeError: if this monitor is attached already; ``stop()`` it first.
             ValueError: for arguments out of range, targets that the model lacks, or a model that cannot be watched.
         """
-        if self._session is not None:
+        if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
-        given = attachment.read(*args, **kwargs)
-        self._begin(given)
-        self._endings = Endings(self._end_quietly, self.flush)
-        if self._switch is None and self._session is not None:
-            self._session.retire(lambda: self._end_quietly(False))
+        subject = Subject(self.framework, attachment.read(*args, **kwargs), self._main_grad, Faults())
+        self._collector = Collector(self._configuration, subject, self._collectives, self._process_group)
 
     # The end.
 
@@ -118,62 +117,11 @@ class Monitor(Legacy):
     close = stop
 
     def _end(self, partial: bool) -> None:
-        session, self._session = self._session, None
-        if session is None or self._run is None:
-            self._stop_listening()
-            self.flush()  # a signal may come while the first call still waits for the files
+        if self._collector is not None:
+            self._collector.end(partial)
+        else:
+            self._collectives.stop()
             put_back()
-            if self._leaving is not None:
-                self._try(self._detach, self._leaving)
-            return
-        self._ended_at = self._run.clock.step
-        if not partial and self._ended_at == self._given.start_iteration:
-            _log.warning(UNSTEPPED)
-        with ExitStack() as ending:  # each, whatever becomes of the others
-            if self._output is not None:
-                ending.callback(self._try, self._output.close, partial)
-            if self._endings is not None:
-                ending.callback(self._try, self._endings.forget)
-            ending.callback(self._try, self._say_no_more)
-            if self._switch is not None:
-                ending.callback(self._try, self._switch.close)
-            ending.callback(self._try, self._stop_listening)
-            ending.callback(self._try, self._detach, session)
-            if partial:
-                self._try(session.flush_partial)
-
-    def _detach(self, session: Session) -> None:
-        self._leaving = session
-        if session.detach():
-            self._leaving = None
-
-    def _try(self, function: Callable[..., object], *args: object) -> None:
-        """What fails is counted: training goes on, or the process ends for a reason of its own."""
-        try:
-            function(*args)
-        except Exception as error:  # noqa: BLE001
-            self._faults.note("end of the run", error)
-
-    def _end_quietly(self, partial: bool) -> None:
-        self._try(self._end, partial)
-
-    def __del__(self) -> None:
-        """Ends a run whose model, optimizer and monitor are dropped without ``stop()``; they hold each other alive.
-        Waits for nothing, since it may run anywhere, on the delivery thread, too."""
-        session, output = getattr(self, "_session", None), getattr(self, "_output", None)
-        if session is None or (output is not None and not output.delivery.here):
-            return
-        self._session = None
-        with ExitStack() as ending:
-            if output is not None:
-                ending.callback(self._try, output.let_go)
-            if self._endings is not None:
-                ending.callback(self._try, self._endings.forget)
-            if self._switch is not None:
-                ending.callback(self._try, self._switch.close)
-            ending.callback(self._try, self._say_no_more)
-            ending.callback(self._try, self._stop_listening)
-            ending.callback(self._try, session.detach, True)
 
     def __enter__(self) -> Monitor:
         return self
@@ -181,38 +129,49 @@ class Monitor(Legacy):
     def __exit__(self, kind: object, *_: object) -> None:
         self._end(partial=kind is not None)
 
-    # What a program may ask.
+    # Answers while it runs.
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration that holds."""
+        return self._configuration.settings
+
+    @property
+    def monitoring(self) -> bool:
+        """Whether anything will still be collected."""
+        return self._collector is not None and self._collector.collecting
 
     @property
     def step(self) -> int:
         """Number of the training step in progress."""
-        if self._session is not None and self._run is not None:
-            return self._run.clock.step
-        return self._ended_at or 0
+        return self._collector.step if self._collector is not None else 0
 
     @property
     def output_directory(self) -> str | None:
-        """Where this run's files are; None before ``set_monitor`` and where nothing is written."""
-        return str(self._output.directory) if self._output is not None and self._output.directory else None
+        """The directory of this run's files; None before ``set_monitor`` and where nothing is written."""
+        output = self._collector.output if self._collector is not None else None
+        return str(output.directory) if output is not None and output.directory else None
 
     @property
     def findings(self) -> list[Finding]:
         """The first findings of the run (at most a thousand), as far as the delivery thread has come."""
-        return list(self._output.writer.findings) if self._output is not None else []
+        output = self._collector.output if self._collector is not None else None
+        return output.findings if output is not None else []
 
     @property
     def cost(self) -> dict[str, float]:
         """Seconds that probe itself spent: ``hooks`` and ``drain`` while training waited, ``delivery`` beside it."""
-        return self._output.cost if self._output is not None else {}
+        output = self._collector.output if self._collector is not None else None
+        return output.cost if output is not None else {}
 
     @property
     def faults(self) -> dict[str, int]:
-        """What failed or was lost inside probe, counted by place."""
-        return self._faults.counts
+        """Number of failures and losses inside probe, by place."""
+        return self._noted.counts
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Waits until every finished step is written; False if that took longer than ``timeout`` seconds."""
-        return self._output.flush(timeout) if self._output is not None else True
+        return self._collector.flush(timeout) if self._collector is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
@@ -220,8 +179,37 @@ class Monitor(Legacy):
         Waits for the device. Between the end of a step and the first forward of the next, gives the step that ended;
         before the update, reduced gradients are those held now. Empty after a step that is not sampled.
         """
-        return gradients_of(self._run, self._session)
+        if (collector := self._collector) is None or collector.session is None:
+            return {}, {}
+        return gradients_of(collector.run, collector.session)
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` gives gradients."""
-        return values_of(self._run, self._session, "actv"), values_of(self._run, self._session, "actv_grad")
+        if (collector := self._collector) is None or collector.session is None:
+            return {}, {}
+        return values_of(collector.run, collector.session, "actv"), values_of(
+            collector.run, collector.session, "actv_grad"
+        )
+
+    # The older interface's way to the configuration.
+
+    @property
+    def _attached(self) -> bool:
+        return self._collector is not None and self._collector.session is not None
+
+    @property
+    def _noted(self) -> Faults:
+        return self._collector.faults if self._collector is not None else self._faults
+
+    def _value(self, key: str) -> Any:
+        return self._configuration.asked.get(key, getattr(self.settings, key))
+
+    def _assign(self, key: str, value: Any) -> None:
+        value = self._configuration.assign(key, value)
+        if self.monitoring and self._collector is not None:
+            self._configuration.asked[key] = value
+            self._collector.obey_program()
+            return
+        self._configuration.settings = self.settings.model_copy(update={key: value})
+        if not self._attached and key == "ops":
+            self._collectives.stop()  # attaching begins again, with these

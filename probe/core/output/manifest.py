@@ -1,36 +1,111 @@
-"""What the manifest says of a run as it begins."""
+"""The manifest of a run: how it began, what changed, how it ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 from probe import __version__
+from probe.core.control.status import followed
 from probe.core.instrumentation.context import Run
 from probe.core.naming import Name
+from probe.core.output.resume import Resumed
 from probe.core.storage import run_directory
 
+MOST_CHANGES = 100
+"""Changes of the configuration that are listed, the latest ones."""
 
-def described(run: Run, number: int, first: int, mates: Sequence[int]) -> dict[str, object]:
-    """Everything that is known before the first step.
+
+@dataclass(frozen=True)
+class Attached:
+    """The facts about an attachment that hold to its end."""
+
+    number: int
+    """Of the run, the same on all ranks."""
+    first: int
+    """Number of the first step."""
+    rank: int
+    mates: tuple[int, ...]
+    """Ranks of the pipeline that this rank is a stage of."""
+    start: str
+    """When it began, such as ``2026-12-03T21:34:40+0800``."""
+
+    @property
+    def pp_stage(self) -> int:
+        """The stage of the pipeline that this rank is."""
+        return self.mates.index(self.rank) if self.rank in self.mates else 0
+
+
+class Manifest:
+    """The contents of ``manifest.json``.
 
     Args:
-        number: of the run, the same on all ranks.
-        first: number of the first step.
-        mates: ranks of the pipeline that this rank is a stage of.
+        follows: the configuration file that is followed while training runs, if one is.
+        resumed: the directory of an earlier run that is continued.
     """
-    now, hooks, rank = time.localtime(), run.framework.hooks, run.framework.groups.rank()
+
+    def __init__(self, run: Run, attached: Attached, follows: Path | None, resumed: Resumed | None) -> None:
+        self._attached, self._resumed, self._noted = attached, resumed, 0
+        self._control: dict[str, object] = {} if follows is None else followed(follows, attached.first)
+        self._changes = resumed.changes if resumed else []
+        self._contents = self._described(run)
+
+    def write(self, directory: Path, more: Mapping[str, object]) -> None:
+        """Writes ``manifest.json`` as a whole.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        run_directory.write_manifest(directory, self._contents | dict(more))
+
+    def configured(self, run: Run) -> None:
+        """Notes the configuration that holds from the step of ``run`` on, and which keys have changed."""
+        before, now = self._contents["config"], run.settings.model_dump(mode="json")
+        assert isinstance(before, dict)
+        changed = {key: value for key, value in now.items() if before.get(key) != value}
+        self._contents |= {**self._described(run), "start_time": self._contents["start_time"]}
+        self.note({"step": run.clock.step, "collecting": True, "changed": changed})
+
+    def succeeded(self, run: Run) -> None:
+        """Notes that an optimizer has taken the place of another."""
+        about = described(run, self._attached)
+        self._contents |= {name: about[name] for name in ("optimizer", "optimizer_state_names")}
+        self.note({"step": run.clock.step, "collecting": True, "optimizer": about["optimizer"]})
+
+    def note(self, change: dict[str, object]) -> None:
+        """Adds ``change``, with ``step`` and ``collecting``, to the list of changes."""
+        self._changes = [*self._changes[-MOST_CHANGES:], change]
+        if self._control:
+            self._noted += 1
+            self._control |= {"step": change["step"], "collecting": change["collecting"], "changes": self._noted}
+            self._contents["control"] = self._control
+        self._contents["changes"] = self._changes
+
+    def _described(self, run: Run) -> dict[str, object]:
+        return {
+            **described(run, self._attached),
+            "start_time": self._attached.start,
+            **({"control": self._control} if self._control else {}),
+            **(self._resumed.described if self._resumed else {}),
+        }
+
+
+def described(run: Run, attached: Attached) -> dict[str, object]:
+    """Everything that is known before the first step."""
+    now, hooks = time.localtime(), run.framework.hooks
     return {
         "probe": __version__,
         "framework": run.framework.name,
         "framework_version": run.framework.version,
-        "rank": rank,
+        "rank": attached.rank,
         "world_size": run.framework.groups.world_size(),
-        "groups": _groups(run, mates),
-        "run": number,
-        "first_step": first,
-        "pp_stage": pipeline_stage(rank, mates),
+        "groups": _groups(run, attached.mates),
+        "run": attached.number,
+        "first_step": attached.first,
+        "pp_stage": attached.pp_stage,
         "model": [type(model).__name__ for _, model in run.chunks],
         "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
         "optimizer_state_names": [dict(hooks.state_names(optimizer)) for optimizer in run.optimizers],
@@ -42,13 +117,8 @@ def described(run: Run, number: int, first: int, mates: Sequence[int]) -> dict[s
     }
 
 
-def pipeline_stage(rank: int, mates: Sequence[int]) -> int:
-    """Which stage of the pipeline of ``mates`` this rank is."""
-    return mates.index(rank) if rank in mates else 0
-
-
 def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
-    """The groups that this rank is in: those that the framework has a name for, and those that the user gave."""
+    """The groups that this rank is in: those that the framework has a name for, and those that the user passed."""
     groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
     if len(mates) > 1:
         groups.setdefault("pipeline_parallel", list(mates))
@@ -58,7 +128,7 @@ def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
 
 
 def _raw_names(run: Run) -> dict[str, str]:
-    """What the framework calls those modules and parameters that go by another name here."""
+    """The framework's names of modules and parameters that go by another name here."""
     hooks = run.framework.hooks
     named = chain.from_iterable(chain(hooks.modules(model), hooks.parameters(model)) for _, model in run.chunks)
     return {name: name.raw for name, _ in named if isinstance(name, Name)}

@@ -1,4 +1,4 @@
-"""What happens to a step on the delivery thread: rules, then sinks."""
+"""The pipeline of a step on the delivery thread: rules, then sinks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEWS_KEPT = 100
 
 
 class Writer:
-    """Judges each snapshot and gives it to every sink; one that fails is counted and tried again next time."""
+    """Judges each snapshot and passes it to every sink; one that fails is counted and tried again next time."""
 
     def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
         self._rules, self._sinks, self._faults = rules, sinks, faults
@@ -27,8 +27,7 @@ class Writer:
         """Holds back what nothing was found in; None if everything is written."""
         self.findings: list[Finding] = []
         """The first findings of the run, in causal order within each step."""
-        self.news: deque[Finding] = deque(maxlen=NEWS_KEPT)
-        """The latest findings, for who takes them out."""
+        self._news: deque[Finding] = deque(maxlen=NEWS_KEPT)
         self.found = 0
         self.steps = 0
         self.cost: dict[str, float] = {}
@@ -57,13 +56,17 @@ class Writer:
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
         snapshot = dataclasses.replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
-        self.news.extend(found[:NEWS_KEPT])
+        self._news.extend(found[:NEWS_KEPT])
         self.found += len(found)
         self.steps += 1
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
+
+    def news(self) -> list[Finding]:
+        """The latest findings since this was last called; on any thread."""
+        return [self._news.popleft() for _ in range(len(self._news))]
 
     def _put(self, snapshot: Snapshot) -> None:
         for sink in self._sinks:

@@ -1,0 +1,311 @@
+"""The one place that decides which plan holds from which step on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config import parse
+from probe.core.config.lint import without_effect
+from probe.core.config.load import assigned, dynamic, load
+from probe.core.config.schema import OnAnomaly, Settings
+from probe.core.control.agreed_interval import AgreedPace
+from probe.core.control.agreement import Ahead
+from probe.core.control.config_follower import follow
+from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper
+from probe.core.distributed import announcements
+from probe.core.distributed.announcements import FolderNotices, Notices
+from probe.core.faults import Faults
+from probe.core.instrumentation.pace import Pace
+from probe.core.instrumentation.plan import Plan
+from probe.core.instrumentation.schedule import Schedule
+from probe.core.instrumentation.selection import Lead, no_lead
+from probe.core.instrumentation.signals.structure import ending
+from probe.core.records import Finding
+from probe.core.storage.run_directory import output_root
+
+_log = logging.getLogger("probe")
+CONTROL, ARMING, PACE = "control", "arming", "pace"
+"""Kinds of announcements: the configuration, findings, the interval between sampled steps. Of the last two, where ranks
+share a file system, the names of folders in the output directory."""
+NEVER = sys.maxsize
+"""A step that no training comes to."""
+
+
+class Configuration:
+    """The configuration of one monitor, and the file that it is from.
+
+    Args:
+        source: JSON or YAML file, or a mapping with the same keys.
+
+    Raises:
+        ConfigError: naming every problem.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        self.path: Path | None = None
+        self.content = b""
+        """Of the file; read before the settings, so that no change is missed."""
+        if isinstance(source, str | os.PathLike):
+            self.content = parse.content(os.fspath(source) or ".")
+            self.path = Path(source).expanduser().absolute()
+        self.settings = load(source)
+        self.asked: dict[str, Any] = {}
+        """Values that the program has assigned, which hold from the next step on."""
+
+    def assign(self, key: str, value: Any) -> Any:
+        """The value that ``key`` has once ``value`` is assigned to it.
+
+        Raises:
+            ConfigError: if it cannot have that value.
+        """
+        return getattr(assigned(self.settings.model_copy(update=self.asked), key, value), key)
+
+
+class Planner:
+    """Chooses plans: the one of the configuration as it is at first, then those of its changes (dynamic mode), of
+    findings (``on_anomaly``) and of the program.
+
+    Args:
+        configuration: of the monitor; its settings follow the plans that take effect.
+        number: of the attachment, the same on all ranks.
+        first: number of the first step.
+
+    Raises:
+        ConfigError: if the file is to be followed and cannot be read any more.
+    """
+
+    def __init__(
+        self, configuration: Configuration, framework: FrameworkAdapter, number: int, first: int, faults: Faults
+    ) -> None:
+        self._configuration, self._framework, self._faults = configuration, framework, faults
+        self._warned = set[str]()
+        groups, settings = framework.groups, configuration.settings
+        with ExitStack() as undo:
+            self._broadcast = way = announcements.of_configuration(settings, number, framework, faults)
+            if way is not None:
+                undo.callback(way.close)
+            self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
+            control = way.notices(CONTROL) if way and dynamic(os.environ) else None
+            path, content = configuration.path, configuration.content
+            self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control)
+            self._arming: Arming | None = None
+            self._arm(None)
+            self._latest_pace: Pace | None = None
+            """The next one goes on with its count."""
+            self.plan = self._first(first)
+            """The plan that holds."""
+            self._latest_pace = self.plan.schedule.pace
+            undo.pop_all()
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration that holds."""
+        return self._configuration.settings
+
+    @property
+    def follows(self) -> Path | None:
+        """The configuration file, if it is followed."""
+        return self._configuration.path if self._switch is not None else None
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether collecting may be switched on and off."""
+        return self._switch is not None
+
+    @property
+    def collecting(self) -> bool:
+        """Whether anything will still be collected."""
+        return self._takes_part(self.settings) and not self.plan.schedule.finished and self._on
+
+    @property
+    def _on(self) -> bool:
+        return self.plan.purpose != "rest"
+
+    @property
+    def lead(self) -> Lead:
+        """Gives the beginning of a problem's text: file and line."""
+        content = (self._switch.content if self._switch is not None else b"") or self._configuration.content
+        if self._configuration.path is None or not content or self._broadcast is not None:  # sent: has other lines
+            return no_lead
+        name = str(self._configuration.path)
+        return parse.parse(name, parse.text_of(name, content)).lines.lead
+
+    def warn(self, sentences: Iterable[str]) -> None:
+        """Logs those of ``sentences`` that were not logged before: on one rank as warnings."""
+        for sentence in sentences:
+            if sentence not in self._warned:
+                self._warned.add(sentence)
+                _log.log(logging.WARNING if self._framework.groups.rank() == 0 else logging.INFO, "%s", sentence)
+
+    def plans(self, step: int, findings: Callable[[], list[Finding]] | None) -> Iterator[Plan]:
+        """The plans that take effect before ``step``, in order; each is accepted before the next is asked for.
+
+        Args:
+            findings: gives those since it was last called; None if this rank writes nothing.
+
+        Raises:
+            TrainingStopped: if training is to be stopped before ``step``.
+        """
+        yield from self.of_program(findings is not None)
+        self._ahead.ended()
+        if (pace := self.plan.schedule.pace) is not None:
+            pace.between(step)
+        yield from self._after_its_end(step)
+        if self._switch is not None:
+            yield from self._of_changes(step)
+        if findings is not None and self._arming is not None:
+            yield from self._of_findings(self._arming, findings(), step)
+
+    def accept(self, plan: Plan) -> None:
+        """``plan`` takes effect."""
+        before, self.plan = self.settings, plan
+        if plan.purpose == "rest":
+            self._configuration.settings = before.model_copy(update={"dynamic_on": False})
+        elif plan.purpose != "deeper":
+            self._configuration.settings = plan.settings
+            self._latest_pace = plan.schedule.pace or self._latest_pace
+            self._ahead.seconds = self._seen_within()
+            self._arm(before.on_anomaly)
+
+    def close(self) -> None:
+        """Follows nothing any more."""
+        with ExitStack() as ending:
+            if self._broadcast is not None:
+                ending.callback(self._broadcast.close)
+            if self._switch is not None:
+                ending.callback(self._switch.close)
+                self._configuration.content = self._switch.content
+
+    # Proposals.
+
+    def of_program(self, writes: bool) -> Iterator[Plan]:
+        """The plan of the values that the program has assigned; deeper monitoring ends.
+
+        Args:
+            writes: whether this rank writes anything.
+        """
+        configuration = self._configuration
+        asked, configuration.asked = configuration.asked, {}
+        if not asked:
+            return
+        settings = configuration.settings.model_copy(update=asked)
+        if self.collecting and writes and self.plan.purpose != "structure":
+            base = self.plan.base or self.plan
+            yield Plan(settings, base.schedule, origin="program", restarts="ops" in asked)
+        else:
+            configuration.settings = settings
+
+    def _after_its_end(self, step: int) -> Iterator[Plan]:
+        plan = self.plan
+        if plan.until is None or step < plan.until:
+            return
+        self.plan = replace(plan, until=None)  # once, should training catch what is raised and go on
+        if plan.base is None:
+            raise ending(self._faults, self._framework.groups.rank(), plan.takes_part)
+        yield replace(plan.base, settings=self.settings)
+
+    def _of_changes(self, step: int) -> Iterator[Plan]:
+        """Collecting is switched on and off, or otherwise configured."""
+        switch = self._switch
+        assert switch is not None
+        if self._on and self.plan.schedule.finished:
+            switch.finish()
+            yield self._rest(self.settings)
+        settings = switch.poll(step, idle=not self._on)
+        if settings is not None:
+            if settings.dynamic_on:
+                self.warn(without_effect(settings))
+            yield self._changed(settings, step) if settings.dynamic_on else self._rest(self.settings)
+
+    def _of_findings(self, arming: Arming, findings: list[Finding], step: int) -> Iterator[Plan]:
+        """More is collected around what was found, for some steps."""
+        base, about = self.plan, self.settings.on_anomaly
+        if not self.collecting or base.purpose == "deeper" or (order := arming.poll(step, findings)) is None:
+            return
+        assert about is not None
+        end = order.step + about.steps
+        yield Plan(
+            deeper(self.settings),
+            Schedule(step, 1, end - step),
+            "deeper",
+            "finding",
+            suspects=order.suspects if about.arm.targets == SUSPECTS else ("",),
+            until=end,
+            base=replace(base, origin="finding", restarts=False),
+        )
+
+    def _first(self, step: int) -> Plan:
+        settings, takes_part = self.settings, self._takes_part(self.settings)
+        if self._switch is not None:
+            return replace(self._rest(settings), settings=settings)
+        if settings.print_struct:
+            return Plan(settings, Schedule(step, 1, 1), "structure", takes_part=takes_part, until=step + 1)
+        if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:
+            schedule = Schedule(NEVER)  # counts steps on every rank, to stop on all in the same one
+        else:
+            schedule = self._paced(settings.start_step, settings, settings.collect_times if takes_part else 0)
+        return Plan(settings, schedule, takes_part=takes_part)
+
+    def _changed(self, settings: Settings, step: int) -> Plan:
+        """From ``step`` on, what changed ``settings`` say."""
+        takes_part = self._takes_part(settings)
+        if settings.print_struct:
+            schedule = Schedule(step, 1, 1)
+            return Plan(settings, schedule, "structure", takes_part=takes_part, until=step + 1, listens=False)
+        if not takes_part:  # counts, since the first rank tells when collecting has come to its end
+            schedule = Schedule(step, settings.step_interval, settings.collect_times)
+            return Plan(settings, schedule, "count", takes_part=False, listens=False)
+        return Plan(settings, self._paced(step, settings, settings.collect_times), restarts=True)
+
+    def _rest(self, settings: Settings) -> Plan:
+        """Nothing is collected; a model that is compiled meanwhile can be left alone."""
+        idle = settings.model_copy(update={"xy_distribution": False, "print_struct": False})
+        return Plan(idle, Schedule(NEVER), "rest", takes_part=self._takes_part(settings), listens=False)
+
+    # What they are made of.
+
+    def _takes_part(self, settings: Settings) -> bool:
+        return not settings.module_ranks or self._framework.groups.rank() in settings.module_ranks
+
+    def _paced(self, start: int, settings: Settings, times: int) -> Schedule:
+        pace = self._pace(settings)
+        if pace is not None and self._latest_pace is not None:
+            pace.skipped = self._latest_pace.skipped
+        return Schedule(start, settings.step_interval, times, pace)
+
+    def _pace(self, settings: Settings) -> Pace | None:
+        """Ranks that exchange arrays in each sampled step have to sample the same ones."""
+        budget, interval, groups = settings.max_overhead, settings.step_interval, self._framework.groups
+        if budget is None:
+            return None
+        if not settings.global_stats or groups.world_size() == 1:
+            return Pace(budget, interval)
+        leads = groups.rank() == min(settings.module_ranks, default=0)
+        return AgreedPace(budget, interval, self._notices(PACE), leads, self._ahead, self._faults)
+
+    def _arm(self, before: OnAnomaly | None) -> None:
+        """Rebuilds the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
+        about = self.settings.on_anomaly
+        if about is None:
+            self._arming = None
+        elif self._arming is None or about != before:
+            rank, notices = self._framework.groups.rank(), self._notices(ARMING)
+            self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
+
+    def _seen_within(self) -> float:
+        """Seconds after which all ranks see an announcement."""
+        return max(self.settings.dynamic_seconds, self._broadcast.seen_seconds if self._broadcast else 0.0)
+
+    def _notices(self, kind: str) -> Notices:
+        """The announcements of ``kind``, on the way by which ranks here reach each other."""
+        if self._broadcast is not None:
+            return self._broadcast.notices(kind)
+        return FolderNotices(output_root(os.environ).absolute() / kind, self._framework.groups.rank())

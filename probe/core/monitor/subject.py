@@ -1,0 +1,157 @@
+"""The subject of a monitor: the model and optimizers that it is attached to, and what of them a plan watches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config.schema import Settings
+from probe.core.control.on_anomaly import around, deeper
+from probe.core.faults import Faults
+from probe.core.instrumentation import target_aliases
+from probe.core.instrumentation.context import Clock, Run
+from probe.core.instrumentation.overhead import Cost
+from probe.core.instrumentation.plan import Plan
+from probe.core.instrumentation.recorder import Recorder
+from probe.core.instrumentation.selection import Lead, Selection, watched
+from probe.core.instrumentation.signals.features.source import unknown
+from probe.core.instrumentation.signals.structure import prepare
+from probe.core.moments import columns_for
+from probe.core.monitor.attachment import Attachment
+
+_log = logging.getLogger("probe")
+MOST_CHILDREN = 8
+"""Modules of a container that a message names."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The arguments of ``set_monitor``, seen through a framework."""
+
+    framework: FrameworkAdapter
+    attachment: Attachment
+    main_grad: bool
+    faults: Faults
+
+    def run(self, plan: Plan, step: int, directory: Path | None = None) -> Run:
+        """The run that ``plan`` watches from ``step`` on.
+
+        Raises:
+            ValueError: if the model, an optimizer or a group cannot be watched.
+        """
+        settings, given, hooks = plan.settings, self.attachment, self.framework.hooks
+        chunks = list(enumerate(_each(given.model)))
+        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in _each(given.optimizer)]
+        hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
+        for _, model in chunks:
+            hooks.check_model(model, settings.model_copy(update=hooked))
+        for optimizer in optimizers:
+            hooks.check_optimizer(optimizer)
+        settings = target_aliases.read(settings, target_aliases.there(hooks, chunks))
+        needed = (*settings.statistics, "mean") if settings.global_stats else settings.statistics
+        selection = Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only)
+        if plan.purpose == "deeper" and plan.base is not None:
+            selection = around(selection, plan.suspects, plan.base.settings)
+        return Run(
+            settings=settings,
+            framework=self.framework,
+            chunks=chunks,
+            optimizers=optimizers,
+            selection=selection,
+            recorder=Recorder(self.framework.tensors, columns_for(needed), settings.eps, self.faults.note),
+            faults=self.faults,
+            main_grad=self.main_grad,
+            clock=Clock(step),
+            cost=Cost(self.framework.clock),
+            repeats=self._repeats("dp_group", given.dp_group),
+            tensor_repeats=self._repeats("tp_group", given.tp_group),
+            directory=directory,
+            replicas=tuple(ranks_of(self.framework, "dp_group", given.dp_group)) if given.dp_group is not None else (),
+        )
+
+    def check(self, plan: Plan, run: Run, lead: Lead) -> None:
+        """Raises for targets that match nothing; with several processes, where another rank may have them, only warns.
+        Skipped with ``print_struct``, whose purpose is to list the names.
+
+        Args:
+            lead: gives the beginning of a problem's text.
+        """
+        if plan.settings.on_anomaly is not None:  # what it would watch must be there to be watched
+            armed: Settings = deeper(plan.settings)
+            self.run(Plan(armed, plan.schedule), run.clock.step)
+        if plan.takes_part and plan.settings.print_struct:
+            prepare(self.framework.groups.rank())
+        elif plan.takes_part:
+            self._check_targets(run, lead)
+
+    def _check_targets(self, run: Run, lead: Lead) -> None:
+        hooks = run.framework.hooks
+        modules = [(stage, name, module) for stage, model in run.chunks for name, module in hooks.modules(model)]
+        names = [name for _, name, _ in modules]
+        names += [name for _, model in run.chunks for name, _ in hooks.parameters(model)]
+        for stage, name, module in modules:
+            run.selection.places(watched(stage, name, name, module))
+        problems = [
+            *run.selection.check(names, lead),
+            *unknown(run.settings, [(stage, name) for stage, name, _ in modules], lead),
+        ]
+        containers = list(_containers(run, lead)) if run.settings.xy_distribution else []
+        if problems and self.framework.groups.world_size() > 1:
+            _log.warning("not on this rank: %s", "; ".join(problems))
+        elif problems:
+            raise ValueError("\n".join(problems + containers))
+        if containers:
+            raise ValueError("\n".join(containers))
+        if not problems and _names_no_module(run):
+            _log.warning(
+                "xy_distribution has no effect: targets name parameters alone; name the modules, or set all_xy to true"
+            )
+
+    def _repeats(self, name: str, group: Any) -> list[tuple[int, ...]]:
+        """``group``, if another rank is first in it."""
+        rank, ranks = self.framework.groups.rank(), [] if group is None else ranks_of(self.framework, name, group)
+        return [tuple(ranks)] if rank in ranks and rank != ranks[0] else []
+
+
+def ranks_of(framework: FrameworkAdapter, name: str, group: Any) -> list[int]:
+    """The ranks of the group that was passed as ``name``.
+
+    Raises:
+        ValueError: if that is no group.
+    """
+    try:
+        return framework.groups.ranks_of(group)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; pass the group itself, or None") from None
+
+
+def _each(one_or_several: Any) -> Sequence[Any]:
+    return list(one_or_several) if isinstance(one_or_several, (list, tuple)) else [one_or_several]
+
+
+def _containers(run: Run, lead: Lead) -> Iterator[str]:
+    """A sentence for each target that only holds modules: nothing goes in or out of it."""
+    hooks = run.framework.hooks
+    for stage, model in run.chunks:
+        modules = dict(hooks.modules(model))
+        for name, module in modules.items():
+            if hooks.runs(module) or (target := run.selection.named(stage, name)) is None:
+                continue
+            inside = [other for other in modules if other.rpartition(".")[0] == name and other]
+            listed = ", ".join(inside[:MOST_CHILDREN]) + (", ..." if len(inside) > MOST_CHILDREN else "")
+            expected = f"expected a module that is called, got a {type(module).__name__}, which only holds modules"
+            advice = f"name those: {listed}; or switch xy_distribution off to watch the parameters in it alone"
+            yield f"{lead(('targets', target))}targets.{target}: {expected}; {advice}"
+
+
+def _names_no_module(run: Run) -> bool:
+    """Whether activations are asked for, and targets name parameters only."""
+    settings = run.settings
+    if not settings.xy_distribution or not settings.targets or (settings.forward_only and settings.backward_only):
+        return False
+    modules = ((stage, *named) for stage, model in run.chunks for named in run.framework.hooks.modules(model))
+    return not any(run.selection.places(watched(stage, name, name, module)) for stage, name, module in modules)
