@@ -10,8 +10,8 @@ from probe.core.config.schema import Settings
 from probe.core.instrumentation.signals.sources import chosen
 
 
-def doubts(settings: Settings, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
-    """One sentence each.
+def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yields a sentence for each setting without effect.
 
     Args:
         ranks: number of processes.

@@ -1,4 +1,4 @@
-"""The two positional orders of ``set_monitor``: the documented one, and the one the existing tool really takes."""
+"""The two positional orders of ``set_monitor``: the documented one, and the one that the existing tool's code takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_
 
 
 class Attachment(NamedTuple):
-    """What ``set_monitor`` was given."""
+    """The arguments of ``set_monitor``."""
 
     model: Any
     grad_acc_steps: int
@@ -39,9 +39,9 @@ def shown(like: Callable[..., None]) -> Callable[[Function], Function]:
     """Makes ``help`` and ``inspect.signature`` show of a method the signature of a function, behind ``self``."""
 
     def show(function: Function) -> Function:
-        own, found = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), signature(like, eval_str=True)
-        parameters = [own, *found.parameters.values()]
-        function.__signature__ = found.replace(parameters=parameters)  # type: ignore[attr-defined]
+        own, shown = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), signature(like, eval_str=True)
+        parameters = [own, *shown.parameters.values()]
+        function.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 
     return show
@@ -58,7 +58,7 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
-    """As :func:`read`; where the optimizer is missing or None, ``optimizer``, which was given before, takes its place.
+    """Reads as :func:`read`; where the optimizer is missing or None, ``optimizer``, which was passed before, takes its place.
 
     Raises:
         TypeError: as :func:`read`; also if there is no optimizer.
@@ -71,19 +71,19 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
 
 def _named(order: Callable[..., Attachment], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
     try:
-        given = signature(order).bind(*args, **kwargs)
+        bound = signature(order).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"set_monitor: {error}; {_ADVICE}") from None
-    return order(*given.args, **given.kwargs)
+    return order(*bound.args, **bound.kwargs)
 
 
 def _checked(attachment: Attachment) -> Attachment:
     if attachment.optimizer is None:
         raise TypeError(f"set_monitor: the optimizer is missing; {_ADVICE}")
-    for name, given in (("model", attachment.model), ("optimizer", attachment.optimizer)):
-        if isinstance(given, (list, tuple)) and not given:
+    for name, value in (("model", attachment.model), ("optimizer", attachment.optimizer)):
+        if isinstance(value, (list, tuple)) and not value:
             raise ValueError(
-                f"set_monitor: {name}: expected one or a list of them, got an empty {type(given).__name__}; {_ADVICE}"
+                f"set_monitor: {name}: expected one or a list of them, got an empty {type(value).__name__}; {_ADVICE}"
             )
     return attachment._replace(
         grad_acc_steps=_count("grad_acc_steps", attachment.grad_acc_steps, 1),

@@ -18,7 +18,7 @@ from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
-from probe.core.monitor.attach_checks import doubts
+from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject
 from probe.core.output.run_output import FLUSH_SECONDS, Output
@@ -91,7 +91,7 @@ class Collector:
             undo.callback(self._planner.close)
             plan = self._planner.plan
             ranks = subject.framework.groups.world_size()
-            self._planner.warn(doubts(configuration.settings, ranks, os.environ))
+            self._planner.warn(warnings_for(configuration.settings, ranks, os.environ))
             if plan.takes_part and not plan.settings.print_struct:
                 self.output = self._new_output(self.run, plan, self._first)
                 undo.callback(self.output.discard)

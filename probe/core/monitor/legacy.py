@@ -68,13 +68,13 @@ class Legacy(ABC):
         """
 
     def set_wrapped_optimizer(self, optimizer: Any) -> None:
-        """The optimizer for :meth:`monitor_gnorm_with_ad`, if that has none. Deprecated: pass it to
+        """Sets the optimizer of :meth:`monitor_gnorm_with_ad` for calls without one. Deprecated: pass it to
         ``set_monitor``."""
         _deprecated("set_wrapped_optimizer: give the optimizer to set_monitor", 3)
         self._wrapped = optimizer
 
     def monitor_gnorm_with_ad(self, *args: Any, **kwargs: Any) -> None:
-        """As ``set_monitor``, in either order of arguments; the optimizer may be missing or None after
+        """Attaches as ``set_monitor`` does, in either order of arguments; the optimizer may be missing or None after
         :meth:`set_wrapped_optimizer`. Deprecated: call ``set_monitor``.
 
         Raises:
@@ -98,15 +98,15 @@ class Legacy(ABC):
 
     @property
     def ops(self) -> list[str]:
-        """The numbers that are computed. What is assigned between an update and the next forward holds from that
-        forward on, else from the next step on; and until a changed configuration file says otherwise. The rows begin a
-        new file.
+        """The numbers that are computed. A list assigned between an update and the next forward holds from that forward
+        on, otherwise from the next step on; and until a changed configuration file says otherwise. The rows begin a new
+        file.
 
-        While a monitor is attached, nothing is raised: what is no op is left out with a warning, norm is computed if
-        nothing is left, and what is no list changes nothing.
+        While a monitor is attached, nothing is raised: unknown ops are left out with a warning, norm is computed if
+        none is left, and a value that is no list changes nothing.
 
         Raises:
-            ConfigError: naming what is no op, if nothing is attached yet.
+            ConfigError: naming unknown ops, if nothing is attached yet.
         """
         return list(self._value("ops"))
 

@@ -1,7 +1,8 @@
-"""How a run may end: exit, exception, SIGTERM. Each gives every monitor of the process its chance to flush.
+"""The end of the process: exit, exception, SIGTERM. At each of them every monitor of the process flushes.
 
-Python lets the main thread alone set signal handlers. A monitor that ends on another thread leaves that of SIGTERM. It
-then does what the one before it does, and is put back when SIGTERM comes or anything here is called on the main thread.
+Python lets the main thread alone set signal handlers. A monitor that ends on another thread leaves the handler of
+SIGTERM in place: it then acts as the one before it would, which is put back when SIGTERM comes or when anything here is
+called on the main thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Endings:
         _install()
 
     def forget(self) -> None:
-        """Takes the handlers away; a signal handler that came after ours stays. Calling it again is harmless."""
+        """Removes the handlers; a signal handler that was set after ours stays. Calling it again is harmless."""
         atexit.unregister(self._exit)
         if self in _live:
             _live.remove(self)
@@ -63,7 +64,7 @@ class Endings:
 
 
 def put_back() -> None:
-    """Puts the signal handler back that was found, if no monitor is left and this is the main thread."""
+    """Restores the signal handler that was there, if no monitor is left and this is the main thread."""
     if not _live:
         _restore()
 
@@ -94,7 +95,7 @@ def _restore() -> None:
 
 
 def _handler(before: Handler) -> Handler:
-    """Flushes, then does what would have been done without us."""
+    """Returns a handler that flushes, then acts as ``before`` would."""
 
     def terminate(number: int, frame: Any) -> None:
         if not _live:

@@ -1,4 +1,4 @@
-"""Values for the program that asks for them while training runs."""
+"""Values that the program reads while training runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def values_of(run: Run, session: Session, signal: str) -> Metrics:
     """``{tag: {op: value}}`` of one signal in the step in progress, or in the one that has just ended."""
     if len(run.recorder):
         ops, batches = run.settings.statistics, run.recorder.peek([signal]).batches(run.clock.step)
-    elif session.last is not None:  # which may have been collected with other ops than those of now
+    elif session.last is not None:  # its ops may be others than those of now
         step, pending, ops = session.last
         batches = [batch for batch in pending.batches(step) if batch.signal == signal]
     else:
@@ -36,7 +36,7 @@ def gradients_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
 
 
 def values_before_update(run: Run, session: Session) -> Metrics:
-    """What those optimizers would be given now that have not updated yet."""
+    """The gradients of the optimizers that have not updated yet, as they are now."""
     now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps, run.faults.note)
     session.gradients_now(now)
     batches = now.drain().batches(run.clock.step)

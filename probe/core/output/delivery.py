@@ -13,7 +13,7 @@ from probe.core.faults import Faults
 
 Work = Callable[[], None]
 WAIT_SECONDS = 30.0
-"""How long the end of the process waits for each thread that nobody else waits for."""
+"""How long the end of the process waits for each thread that no monitor waits for."""
 _ending: set[threading.Thread] = set()
 """Threads that are on their last work."""
 
@@ -43,8 +43,10 @@ class Delivery:
         self._thread.start()
 
     def submit(self, work: Work, must: bool = False) -> bool:
-        """Queues ``work``. When the queue is full, waits for room or drops it, as configured; what ``must`` is never
-        dropped.
+        """Queues ``work``. When the queue is full, waits for room or drops it, as configured.
+
+        Args:
+            must: whether it is never dropped.
 
         Returns:
             Whether it was queued.
@@ -57,7 +59,9 @@ class Delivery:
             self._faults.lost("delivery: steps dropped because the queue was full", 1)
             return False
         self._work.put((work, True))
-        self._submitted += 1  # only now: a signal handler that flushes in between must not wait for what is not there
+        self._submitted += (
+            1  # only now: a signal handler that flushes in between must not wait for work that is not queued
+        )
         return True
 
     def wake(self, work: Work) -> None:
@@ -66,7 +70,7 @@ class Delivery:
             self._work.put((work, False))
 
     def flush(self, timeout: float) -> bool:
-        """Waits until everything submitted so far is done; False if that took longer than ``timeout`` seconds."""
+        """Waits until all work submitted so far is done; False if that took longer than ``timeout`` seconds."""
         goal, deadline = self._submitted, time.monotonic() + timeout
         while self.here and self._thread.is_alive() and self._done < goal:
             if time.monotonic() > deadline:
@@ -75,7 +79,7 @@ class Delivery:
         return True
 
     def close(self, timeout: float) -> None:
-        """Flushes, then ends the thread; what takes longer is counted as lost."""
+        """Flushes, then ends the thread; steps that are not written within ``timeout`` seconds are counted as lost."""
         if not self.flush(timeout):
             self._faults.lost("delivery: steps not written before the deadline", self._submitted - self._done)
             timeout = 0.0
@@ -84,7 +88,7 @@ class Delivery:
             self._thread.join(timeout)
 
     def end_with(self, last: Work) -> None:
-        """Ends the thread after what is queued and ``last``, for which only the end of the process waits."""
+        """Ends the thread after the queued work and ``last``; only the end of the process waits for it."""
         if self.here and self._thread.is_alive():
             if not _ending:
                 atexit.register(_wait)
@@ -105,7 +109,7 @@ class Delivery:
                 work()
             except BaseException as error:  # noqa: BLE001 - were the thread to end, training would wait for it for ever
                 self._faults.note("delivery", error)
-            del work, next_one  # what it knows is not kept until there is more to do
+            del work, next_one  # objects that it holds are not kept until there is more to do
             self.seconds += time.thread_time() - begin
             if submitted:
                 self._done += 1

@@ -18,20 +18,20 @@ MOST_BYTES = 256 << 20
 LEVEL = 1
 """Of compression: numbers hardly shrink more at a higher one."""
 DESCRIBED = {"keys": 250, "shapes": 80, "dtypes": 8, "coverage": 250, "order": 8}
-"""What batches say of their rows besides numbers, and about how many bytes that takes for each. Steps that say the same
-share it; else it counts as theirs (activations whose sizes change from step to step)."""
+"""Fields of a batch besides its numbers, and about how many bytes each takes for a row. Steps in which a field is equal
+share it; otherwise it counts as theirs (activations whose sizes change from step to step)."""
 
 
 class _Packed(NamedTuple):
     """A snapshot whose numbers are compressed."""
 
     snapshot: Snapshot
-    """Without numbers; its batches share what they are about with those of other steps."""
+    """Without numbers; its batches share equal fields with those of other steps."""
     columns: tuple[tuple[str, ...], ...]
     numbers: tuple[bytes, ...]
     """One for each batch."""
     own: int
-    """Bytes of what its batches share with those of no earlier step."""
+    """Bytes of the fields that its batches share with no earlier step."""
 
     @property
     def size(self) -> int:
@@ -51,12 +51,12 @@ class Past:
         self._steps, self._most_bytes = steps, most_bytes
         self._bytes = self._following = 0
         self._alike: dict[tuple[str, str], Any] = {}
-        """What the latest batch of a signal has said in each of the fields of ``DESCRIBED``."""
+        """Each field of ``DESCRIBED`` of the latest batch of a signal."""
         self.unwritten = 0
-        """Steps that were given up because nothing was found near them."""
+        """Steps that were dropped because nothing was found near them."""
 
     def admit(self, snapshot: Snapshot) -> Iterator[Snapshot]:
-        """What is to be written now, in order: nothing, this snapshot, or what was held and this one."""
+        """The snapshots to write now, in order: none, this one, or the held ones and this one."""
         if snapshot.findings:
             self._following = self._steps
             yield from self.release()
@@ -68,14 +68,14 @@ class Past:
             self._hold(snapshot)
 
     def release(self) -> Iterator[Snapshot]:
-        """Everything that is held, in order; it is held no longer."""
+        """Yields the held snapshots, in order, and holds them no longer."""
         while self._held:
             packed = self._held.popleft()
             self._bytes -= packed.size
             yield _unpacked(packed)
 
     def forget(self) -> None:
-        """Gives up what is held."""
+        """Drops the held snapshots."""
         self.unwritten += len(self._held)
         self._held.clear()
         self._bytes = 0
@@ -103,11 +103,11 @@ class Past:
         not."""
         shared, fresh = {}, 0
         for field, size in DESCRIBED.items():
-            said: Any = getattr(batch, field)
+            value: Any = getattr(batch, field)
             known: Any = self._alike.get((batch.signal, field))
-            if not (np.array_equal(said, known) if field == "order" else said == known):
-                self._alike[batch.signal, field] = known = said
-                fresh += size * len(said)
+            if not (np.array_equal(value, known) if field == "order" else value == known):
+                self._alike[batch.signal, field] = known = value
+                fresh += size * len(value)
             shared[field] = known
         return shared, fresh
 

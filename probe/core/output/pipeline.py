@@ -24,7 +24,7 @@ class Writer:
     def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
         self._rules, self._sinks, self._faults = rules, sinks, faults
         self.past = past
-        """Holds back what nothing was found in; None if everything is written."""
+        """The buffer of steps without findings; None if every step is written."""
         self.findings: list[Finding] = []
         """The first findings of the run, in causal order within each step."""
         self._news: deque[Finding] = deque(maxlen=NEWS_KEPT)
@@ -37,7 +37,7 @@ class Writer:
             sink.open()
 
     def change(self, rules: Sequence[Rule], sinks: Sequence[Sink], past: Past | None = None) -> None:
-        """Goes on with others. Those among them that were there before know what they knew, and stay open."""
+        """Goes on with other rules and sinks. Those among them that were there before keep their memory and stay open."""
         if self.past is not None and past is not self.past:
             self.past.forget()
             if past is not None:
@@ -52,7 +52,7 @@ class Writer:
         self._rules = rules
 
     def write(self, snapshot: Snapshot) -> None:
-        """Everything that is done with a step."""
+        """Judges ``snapshot`` and writes it, or holds it back."""
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
         snapshot = dataclasses.replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
@@ -73,7 +73,7 @@ class Writer:
             self._guarded(sink, partial(sink.write, snapshot))
 
     def close(self, incident: bool = False) -> None:
-        """Closes every sink. What was held back is written if training ends by an ``incident``, else given up."""
+        """Closes every sink. Steps that were held back are written if training ends by an ``incident``, else dropped."""
         if self.past is not None:
             for due in self.past.release() if incident else ():
                 self._put(due)
@@ -85,7 +85,7 @@ class Writer:
             self._guarded(sink, sink.close)
 
     def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
-        """Whether it worked; one sink's failure is not the others'."""
+        """Calls ``function`` and returns whether it worked; one sink's failure does not stop the others."""
         try:
             function()
         except Exception as error:  # noqa: BLE001
