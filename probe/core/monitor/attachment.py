@@ -58,7 +58,7 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
-    """Reads as :func:`read`; where the optimizer is missing or None, ``optimizer``, which was passed before, takes its place.
+    """Reads as :func:`read`; where the optimizer is missing or None, ``optimizer`` takes its place.
 
     Raises:
         TypeError: as :func:`read`; also if there is no optimizer.

@@ -37,7 +37,7 @@ class Writer:
             sink.open()
 
     def change(self, rules: Sequence[Rule], sinks: Sequence[Sink], past: Past | None = None) -> None:
-        """Goes on with other rules and sinks. Those among them that were there before keep their memory and stay open."""
+        """Goes on with other rules and sinks. Those that were there before keep their memory and stay open."""
         if self.past is not None and past is not self.past:
             self.past.forget()
             if past is not None:
@@ -73,7 +73,7 @@ class Writer:
             self._guarded(sink, partial(sink.write, snapshot))
 
     def close(self, incident: bool = False) -> None:
-        """Closes every sink. Steps that were held back are written if training ends by an ``incident``, else dropped."""
+        """Closes every sink. Writes held-back steps first if training ends by an ``incident``."""
         if self.past is not None:
             for due in self.past.release() if incident else ():
                 self._put(due)
