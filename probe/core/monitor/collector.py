@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ class Collecting(Watching):
             armed, end = deeper(self.settings), order.step + about.steps
             run = self._new_run(self._given, step, armed)
             names = order.suspects if about.arm.targets == SUSPECTS else [""]
-            run.selection = around(run.selection, names, self.settings)
+            run = replace(run, selection=around(run.selection, names, self.settings))
             self._run, self._deeper = run, (end, session.schedule)
             session.change(run, Schedule(step, 1, end - step), output, chosen(armed))
             self._listen(run)
@@ -305,7 +306,6 @@ class Collecting(Watching):
         if self._collectives is None:  # stopped, and attached again
             self._collectives = collectives.of_configuration(self.settings, self.framework, self._faults)
         if self._collectives is not None:
-            run.collectives = self._collectives
             self._collectives.attach(run, self._takes_part())
 
     def _stop_listening(self) -> None:

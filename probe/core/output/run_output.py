@@ -77,7 +77,7 @@ class Output:
         self.directory = (old or run_directory.create(root, self._name)) if writes else None
         """This run's and rank's own; None where nothing is written."""
         self._changes = self._resumed.changes if self._resumed else []
-        run.directory = self.directory
+        run.write_to(self.directory)
         try:
             self._root = root
             self._choose()
@@ -106,7 +106,7 @@ class Output:
         try:
             if self.directory is None and set(run.settings.formats) - {KEPT}:
                 self.directory = run_directory.create(self._root, self._name)
-            run.directory = self.directory
+            run.write_to(self.directory)
             self._choose()
         except BaseException:
             self._run = before
