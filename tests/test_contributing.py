@@ -138,8 +138,8 @@ def ones(run: Run) -> Iterator[None]:
     def before(optimizer: Any, owned: list[Any], _: Any) -> None:
         run.recorder.record_all("ones", [each.key for each in owned], [each.thing for each in owned])
 
-    run.before_update.append(before)
-    yield
+    with run.before_update.added(before):
+        yield
 ''',
     "probe/core/instrumentation/signals/sources.py",
     (

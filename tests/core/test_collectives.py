@@ -18,7 +18,7 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
-from probe.core.instrumentation.context import Clock
+from probe.core.instrumentation.context import Clock, Listeners
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.signals import collectives
@@ -61,6 +61,8 @@ class Run(SimpleNamespace):
             recorder=Recorder(NumPy(), ("sum",), 0.0, Faults().note),
             faults=Faults(),
             cost=Cost(),
+            every_update=Listeners(),
+            collectors=Listeners(),
         )
 
 
@@ -209,6 +211,17 @@ def test_attaching_again_counts_no_failure_twice(wire: Wire) -> None:
         listening.attach(run, True)  # type: ignore[arg-type]
     assert first.faults.counts == {"rows": 3}
     listening.stop()
+
+
+def test_a_run_is_left_when_another_begins_and_at_the_end(wire: Wire) -> None:
+    """Only the latest run drains collectives, and after the end none does."""
+    listening, first, second = listen(wire), Run(), Run(step=1)
+    listening.attach(first, takes_part=True)  # type: ignore[arg-type]
+    assert [*first.collectors] == [listening]
+    listening.attach(second, takes_part=True)  # type: ignore[arg-type]
+    assert (len(first.collectors), len(first.every_update), [*second.collectors]) == (0, 0, [listening])
+    listening.stop()
+    assert (len(second.collectors), len(second.every_update)) == (0, 0)
 
 
 def test_log_only_collects_nothing_and_stops_once(wire: Wire) -> None:

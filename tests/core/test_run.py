@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import probe
 from probe.core.instrumentation.context import Clock
 from probe.core.instrumentation.step_boundary import Turns
 
@@ -107,3 +111,15 @@ def steps(updates: str) -> list[int]:
 def test_updates_of_several_optimizers_make_steps(updates: str, expected: list[int]) -> None:
     """A step is an update of each optimizer that takes part, and who does is learned as it changes."""
     assert steps(updates) == expected
+
+
+def test_nobody_sets_an_attribute_of_a_run() -> None:
+    """A run changes by its own methods alone: those that hold one assign nothing to it, and fill none of its lists."""
+    wrong = []
+    for path in Path(probe.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+                owner = ast.unparse(node.value).split("[")[0]
+                if owner.split(".")[-1] in ("run", "_run") or owner.split(".")[-2:-1] in (["run"], ["_run"]):
+                    wrong.append((path.name, ast.unparse(node)))
+    assert [each for each in wrong if ".clock." not in each[1]] == []

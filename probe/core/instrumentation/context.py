@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from probe.core.backend.protocols import (
     ForwardKind,
     FrameworkAdapter,
-    Guard,
+    Module,
     Optimizer,
     Parameter,
     Remove,
@@ -22,13 +24,17 @@ from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
-from probe.core.instrumentation.selection import Selection, Watched
+from probe.core.instrumentation.selection import Selection, TargetNames, Watched
 from probe.core.records import Batch, Outcome
 
 SPLIT = "tensor_model_parallel"
 """The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
 CAPTURED = "hooks called while a CUDA graph was captured"
 _log = logging.getLogger("probe")
+Each = TypeVar("Each")
+BeforeUpdate = Callable[[Optimizer, list[Watched], Tensor | None], None]
+AfterUpdate = Callable[[Optimizer, list[Watched]], None]
+GradientsNow = Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]
 
 
 @dataclass
@@ -41,6 +47,10 @@ class Clock:
     """Of the forwards that run now."""
     searching: bool = False
     """Whether a closure is being evaluated again within an update: line search, no training data."""
+    outcome: Outcome = "applied"
+    """Of the update that listeners after it are called for: ``applied``, ``skipped`` or ``unknown``."""
+    updated: set[int] = field(default_factory=set)
+    """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
     _reached: int | None = None
     """The micro step of the forward to whose outputs the latest backward has come."""
     _passed: dict[int, int] = field(default_factory=dict)
@@ -97,18 +107,41 @@ class StepCollector(Protocol):
     """Collects rows of its own kind within a step."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of rows so far."""
 
     def drain(self) -> Callable[[int], list[Batch]]:
-        """Ends the step's collection and begins another; the function returned waits for the device and gives the
+        """Ends the step's collection and begins another; the function returned waits for the device and returns the
         rows of a step."""
 
 
-class CollectiveCollector(StepCollector, Protocol):
-    """Collects the collectives of a step."""
+class Listeners(Generic[Each]):
+    """Functions that are called at one moment, in the order in which they were added."""
 
-    def before_update(self, step: int) -> None:
-        """An optimizer is about to update; called in every step, sampled or not, on every rank."""
+    def __init__(self) -> None:
+        self._added: list[Each] = []
+
+    def add(self, listener: Each) -> None:
+        """Calls ``listener`` from now on."""
+        self._added.append(listener)
+
+    def remove(self, listener: Each) -> None:
+        """Calls ``listener`` no more; harmless if it is not there."""
+        self._added = [each for each in self._added if each != listener]
+
+    @contextmanager
+    def added(self, listener: Each) -> Iterator[None]:
+        """Adds ``listener`` on entry and removes it on exit."""
+        self.add(listener)
+        try:
+            yield
+        finally:
+            self.remove(listener)
+
+    def __iter__(self) -> Iterator[Each]:
+        return iter(self._added)  # a list that :meth:`remove` replaces: a signal handler may end the run meanwhile
+
+    def __len__(self) -> int:
+        return len(self._added)
 
 
 @dataclass
@@ -119,26 +152,13 @@ class Run:
     framework: FrameworkAdapter
     chunks: list[tuple[int, Any]]
     """Model chunks by virtual pipeline stage."""
-    optimizers: list[Optimizer]
+    optimizers: Sequence[Optimizer]
     selection: Selection
     recorder: Recorder
     faults: Faults
     main_grad: bool
     clock: Clock = field(default_factory=Clock)
     cost: Cost = field(default_factory=Cost)
-    before_update: list[Callable[[Optimizer, list[Watched], Tensor | None], None]] = field(default_factory=list)
-    after_update: list[Callable[[Optimizer, list[Watched]], None]] = field(default_factory=list)
-    step_ended: list[Callable[[], None]] = field(default_factory=list)
-    updated: set[int] = field(default_factory=set)
-    """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
-    outcome: Outcome = "applied"
-    """Of the update that listeners after it are called for: ``applied``, ``skipped`` or ``unknown``."""
-    trained: frozenset[int] = frozenset()
-    """Identities of the parameters that an optimizer updates; empty if none is known to."""
-    gradients_now: list[Callable[[Recorder, Optimizer, list[Watched], Tensor | None], None]] = field(
-        default_factory=list
-    )
-    """Record the gradients that are held now, for who asks before the update."""
     repeats: list[tuple[int, ...]] = field(default_factory=list)
     """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
     have."""
@@ -146,14 +166,55 @@ class Run:
     """The same of the tensor-parallel group: of parameters that are not split over it."""
     replicas: tuple[int, ...] = ()
     """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
-    parameters: list[Watched] = field(default_factory=list)
-    attachers: list[Callable[[Watched], Remove]] = field(default_factory=list)
-    apart: list[StepCollector] = field(default_factory=list)
-    """What collects rows that no moments make."""
-    collectives: CollectiveCollector | None = None
     directory: Path | None = None
     """Where the files of this rank are; None where nothing is written."""
-    _backward: tuple[int, bool] = (-1, True)
+    before_update: Listeners[BeforeUpdate] = field(default_factory=Listeners, init=False)
+    """Called in sampled steps, with the optimizer, its parameters and the scale of their gradients."""
+    every_update: Listeners[Callable[[int], None]] = field(default_factory=Listeners, init=False)
+    """Called before an optimizer updates, with the step's number: in every step, sampled or not, on every rank."""
+    after_update: Listeners[AfterUpdate] = field(default_factory=Listeners, init=False)
+    """Called in sampled steps."""
+    step_ended: Listeners[Callable[[], None]] = field(default_factory=Listeners, init=False)
+    """Called once the rows of a sampled step are handed over or dropped."""
+    gradients_now: Listeners[GradientsNow] = field(default_factory=Listeners, init=False)
+    """Record the gradients that are held now, if a program asks for them before the update."""
+    each_parameter: Listeners[Callable[[Watched], Remove]] = field(default_factory=Listeners, init=False)
+    """Called for every watched parameter that can have a gradient, and for those that come later."""
+    collectors: Listeners[StepCollector] = field(default_factory=Listeners, init=False)
+    """Collect rows beside the recorder."""
+    trained: frozenset[int] = field(default=frozenset(), init=False)
+    """Identities of the parameters that an optimizer updates; empty if none is known to."""
+    _backward: tuple[int, bool] = field(default=(-1, True), init=False)
+
+    def adopt(self, optimizers: Sequence[Optimizer]) -> None:
+        """Watches ``optimizers`` instead of those before, each in the place of one."""
+        self.optimizers = [*optimizers]
+
+    def note_trained(self, identities: frozenset[int]) -> None:
+        """Sets :attr:`trained`."""
+        self.trained = identities
+
+    def write_to(self, directory: Path | None) -> None:
+        """Sets :attr:`directory`, which is made from what this run collects."""
+        self.directory = directory
+
+    def each_module(self, squash: bool | None = None) -> Iterator[tuple[Module, Watched]]:
+        """Every module of every chunk under its row name, each with the chunk that it is in.
+
+        Args:
+            squash: whether names are squashed; None: as configured.
+        """
+        names = TargetNames(self.settings.squash_name if squash is None else squash)
+        for stage, model in self.chunks:
+            modules = [*self.framework.hooks.modules(model)]
+            names.expect(stage, (full for full, _ in modules))
+            for full, module in modules:
+                yield model, names.watch(stage, full, module)
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything of the step in progress was collected."""
+        return any(map(len, (self.recorder, *self.collectors)))
 
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
         """Whether another rank of a group writes this reduced gradient of ``parameter``.
@@ -217,39 +278,36 @@ class Run:
 
     def on_forward(
         self,
-        module: Any,
-        root: Any,
-        before: Callable[[ForwardKind, Any], None],
-        after: Callable[[ForwardKind, Any], None],
-        guard: Guard,
+        module: Module,
+        root: Module,
+        before: Callable[[ForwardKind, Any], None] | None,
+        after: Callable[[ForwardKind, Any], None] | None,
+        where: str,
         *,
         compiled_too: bool = False,
         gradients: bool = False,
     ) -> Remove:
-        """Listens to forwards of ``module`` that are not evaluation. Both are told the kind, ``training`` or
-        ``recompute``; ``before`` gets ``(args, kwargs)``, ``after`` the outputs.
+        """Listens to forwards of ``module``, a part of ``root``, that are not evaluation. Both listeners get the kind,
+        ``training`` or ``recompute``; then ``before`` gets ``(args, kwargs)``, and ``after`` the outputs.
 
         Args:
+            where: the place at which failures are counted.
             compiled_too: whether to listen inside compiled graphs, where the settings ask for that.
             gradients: whether ``after`` may listen to gradients there.
         """
         hooks = self.framework.hooks
 
         def began(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if kind := hooks.forward_kind(root):
+            if before is not None and (kind := hooks.forward_kind(root)):
                 before(kind, (args, kwargs))
 
         def ended(outputs: Any) -> None:
-            if kind := hooks.forward_kind(root):
+            if after is not None and (kind := hooks.forward_kind(root)):
                 after(kind, outputs)
 
-        clock = self.clock
+        clock, guard = self.clock, partial(self.guard, where)
         inside = (lambda: clock.sampled) if compiled_too and self.settings.compiled == "record" else None
         return hooks.on_forward(module, began, ended, guard, inside=inside, gradients=gradients)
-
-    def each_parameter(self, attach: Callable[[Watched], Remove]) -> None:
-        """Attaches to every watched parameter that can have a gradient, and to those that come later."""
-        self.attachers.append(attach)
 
 
 REMEDIES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 from probe.core.backend.protocols import Optimizer
 from probe.core.instrumentation.context import Run
@@ -31,6 +30,7 @@ class Parameters:
         """The hooks of each parameter."""
         self._names = TargetNames(run.settings.squash_name)
         self._known: dict[int, Watched] = {}
+        self._watched: list[Watched] = []
         self._waiting: list[Watched] = []
         self._owned: dict[int, list[Watched]] = {}
         self._census: list[int] = []
@@ -47,8 +47,7 @@ class Parameters:
 
         with ExitStack() as placed:
             for _, model in self._run.chunks:
-                guard = partial(self._run.guard, "parameters")
-                placed.callback(self._run.on_forward(model, model, before, lambda *_: None, guard))
+                placed.callback(self._run.on_forward(model, model, before, None, "parameters"))
             yield
 
     def look(self) -> None:
@@ -65,7 +64,7 @@ class Parameters:
 
     def find(self) -> None:
         """Watches parameters that are new since the last look, and hooks those that have become trainable."""
-        for parameter in self._run.parameters:
+        for parameter in self._watched:
             self._run.framework.parallel.check_again(parameter.thing)
         census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
         if census != self._census or self._wrapping:
@@ -78,7 +77,7 @@ class Parameters:
         still: list[Watched] = []
         for parameter in self._waiting:
             if self._hooks.trainable(parameter.thing):
-                for attach in self._run.attachers:
+                for attach in self._run.each_parameter:
                     self._attached.setdefault(id(parameter.thing), ExitStack()).callback(attach(parameter))
             else:
                 still.append(parameter)
@@ -94,7 +93,7 @@ class Parameters:
                     continue
                 watched = self._known[id(thing)] = self._names.watch(stage, full, thing)
                 if self._run.selection.watches(watched):
-                    self._run.parameters.append(watched)
+                    self._watched.append(watched)
                     self._waiting.append(watched)
 
     def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
@@ -109,7 +108,7 @@ class Parameters:
                 self._run.faults.note("parameters", ValueError(REPLACED.format(known.full)))
             self._names.release(self._known.pop(identity))
             self._attached.pop(identity, ExitStack()).close()
-        self._run.parameters[:] = [each for each in self._run.parameters if id(each.thing) in self._known]
+        self._watched = [each for each in self._watched if id(each.thing) in self._known]
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
     def hand_over(self, optimizer: Optimizer) -> None:
@@ -120,9 +119,10 @@ class Parameters:
     def _share_out(self) -> None:
         """Which optimizer's step each parameter belongs to; what none updates goes with the first."""
         mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
-        first, self._run.trained = id(self._run.optimizers[0]), frozenset(mine)
+        first = id(self._run.optimizers[0])
+        self._run.note_trained(frozenset(mine))
         self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
-        for parameter in self._run.parameters:
+        for parameter in self._watched:
             self._owned[mine.get(id(parameter.thing), first)].append(parameter)
 
     def of(self, optimizer: Optimizer) -> list[Watched]:

@@ -125,7 +125,7 @@ class Session:
         if self._detached:  # by a signal handler or another thread, since the step ended
             return
         clock = self._run.clock
-        run.optimizers[:] = self._run.optimizers
+        run.adopt(self._run.optimizers)
         self._sources.close()
         self._take(run, schedule, output)
         run.clock.begin(clock.step, False)
@@ -138,8 +138,7 @@ class Session:
 
     def _at_once(self, act: Callable[[int], None]) -> None:
         run = self._run
-        seen = self._parameters.looked or any(map(len, (run.recorder, run.collectives or (), *run.apart)))
-        if self._detached or (run.clock.sampled and seen):
+        if self._detached or (run.clock.sampled and (self._parameters.looked or run.seen)):
             return
         step = run.clock.step
         self._guarded("control", lambda: act(step))
@@ -249,8 +248,8 @@ class Session:
                 return
         if self._turns.ends_by(optimizer):
             self._guarded("end of step", self._end)
-        if (collectives := self._run.collectives) is not None:
-            self._guarded("collectives", lambda: collectives.before_update(self._run.clock.step))
+        for every in self._run.every_update:
+            self._guarded("collectives", partial(every, self._run.clock.step))
         if not self._run.clock.sampled or self._run.captured():
             return
         begun = self._run.cost.begin()
@@ -258,7 +257,7 @@ class Session:
         for listen in self._run.before_update:
             self._guarded("before the update", partial(listen, optimizer, self._parameters.of(optimizer), scale))
         if len(self._run.optimizers) > 1:
-            self._run.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
+            self._run.clock.updated.update(id(parameter.thing) for parameter in self._parameters.of(optimizer))
         self._run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
@@ -278,7 +277,7 @@ class Session:
     def _after(self, optimizer: Optimizer, outcome: Outcome) -> None:
         if self._run.captured():
             return
-        begun, self._run.outcome = self._run.cost.begin(), outcome
+        begun, self._run.clock.outcome = self._run.cost.begin(), outcome
         for listen in self._run.after_update:
             self._guarded("after the update", partial(listen, optimizer, self._parameters.of(optimizer)))
         self._run.cost.end(begun)
@@ -314,7 +313,9 @@ class Session:
         return any(optimizer is watched for watched in self._run.optimizers)
 
     def _exchange(self, number: int, optimizer: Optimizer) -> None:
-        before, self._run.optimizers[number] = self._run.optimizers[number], optimizer
+        optimizers = [*self._run.optimizers]
+        before, optimizers[number] = optimizers[number], optimizer
+        self._run.adopt(optimizers)
         self._turns.hand_over(before, optimizer)
         self._parameters.hand_over(before)
 
@@ -400,7 +401,7 @@ class Session:
     def flush_partial(self) -> None:
         """Delivers what was seen of a step that will never end."""
         run = self._run
-        if run.clock.sampled and any(map(len, (run.recorder, run.collectives or (), *run.apart))):
+        if run.clock.sampled and run.seen:
             self._guarded("end of step", lambda: self._hand_over("partial"))
 
     def _hand_over(self, outcome: Outcome) -> None:
@@ -408,20 +409,19 @@ class Session:
         step, now = run.clock.step, time.time()
         try:
             pending = run.recorder.drain()
-            collecting = [*run.apart, *([run.collectives] if run.collectives is not None else [])]
-            apart = [each.drain() for each in collecting]
+            beside = [each.drain() for each in run.collectors]
         finally:
             self._drop()
         self.last = (step, pending, run.settings.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
-            self._output.submit(FinishedStep(step, now, pending, apart, run.settings.statistics, spent, outcome))
+            self._output.submit(FinishedStep(step, now, pending, beside, run.settings.statistics, spent, outcome))
 
     def _drop(self) -> None:
         """Forgets what was seen of the step."""
         for listen in self._run.step_ended:
             self._guarded("end of step", listen)
-        self._run.updated.clear()
+        self._run.clock.updated.clear()
         self._run.recorder.clear()
 
     def _arm_retirement(self) -> None:

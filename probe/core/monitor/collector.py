@@ -53,7 +53,6 @@ class CollectiveWatch:
         if self._listening is None:  # stopped, and attached again
             self._begin(run.faults)
         if self._listening is not None:
-            run.collectives = self._listening
             self._listening.attach(run, takes_part)
 
     def stop(self) -> None:

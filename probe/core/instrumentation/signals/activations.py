@@ -12,7 +12,7 @@ from typing import Any
 from probe.core.backend.protocols import OutOfReach, Tensor
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.selection import TargetNames, Watched
+from probe.core.instrumentation.selection import Watched
 from probe.core.records import Key
 
 Part = tuple[str, Tensor]
@@ -24,31 +24,17 @@ COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 @contextmanager
 def activations(run: Run) -> Iterator[None]:
     """Attaches to every watched module of every chunk."""
-    hooks = run.framework.hooks
-    names = TargetNames(run.settings.squash_name)
     listeners: list[ActivationListener] = []
     with ExitStack() as attached:
-        for stage, model in run.chunks:
-            names.expect(stage, (full for full, _ in hooks.modules(model)))
-            for full, module in hooks.modules(model):
-                watched = names.watch(stage, full, module)
-                if places := run.selection.places(watched):
-                    listener = ActivationListener(run, watched, places)
-                    guard = partial(run.guard, f"module {full!r}")
-                    attached.callback(
-                        run.on_forward(
-                            module,
-                            model,
-                            listener.before,
-                            listener.after,
-                            guard,
-                            compiled_too=True,
-                            gradients="output_grad" in places,
-                        )
-                    )
-                    listeners.append(listener)
-        run.step_ended.append(partial(_end_step, run, listeners))
-        yield
+        for model, module in run.each_module():
+            if places := run.selection.places(module):
+                listener = ActivationListener(run, module, places)
+                listen = partial(run.on_forward, compiled_too=True, gradients="output_grad" in places)
+                where = f"module {module.full!r}"
+                attached.callback(listen(module.thing, model, listener.before, listener.after, where))
+                listeners.append(listener)
+        with run.step_ended.added(partial(_end_step, run, listeners)):
+            yield
 
 
 def _end_step(run: Run, listeners: list[ActivationListener]) -> None:

@@ -14,7 +14,6 @@ import probe
 from probe.core.backend.call_stack import Stack, callers, stack, text
 from probe.core.backend.protocols import ForwardKind, Module
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.selection import TargetNames
 from probe.core.storage.atomic_files import replacing
 
 FILE = "stack_info.csv"
@@ -31,19 +30,15 @@ def stacks(run: Run) -> Iterator[None]:
     if run.directory is None or (path := run.directory / FILE).exists():
         yield
         return
-    hooks, names, found = run.framework.hooks, TargetNames(run.settings.squash_name), _Found(path)
-    activations = run.settings.xy_distribution
+    found, activations = _Found(path), run.settings.xy_distribution
     with ExitStack() as attached:
-        for stage, model in run.chunks:
-            names.expect(stage, (full for full, _ in hooks.modules(model)))
-            for full, module in hooks.modules(model):
-                watched = names.watch(stage, full, module)
-                if run.selection.watches(watched) or (activations and run.selection.places(watched)):
-                    note = partial(found.note, f"{stage}:{watched.name}", machinery(module))
-                    guard = partial(run.guard, f"stack of module {full!r}")
-                    attached.callback(run.on_forward(module, model, note, lambda *_: None, guard))
-        run.step_ended.append(partial(_end_step, run, found))
-        yield
+        for model, module in run.each_module():
+            if run.selection.watches(module) or (activations and run.selection.places(module)):
+                note = partial(found.note, f"{module.stage}:{module.name}", machinery(module.thing))
+                where = f"stack of module {module.full!r}"
+                attached.callback(run.on_forward(module.thing, model, note, None, where))
+        with run.step_ended.added(partial(_end_step, run, found)):
+            yield
 
 
 def _end_step(run: Run, found: _Found) -> None:

@@ -76,7 +76,10 @@ class Listening:
 
     def attach(self, run: Run, takes_part: bool) -> None:
         """The first step of ``run`` begins, or has begun with what was heard so far."""
+        self._leave()
         self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters know of this, who know of no model
+        run.every_update.add(self.before_update)
+        run.collectors.add(self)
         if self._faults is not run.faults:
             for where, count in self._faults.counts.items():
                 run.faults.lost(where, count)
@@ -94,8 +97,15 @@ class Listening:
         if self._run is not None:
             self._write_log()
         self._end()
-        self._known_run = lambda: None
+        self._leave()
         self.drain()
+
+    def _leave(self) -> None:
+        """Lets go of the run that it is attached to, if any."""
+        if (run := self._run) is not None:
+            run.every_update.remove(self.before_update)
+            run.collectors.remove(self)
+        self._known_run = lambda: None
 
     def _end(self) -> None:
         remove, self._remove = self._remove, None

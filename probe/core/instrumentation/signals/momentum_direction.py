@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from probe.core.backend.protocols import Optimizer, Shard, Tensor, Tensors
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.selection import Watched
-from probe.core.instrumentation.signals.missing_state import MissingState
+from probe.core.instrumentation.signals.missing_state import missing_state
 from probe.core.records import Key
 
 _STRETCH = re.compile(r"(\d+):(\d+)")
@@ -45,10 +45,10 @@ def momentum_directions(run: Run) -> Iterator[None]:
                 run.faults.note("mg_direction", error)
         run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
 
-    run.before_update.append(before)
     wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
-    MissingState(run, "mg_direction", lambda state: _first_moment(state) is not None, wanted)
-    yield
+    missing = missing_state(run, "mg_direction", lambda state: _first_moment(state) is not None, wanted)
+    with run.before_update.added(before), missing:
+        yield
 
 
 def _first_moment(state: Mapping[str, Tensor | Shard]) -> Tensor | Shard | None:

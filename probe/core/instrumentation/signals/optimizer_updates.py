@@ -36,7 +36,6 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
     the parameters, and none outlives its reduction.
     """
     hooks, tensors, told = run.framework.hooks, run.framework.tensors, set[int]()
-    recorder = _recorder(run)
 
     def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, about: Adam) -> None:
         first, coverage = _held(first)
@@ -64,20 +63,21 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
             told.add(id(optimizer))
             _log.warning("%s: %s, and no rows are written of it", WITHOUT, type(optimizer).__name__)
 
-    run.after_update.append(after)
-    yield
+    with _recorder(run) as recorder, run.after_update.added(after):
+        yield
 
 
-def _recorder(run: Run) -> Recorder:
+@contextmanager
+def _recorder(run: Run) -> Iterator[Recorder]:
     """The run's own; or another, where these signals are to be shown as histograms and others are not."""
     settings, own = run.settings, run.recorder
     if "tensorboard" not in settings.formats or HISTOGRAM in settings.statistics:
-        return own
+        yield own
+        return
     columns = columns_for((*own.columns, HISTOGRAM))
     distributions = Recorder(run.framework.tensors, columns, settings.eps, run.faults.note, lambda: len(own))
-    run.apart.append(_Distributions(distributions))
-    run.step_ended.append(distributions.clear)
-    return distributions
+    with run.collectors.added(_Distributions(distributions)), run.step_ended.added(distributions.clear):
+        yield distributions
 
 
 class _Distributions:

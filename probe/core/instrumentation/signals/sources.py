@@ -16,7 +16,7 @@ from probe.core.instrumentation.selection import Watched
 from probe.core.instrumentation.signals.activations import activations
 from probe.core.instrumentation.signals.call_stacks import stacks
 from probe.core.instrumentation.signals.features.source import features
-from probe.core.instrumentation.signals.missing_state import MissingState
+from probe.core.instrumentation.signals.missing_state import missing_state
 from probe.core.instrumentation.signals.momentum_direction import momentum_directions
 from probe.core.instrumentation.signals.optimizer_updates import updates_and_ratios
 from probe.core.instrumentation.signals.structure import structure
@@ -32,39 +32,37 @@ def weight_gradients(run: Run) -> Iterator[None]:
     A parameter without a new gradient in this step gives no row of the first. It gives one of the second if the
     optimizer gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
     """
-    hooks, per_micro_batch = run.framework.hooks, run.settings.monitor_mbs_grad
+    hooks, clock, per_micro_batch = run.framework.hooks, run.clock, run.settings.monitor_mbs_grad
     touched: set[int] = set()
     late: set[int] = set()
     begun_anew: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
         def listen(gradient: Tensor | Shard | None, apart: bool = False, reduced: bool = False) -> None:
-            if run.clock.searching:
+            if clock.searching:
                 return
             if gradient is None:
                 touched.add(id(parameter.thing))  # it has come, whatever it is
                 run.recorder.forget("grad_unreduced", parameter.key)
                 return
-            if id(parameter.thing) in run.updated:  # from another optimizer's loss: of the next step, if of any
+            if id(parameter.thing) in clock.updated:  # from another optimizer's loss: of the next step, if of any
                 late.add(id(parameter.thing))
                 return
             touched.add(id(parameter.thing))
-            run.clock.backward_began(hooks.backward_id())
+            clock.backward_began(hooks.backward_id())
             key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in begun_anew
             if each:
-                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=run.clock.backward_step))
+                key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step))
             scale = hooks.loss_scale()
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
             if reduced:
                 begun_anew.add(id(parameter.thing))
 
         return hooks.on_gradient(
-            parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=_guard(run, "gradient")
+            parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard
         )
 
-    collect = partial(_reduced, run, touched)
-    run.each_parameter(attach)
-    run.before_update.append(partial(collect, run.recorder))
+    guard, collect = partial(run.guard, "gradient"), partial(_reduced, run, touched)
 
     def begin_another() -> None:
         touched.clear()
@@ -72,9 +70,13 @@ def weight_gradients(run: Run) -> Iterator[None]:
         late.clear()
         begun_anew.clear()
 
-    run.gradients_now.append(collect)
-    run.step_ended.append(begin_another)
-    yield
+    with (
+        run.each_parameter.added(attach),
+        run.before_update.added(partial(collect, run.recorder)),
+        run.gradients_now.added(collect),
+        run.step_ended.added(begin_another),
+    ):
+        yield
 
 
 def _reduced(
@@ -125,9 +127,11 @@ def parameters(run: Run) -> Iterator[None]:
         held = _each(run, signal, owned, lambda parameter: value(optimizer, parameter.thing))
         run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
 
-    run.before_update.append(lambda optimizer, owned, _: record("param_origin", optimizer, owned))
-    run.after_update.append(partial(record, "param_updated"))
-    yield
+    def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
+        record("param_origin", optimizer, owned)
+
+    with run.before_update.added(before), run.after_update.added(partial(record, "param_updated")):
+        yield
 
 
 @contextmanager
@@ -147,16 +151,16 @@ def optimizer_state(run: Run) -> Iterator[None]:
         for kind, rows in kinds.items():
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
 
-    run.before_update.append(before)
-    MissingState(run, "mv_distribution", bool, "an optimizer with state tensors")
-    yield
+    missing = missing_state(run, "mv_distribution", bool, "an optimizer with state tensors")
+    with run.before_update.added(before), missing:
+        yield
 
 
 @contextmanager
 def micro_batches(run: Run) -> Iterator[None]:
     """Counts micro batches by the forwards of each whole model and the backwards through their outputs."""
 
-    clock, hooks, guard = run.clock, run.framework.hooks, _guard(run, "micro batch")
+    clock, hooks, where = run.clock, run.framework.hooks, "micro batch"
     is_tensor = run.framework.tensors.is_tensor
 
     def before(chunk: tuple[int, Any], kind: ForwardKind, _inputs: Any) -> None:
@@ -167,7 +171,7 @@ def micro_batches(run: Run) -> Iterator[None]:
     def after(kind: ForwardKind, outputs: Any) -> None:
         came = partial(backward_came, clock.step, clock.micro_step if kind == "training" else None)
         for tensor in filter(is_tensor, leaves(outputs)):
-            hooks.on_tensor_gradient(tensor, guard(came))
+            hooks.on_tensor_gradient(tensor, run.guard(where, came))
 
     def backward_came(step: int, micro_step: int | None, _: Tensor) -> None:
         if run.in_training_backward() and clock.step == step and micro_step is not None:
@@ -175,14 +179,9 @@ def micro_batches(run: Run) -> Iterator[None]:
 
     with ExitStack() as attached:
         for chunk in run.chunks:
-            model = chunk[1]
-            listen = partial(run.on_forward, compiled_too=True, gradients=True)
-            attached.callback(listen(model, model, partial(before, chunk), after, guard))
+            listen = partial(run.on_forward, chunk[1], chunk[1], compiled_too=True, gradients=True)
+            attached.callback(listen(partial(before, chunk), after, where))
         yield
-
-
-def _guard(run: Run, where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return partial(run.guard, where)
 
 
 SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {

@@ -17,7 +17,7 @@ from probe.core.backend.pytree import DEPTH, children, kind
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.selection import PLACES, watched
+from probe.core.instrumentation.selection import PLACES
 from probe.core.instrumentation.signals.activations import ActivationListener, Part
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.run_directory import output_root, told
@@ -64,17 +64,14 @@ def prepare(rank: int) -> None:
 @contextmanager
 def structure(run: Run) -> Iterator[None]:
     """Looks at the first training forward of every module and the backward through it; writes at the step's end."""
-    hooks = run.framework.hooks
     path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
     with ExitStack() as attached:
-        for stage, model in run.chunks:
-            for full, module in hooks.modules(model):
-                look = looks[f"{stage}:{full}"] = _Look(run, watched(stage, full, full, module), dict.fromkeys(PLACES))
-                guard = partial(run.guard, f"module {full!r}")
-                listen = partial(run.on_forward, compiled_too=True, gradients=True)
-                attached.callback(listen(module, model, look.before, look.after, guard))
-        run.step_ended.append(lambda: _write(path, looks, run.faults))
-        yield
+        for model, module in run.each_module(squash=False):
+            look = looks[f"{module.stage}:{module.full}"] = _Look(run, module, dict.fromkeys(PLACES))
+            listen = partial(run.on_forward, compiled_too=True, gradients=True)
+            attached.callback(listen(module.thing, model, look.before, look.after, f"module {module.full!r}"))
+        with run.step_ended.added(lambda: _write(path, looks, run.faults)):
+            yield
 
 
 def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:

@@ -13,7 +13,7 @@ from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.errors import Misfit
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.instrumentation.selection import Lead, TargetNames, Watched, names_of, no_lead, unknown_names
+from probe.core.instrumentation.selection import Lead, Watched, names_of, no_lead, unknown_names
 from probe.core.instrumentation.signals.features import attention, call_arguments, linear, router
 from probe.core.instrumentation.signals.features.recorder import Collected
 
@@ -45,19 +45,17 @@ def features(run: Run) -> Iterator[None]:
         yield
         return
     collected = Collected(run.framework, lambda: len(run.recorder))
-    run.apart.append(collected)
     listeners: list[FeatureListener] = []
     with ExitStack() as attached:
+        attached.enter_context(run.collectors.added(collected))
         for root, module, hook in _chosen(run, ops):
             listener = LISTENERS[hook](run, ops, collected, hook, module)
-            guard = partial(run.guard, f"{hook} of module {module.full!r}")
-            listen = partial(run.on_forward, compiled_too=True)
-            attached.callback(listen(module.thing, root, listener.before, listener.after, guard))
-            run.before_update.append(lambda *_, listener=listener: listener.settle())
+            listen = partial(run.on_forward, module.thing, root, compiled_too=True)
+            attached.callback(listen(listener.before, listener.after, f"{hook} of module {module.full!r}"))
+            attached.enter_context(run.before_update.added(listener.settle))
             listeners.append(listener)
-        run.step_ended.append(partial(_end_step, run, listeners))
-        run.step_ended.append(collected.clear)
-        yield
+        with run.step_ended.added(partial(_end_step, run, listeners)), run.step_ended.added(collected.clear):
+            yield
 
 
 def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
@@ -71,17 +69,13 @@ def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
     """The whole model, a module of it, and what is recorded of that."""
-    names = TargetNames(run.settings.squash_name)
     named = {hook: {*map(_normal, getattr(run.settings.l2_targets, hook) or ())} for hook in LISTENERS}
-    for stage, model in run.chunks:
-        names.expect(stage, (full for full, _ in run.framework.hooks.modules(model)))
-        for full, module in run.framework.hooks.modules(model):
-            watched = names.watch(stage, full, module)
-            for hook in LISTENERS:
-                targets = getattr(run.settings.l2_targets, hook)
-                every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module))
-                if every or not named[hook].isdisjoint(_called(stage, full)):
-                    yield model, watched, hook
+    for model, module in run.each_module():
+        for hook in LISTENERS:
+            targets = getattr(run.settings.l2_targets, hook)
+            every = hook == "linear_hook" and targets == () and bool(_weights(run, ops, module.thing))
+            if every or not named[hook].isdisjoint(_called(module.stage, module.full)):
+                yield model, module, hook
 
 
 def _normal(target: str) -> str:
@@ -142,7 +136,7 @@ class FeatureListener:
         if kind == "training" and not self._run.clock.searching:
             self._try(partial(self.left, outputs))
 
-    def settle(self) -> None:
+    def settle(self, *_: object) -> None:
         """The step comes to its end."""
         self._try(self.ending)
 
