@@ -1,4 +1,4 @@
-"""What the manifest says of a run as it begins."""
+"""The description of a run in its manifest, as the run begins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from probe import __version__
 from probe.core.instrumentation.context import Run
 from probe.core.naming import Name
 from probe.core.storage import run_directory
+from probe.core.storage.manifest import DATA, PIPELINE, RunDescription
 
 
 def described(run: Run, number: int, first: int, mates: Sequence[int]) -> dict[str, object]:
@@ -21,25 +22,26 @@ def described(run: Run, number: int, first: int, mates: Sequence[int]) -> dict[s
         mates: ranks of the pipeline that this rank is a stage of.
     """
     now, hooks, rank = time.localtime(), run.framework.hooks, run.framework.groups.rank()
-    return {
-        "probe": __version__,
-        "framework": run.framework.name,
-        "framework_version": run.framework.version,
-        "rank": rank,
-        "world_size": run.framework.groups.world_size(),
-        "groups": _groups(run, mates),
-        "run": number,
-        "first_step": first,
-        "pp_stage": pipeline_stage(rank, mates),
-        "model": [type(model).__name__ for _, model in run.chunks],
-        "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
-        "optimizer_state_names": [dict(hooks.state_names(optimizer)) for optimizer in run.optimizers],
-        "raw_names": _raw_names(run),
-        "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", now),
-        "time_zone": time.strftime("%Z", now),
-        "directory_time_zone": str(run_directory.ZONE),
-        "config": run.settings.model_dump(mode="json"),
-    }
+    known = RunDescription(
+        probe=__version__,
+        framework=run.framework.name,
+        framework_version=run.framework.version,
+        rank=rank,
+        world_size=run.framework.groups.world_size(),
+        groups=_groups(run, mates),
+        run=number,
+        first_step=first,
+        pp_stage=pipeline_stage(rank, mates),
+        model=[type(model).__name__ for _, model in run.chunks],
+        optimizer=[type(optimizer).__name__ for optimizer in run.optimizers],
+        optimizer_state_names=[dict(hooks.state_names(optimizer)) for optimizer in run.optimizers],
+        raw_names=_raw_names(run),
+        start_time=run_directory.time_text(now),
+        time_zone=time.strftime("%Z", now),
+        directory_time_zone=str(run_directory.ZONE),
+        config=run.settings.model_dump(mode="json"),
+    )
+    return dict(known)
 
 
 def pipeline_stage(rank: int, mates: Sequence[int]) -> int:
@@ -51,9 +53,9 @@ def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
     """The groups that this rank is in: those that the framework has a name for, and those that the user gave."""
     groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
     if len(mates) > 1:
-        groups.setdefault("pipeline_parallel", list(mates))
+        groups.setdefault(PIPELINE, list(mates))
     if len(run.replicas) > 1:
-        groups.setdefault("data_parallel", list(run.replicas))
+        groups.setdefault(DATA, list(run.replicas))
     return groups
 
 

@@ -16,8 +16,8 @@ from probe.core.backend.protocols import ForwardKind, Module
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import TargetNames
 from probe.core.storage.atomic_files import replacing
+from probe.core.storage.layout import STACKS
 
-FILE = "stack_info.csv"
 HEADER = ("module_name", "stack_info")
 _OWN = tuple(str(Path(probe.__file__).parent / part) for part in ("core", "pytorch", "mindspore"))
 
@@ -28,7 +28,7 @@ def stacks(run: Run) -> Iterator[None]:
 
     A resumed run that goes on in its directory leaves the file as it is.
     """
-    if run.directory is None or (path := run.directory / FILE).exists():
+    if run.directory is None or (path := run.directory / STACKS).exists():
         yield
         return
     hooks, names, found = run.framework.hooks, TargetNames(run.settings.squash_name), _Found(path)
