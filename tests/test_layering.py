@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -39,7 +40,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),
-    frozenset({"rules", "storage"}),
+    frozenset({"storage"}),
+    frozenset({"rules"}),
     frozenset({"output.sinks"}),
     frozenset({"config"}),
     frozenset({"distributed", "instrumentation"}),
@@ -63,6 +65,21 @@ OLDER_PATHS = frozenset(
 """Documented import paths, a few lines each."""
 ANALYSIS = ("convert", "diagnosis", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
+
+GRAMMAR = re.compile(
+    r"\.(?:csv|parquet|db)\b(?!:)|_part_|\d\)-\(|manifest\.json|anomaly\.json|anomaly_detected|cost\.jsonl|monitor_metrics"
+    r"|tfevents|stack_info\.csv|^\*?-rank|superseded-| over ranks |metric_\S*_step_|_step_\S*_call_|%b%d_%H|%Y-%m-%dT"
+)
+"""Parts of the names of files, tables and entries, and of cells: written and parsed in ``probe.core.storage``."""
+SPELLED_ELSEWHERE = {
+    ("probe.core.faults", "manifest.json"): "a sentence for people, in the lowest layer",
+    ("probe.core.analysis.diagnosis.export", "first_step"): "a field of an analysis, not of the manifest",
+    ("probe.core.output.run_output", "first_step"): "fields that a run adds to its manifest as it goes on",
+    ("probe.core.output.run_output", "optimizer_state_names"): "the same",
+    ("probe.core.output.run_output", "start_time"): "the same",
+    ("probe.core.output.run_output", "%Y-%m-%dT"): "the same",
+}
+"""Modules outside ``probe.core.storage`` that spell some of it, with the reason."""
 
 WATCHED_IMPORT = """
 import importlib, json, sys
@@ -245,6 +262,41 @@ def test_no_rule_is_named_outside_the_rules() -> None:
         if isinstance(node, ast.Constant) and node.value in RULES
     ]
     assert named == []
+
+
+def strings_of(path: Path) -> list[str]:
+    """The texts in a module but for its docstrings; of a formatted one the parts between what is filled in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
+    ]
+
+
+def test_the_format_on_disk_has_one_home() -> None:
+    """Names of files, columns and fields that no other word is like are spelled in the storage alone."""
+    from probe.core.storage.layout import FORM, KEY, PP_STAGE
+    from probe.core.storage.manifest import RunDescription
+
+    fields = {name for name in (*KEY, *FORM, PP_STAGE, *RunDescription.__annotations__) if "_" in name}
+    assert {"vpp_stage", "micro_step", "world_size", "start_time"} <= fields
+    spelled = set()
+    for name, path in modules_of("probe").items():
+        if not within([name], ["probe.core.storage"]):
+            texts = strings_of(path)
+            spelled |= {(name, text) for text in texts if text in fields}
+            spelled |= {(name, found[0]) for text in texts if (found := GRAMMAR.search(text))}
+    assert spelled == set(SPELLED_ELSEWHERE)
+
+
+def test_no_script_of_a_page_spells_the_format_on_disk() -> None:
+    """Scripts get names of files, lines and queries from the page's data."""
+    scripts = sorted((ROOT / "probe").rglob("*.js"))
+    assert len(scripts) > 5
+    found = {path.name: GRAMMAR.findall(path.read_text(encoding="utf-8")) for path in scripts}
+    assert {name: spelled for name, spelled in found.items() if spelled} == {}
 
 
 def test_no_modules_import_each_other() -> None:

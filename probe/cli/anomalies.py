@@ -21,9 +21,9 @@ from probe.core.analysis.diagnosis.extent import nothing_judged
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.findings import summary
 from probe.core.messages import complain, printable
-from probe.core.naming import cell_name
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find
+from probe.core.storage.layout import cell_name
 from probe.core.storage.problems import Problems
 
 WIDTH = 160

@@ -86,12 +86,6 @@ def row_name(key: Key) -> str:
     return encodable(f"{key.name}.{key.part}" if key.part else key.name)
 
 
-def cell_name(key: Key) -> str:
-    """The ``name`` column of a CSV row. Readers of the existing tool know no column ``call`` and refuse a name that
-    comes twice in a step, so that a repetition reads ``fc.input.call1``."""
-    return f"{row_name(key)}.call{key.call}" if key.call else row_name(key)
-
-
 def tag(signal: str, key: Key, rank: int, micro_stepped: bool) -> str:
     """The tag of a row without its op, such as ``0:fc.input:0/rank0/actv`` or ``0:fc.weight/rank0/post_grad``.
 

@@ -45,19 +45,6 @@ class Coverage(NamedTuple):
     term: bool = False
     """Whether the ranks hold terms of a sum, each of the whole shape, instead of parts: their moments do not merge."""
 
-    def text(self, numel: int) -> str:
-        """Of a row about ``numel`` elements: ``1024 of [64, 32] at 0:1024 over ranks 0-1``."""
-        where = "term" if self.term else "at"
-        return f"{numel} of {list(self.shape)} {where} {self.part} over ranks {ranks_text(self.ranks)}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``0-3`` for 0, 1, 2, 3; ``0-6:2`` for 0, 2, 4, 6; else all of them, ``0,1,5``."""
-    step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
-    if len(ranks) > 1 and step > 0 and list(ranks) == [*range(ranks[0], ranks[-1] + 1, step)]:
-        return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step > 1 else "")
-    return ",".join(map(str, ranks))
-
 
 @dataclass(frozen=True)
 class Batch:

@@ -17,6 +17,9 @@ from rich.text import Text
 from probe.core.naming import signal_of
 from probe.core.output.pipeline import FINDINGS_KEPT
 from probe.core.rules.evaluate import explain
+from probe.core.storage.anomaly_json import file_of
+from probe.core.storage.layout import CSV, names_of
+from probe.core.storage.manifest import FILE
 from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
 from probe.demo.training import LOG, DemoOutcome, DemoPlan, Progress
@@ -114,13 +117,13 @@ def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) ->
     yield "Where to look next:"
     if diagnosis is not None:
         yield f"  these numbers  {_grep(directory, diagnosis)}"
-        yield f"  findings       {plan.output / 'anomaly_detected' / 'rank0' / 'anomaly.json'}"
+        yield f"  findings       {file_of(plan.output, 0)}"
     if "tensorboard" in plan.formats:
         yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
-    yield f"  CSV            {directory}/*.csv"
+    yield f"  CSV            {directory}/*.{CSV}"
     yield f"  first cause    {_probe()} anomalies {shlex.quote(str(plan.output))}"
     yield f"  a page         {_probe()} report {shlex.quote(str(plan.output))} -o report.html"
-    yield f"  manifest       {directory / 'manifest.json'}"
+    yield f"  manifest       {directory / FILE}"
     yield f"  log            {directory / LOG}"
 
 
@@ -132,7 +135,7 @@ def _probe() -> str:
 
 def _grep(directory: Path, diagnosis: FirstBad) -> str:
     """A command that prints the first bad tensor's rows, step by step."""
-    files = f"{shlex.quote(str(directory))}/{diagnosis.first.signal}_*.csv"
+    files = f"{shlex.quote(str(directory))}/{names_of(diagnosis.first.signal)}.{CSV}"
     return f"grep -h ',{diagnosis.row},' {files}"
 
 

@@ -18,8 +18,8 @@ from probe.core.analysis.diagnosis.explain import kind_of, paragraph
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.findings import card
-from probe.core.naming import cell_name
 from probe.core.records import Batch, Key
+from probe.core.storage.layout import cell_name
 from tests.core.causes_data import Change, bad, everything_after, write_rank, write_run
 from tests.core.sink_data import finding
 from tests.required import require

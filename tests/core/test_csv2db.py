@@ -20,8 +20,8 @@ from probe.cli import app
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.analysis.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.csv2db import CSV2DBConfig, csv2db
-from probe.core.storage.layout import tables
 from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import tables
 from tests.core.run_files import Place, cells_of, write_run
 
 KINDS = ["actv", "grad_reduced"]
@@ -84,7 +84,7 @@ print("begun")
 from probe.core.analysis.convert.workers import AHEAD, WorkersDiedError, in_order
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from probe.core.csv2db import CSV2DBConfig, csv2db
-from probe.core.storage.layout import tables
+from probe.core.storage.table_files import tables
 from probe.core.storage.problems import Problems
 config = CSV2DBConfig(monitor_path={str(tmp_path)!r}, process_num=2, output_dirpath={str(tmp_path / "db")!r})
 csv2db(config)

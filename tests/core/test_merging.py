@@ -17,7 +17,8 @@ from probe.core.backend.numpy_moments import moments
 from probe.core.moments import MOMENTS, columns_for, derive, merge_columns
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.sinks.csv import CsvSink
-from probe.core.records import Batch, Coverage, Key, Snapshot, ranks_text
+from probe.core.records import Batch, Coverage, Key, Snapshot
+from probe.core.storage.layout import ranks_text
 from probe.core.storage.run_directory import write_manifest
 
 OPS = ("min", "max", "mean", "norm", "zeros", "nans", "infs", "std")

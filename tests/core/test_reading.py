@@ -19,6 +19,7 @@ from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import write_manifest
 from tests.core.sink_data import context
@@ -358,7 +359,7 @@ def test_steps_are_read_as_they_are_taken(tmp_path: Path, reader: Any) -> None:
     rows = {Key("w"): RANDOM.normal(size=3)}
     directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)])
     problems = Problems()
-    taken = steps(reader([RankDirectory(directory, 0, "", 0.0, {}, 0)], problems), 0)
+    taken = steps(reader([RankDirectory(directory, 0, "", 0.0, Manifest(), 0)], problems), 0)
     assert next(taken).step == 0
     taken.close()
 

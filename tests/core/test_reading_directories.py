@@ -12,6 +12,7 @@ from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, last_run, runs
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 from tests.required import require
 
@@ -169,7 +170,7 @@ def test_rows_of_the_current_directory_are_its_own(tmp_path: Path, monkeypatch: 
     with Path("grad_reduced_0-99.csv").open("a", encoding="utf-8") as file:
         file.write("0,w,two,21,,\n")
     problems = Problems()
-    with Rows([RankDirectory(Path(), 0, "", 0.0, {}, 0)], problems) as rows:
+    with Rows([RankDirectory(Path(), 0, "", 0.0, Manifest(), 0)], problems) as rows:
         query = f"SELECT rank, step FROM {rows.view('grad_reduced')} ORDER BY step"
         assert rows.connection.execute(query).fetchall() == [(0, 0), (0, 1)]
     assert [(problem.path, problem.line) for problem in problems.kept] == [(Path("grad_reduced_0-99.csv"), 4)]

@@ -20,6 +20,7 @@ from probe.core.output.sinks.anomaly_file import AnomalyFile
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Key
 from probe.core.storage.directories import RankDirectory, RecordedRun
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 from tests.core.report_data import write_run
 from tests.core.sink_data import finding
@@ -120,7 +121,7 @@ def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
 
 def run_of(root: Path, *ranks: int) -> RecordedRun:
     """Directories that a file of findings without a run may be of."""
-    return RecordedRun(tuple(RankDirectory(root / f"rank{rank}", rank, "", 0.0, {}, 0) for rank in ranks), ())
+    return RecordedRun(tuple(RankDirectory(root / f"rank{rank}", rank, "", 0.0, Manifest(), 0) for rank in ranks), ())
 
 
 def test_findings_of_the_live_rules_are_read_back(tmp_path: Path) -> None:

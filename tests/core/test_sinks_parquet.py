@@ -15,6 +15,7 @@ import pytest
 from probe.core.output.sinks import SINKS
 from probe.core.output.sinks import parquet as parquet_sink
 from probe.core.records import Coverage, Key
+from probe.core.storage.layout import coverage_text
 from tests.core.run_files import cells_of, write_run
 from tests.core.sink_data import batch, context, snapshot
 from tests.core.test_sinks_killed import MANY, announced, writing
@@ -68,7 +69,18 @@ def test_every_number_comes_back_as_it_was(tmp_path: Path) -> None:
         "call",
     ]
     assert [tuple(row.values()) for row in rows[3:]] == [
-        (0, "fc.input", 5, 0, values[1][0][0], values[1][1][0], "[3, 2]", "torch.float32", coverage[0].text(6), 0),
+        (
+            0,
+            "fc.input",
+            5,
+            0,
+            values[1][0][0],
+            values[1][1][0],
+            "[3, 2]",
+            "torch.float32",
+            coverage_text(coverage[0], 6),
+            0,
+        ),
         (0, "fc.input.call1", 5, 0, values[1][0][1], values[1][1][1], "[3, 2]", "torch.float32", "", 1),
         (1, "fc.output_1", 5, 2, values[1][0][2], values[1][1][2], "[3, 2]", "torch.float32", "", 0),
     ]

@@ -16,6 +16,7 @@ from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.output.sinks import SINKS
 from probe.core.output.sinks import sqlite as sqlite_sink
 from probe.core.records import Coverage, Key
+from probe.core.storage.layout import coverage_text
 from tests.core.run_files import write_run
 from tests.core.sink_data import batch, context, snapshot
 from tests.core.test_sinks_killed import FEW, MANY, ROWS, announced, writing
@@ -48,7 +49,7 @@ def test_every_number_comes_back_as_it_was(tmp_path: Path) -> None:
     sink.close()
     found = ask(tmp_path / "有 空格", "SELECT * FROM actv_rows ORDER BY vpp_stage, target_name")
     assert [row[:10] for row in found] == [
-        (3, 5, 0, "fc.input", 0, values[0][0], values[1][0], "[3, 2]", "torch.float32", coverage[0].text(6)),
+        (3, 5, 0, "fc.input", 0, values[0][0], values[1][0], "[3, 2]", "torch.float32", coverage_text(coverage[0], 6)),
         (3, 5, 0, "fc.input.call1", 0, values[0][1], values[1][1], "[3, 2]", "torch.float32", ""),
         (3, 5, 1, "fc.output_1", 2, values[0][2], values[1][2], "[3, 2]", "torch.float32", ""),
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
@@ -16,24 +15,37 @@ import numpy as np
 from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES
-from probe.core.records import ranks_text
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.directories import RankDirectory, last_run
-from probe.core.storage.layout import coverage_of, shape_of
+from probe.core.storage.layout import (
+    COMPLETE,
+    COVERAGE,
+    CSV,
+    DTYPE,
+    KEY,
+    NAME,
+    PP_STAGE,
+    RANKS,
+    SHAPE,
+    STEP,
+    TableName,
+    coverage_of,
+    ranks_text,
+    shape_of,
+    table_name,
+)
+from probe.core.storage.manifest import PIPELINE
 from probe.core.storage.problems import Problems
 from probe.core.storage.regular_files import check_lines, opened
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
 """Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
-KEY = ("vpp_stage", "name", "step", "micro_step", "call")
-NEEDED = ("name", "step", "shape", "dtype")
+NECESSARY = (NAME, STEP, SHAPE, DTYPE)
 """Columns without which a file cannot be merged."""
-LAST = ("shape", "dtype", "ranks", "complete")
+LAST = (SHAPE, DTYPE, RANKS, COMPLETE)
 """Columns at the end of a merged file; behind them the histogram, if there is one."""
 
 T = TypeVar("T")
-
-_FILE = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_\d+)?\.csv")
 
 
 class MergedRow(NamedTuple):
@@ -90,21 +102,21 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
     report = Report()
     problems = Problems()
     run = last_run(root, problems)
-    found: dict[tuple[str, int], list[tuple[Path, RankDirectory]]] = {}
+    found: dict[tuple[str, int], list[tuple[int, Path, RankDirectory]]] = {}
     for directory in run.directories:
-        for path in sorted(directory.path.glob("*.csv")):
-            if name := _FILE.fullmatch(path.name):
-                found.setdefault((name[1], int(name[3])), []).append((path, directory))
+        for path in sorted(directory.path.iterdir()):
+            name = table_name(path.name)
+            if name and name.format == CSV:
+                found.setdefault((name.signal, name.last), []).append((name.first, path, directory))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
     for (signal, last), files in sorted(found.items()):
         told(f"{signal} up to step {last}")
-        rows = [row for path, directory in files for row in _read(path, directory, problems)]
+        rows = [row for _, path, directory in files for row in _read(path, directory, problems)]
         if merged := merge_rows(signal, rows, report):
-            first = min(int(_FILE.fullmatch(path.name)[2]) for path, _ in files)  # type: ignore[index]
-            report.files.append(out / f"{signal}_{first}-{last}.csv")
+            report.files.append(out / str(TableName(signal, min(first for first, *_ in files), last)))
             _write(report.files[-1], merged)
     report.problems += problems.lines()
     return report
@@ -181,10 +193,9 @@ def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[
             binary.seek(0)
             lines = csv.reader(file, strict=True)
             header = next(lines, [])
-            if missing := [column for column in NEEDED if column not in header]:
-                what = (
-                    f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}: the file is left out"
-                )
+            if missing := [column for column in NECESSARY if column not in header]:
+                expected = ", ".join(NECESSARY)
+                what = f"expected the columns {expected}; there is no {', '.join(missing)}: the file is left out"
                 problems.add(path, what, 1)
                 return
             for cells in filter(None, lines):
@@ -194,7 +205,7 @@ def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[
                 except ValueError as error:
                     problems.add(path, f"{error}: the line is left out", at)
                     continue
-                if directory.until is None or int(row.key[KEY.index("step")]) < directory.until:
+                if directory.until is None or int(row.key[KEY.index(STEP)]) < directory.until:
                     yield row
     except (OSError, ValueError, csv.Error) as error:
         problems.add(path, f"expected CSV in UTF-8; after this line {error}: the rest of the file is left out", at)
@@ -205,17 +216,15 @@ def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) 
     if len(cells) != len(header):
         raise ValueError(f"expected {len(header)} cells, as in the first line; there are {len(cells)}")
     line = dict(zip(header, cells, strict=True))
-    _read_as(int, line, "step", "a whole number")
+    _read_as(int, line, STEP, "a whole number")
     key = tuple(line.get(column) or "" for column in KEY)
     ops = {op: _read_as(float, line, op, "a number") for op in line if op in OPS and op != "id"}
-    shape, stage = _read_as(shape_of, line, "shape", "sizes such as [3, 2]"), _pp_stage(directory)
-    covered, histogram, elements = coverage_of(line.get("coverage")), line.get(HISTOGRAM), math.prod(shape)
+    shape, stage = _read_as(shape_of, line, SHAPE, "sizes such as [3, 2]"), _pp_stage(directory)
+    covered, histogram, elements = coverage_of(line.get(COVERAGE)), line.get(HISTOGRAM), math.prod(shape)
     if covered is None:
-        return MergedRow(key, stage, shape, line["dtype"], "", str(directory.rank), elements, ops, histogram)
+        return MergedRow(key, stage, shape, line[DTYPE], "", str(directory.rank), elements, ops, histogram)
     part = f"term {covered.part}" if covered.term else covered.part
-    return MergedRow(
-        key, stage, covered.shape, line["dtype"], part, ranks_text(covered.ranks), elements, ops, histogram
-    )
+    return MergedRow(key, stage, covered.shape, line[DTYPE], part, ranks_text(covered.ranks), elements, ops, histogram)
 
 
 def _read_as(kind: Callable[[str], T], line: Mapping[str, str], column: str, expected: str) -> T:
@@ -227,14 +236,13 @@ def _read_as(kind: Callable[[str], T], line: Mapping[str, str], column: str, exp
 
 def _pp_stage(directory: RankDirectory) -> int:
     """The pipeline stage: as the monitor was told, else as Megatron knows it."""
-    pipeline = (directory.manifest.get("groups") or {}).get("pipeline_parallel") or []
-    known = pipeline.index(directory.rank) if directory.rank in pipeline else 0
-    return int(directory.manifest.get("pp_stage", 0)) or known
+    pipeline = directory.manifest.groups.get(PIPELINE, ())
+    return directory.manifest.pipeline_stage or (pipeline.index(directory.rank) if directory.rank in pipeline else 0)
 
 
 def _write(path: Path, rows: Sequence[Merged]) -> None:
     used = [column for i, column in enumerate(KEY) if any(row.first.key[i] for row in rows)]
-    stages = ["pp_stage"] if len({row.first.pp_stage for row in rows}) > 1 else []
+    stages = [PP_STAGE] if len({row.first.pp_stage for row in rows}) > 1 else []
     ops, last = list(rows[0].ops), [*LAST, *([HISTOGRAM] if rows[0].histogram is not None else [])]
     with replacing(path) as file:
         write = csv.writer(file, lineterminator="\n").writerow

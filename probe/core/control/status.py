@@ -17,6 +17,7 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.config.parse import content, read
 from probe.core.storage.directories import find, runs
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 
 POLL_SECONDS = 0.2
@@ -59,7 +60,7 @@ def configuration(root: Path) -> Path:
         ValueError: if it follows none.
     """
     run = runs(find(root, Problems()))[-1]
-    files = [directory.manifest.get("control", {}).get("file") for directory in run.directories]
+    files = [(directory.manifest.control or {}).get("file") for directory in run.directories]
     if not any(files):
         raise ValueError(
             f"{root}: the run follows no configuration file; expected one that was started with DYNAMIC_MONITOR=True "
@@ -98,12 +99,12 @@ def wait(root: Path, before: list[RankState], seconds: float, told: Callable[[li
         time.sleep(POLL_SECONDS)
 
 
-def _state(rank: int, path: Path, manifest: Mapping[str, Any]) -> RankState:
-    control = manifest.get("control")
-    if not isinstance(control, dict):
-        return RankState(rank, path, "ended" if "end_time" in manifest else "not followed", 0, 0)
+def _state(rank: int, path: Path, manifest: Manifest) -> RankState:
+    control = manifest.control
+    if control is None:
+        return RankState(rank, path, "ended" if manifest.ended else "not followed", 0, 0)
     state = "collecting" if control.get("collecting") else "at rest"
-    if "end_time" in manifest:
+    if manifest.ended:
         state = "ended"
     elif control.get("host") == gethostname() and not Path(f"/proc/{control.get('process')}").exists():
         state = "gone"

@@ -14,6 +14,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.naming import Name
 from probe.core.output.resume import Resumed
 from probe.core.storage import run_directory
+from probe.core.storage.manifest import DATA, PIPELINE, RunDescription
 
 MOST_CHANGES = 100
 """Changes of the configuration that are listed, the latest ones."""
@@ -39,8 +40,8 @@ class Attached:
         return self.mates.index(self.rank) if self.rank in self.mates else 0
 
 
-class Manifest:
-    """The contents of ``manifest.json``.
+class ManifestWriter:
+    """The manifest of one run: its contents so far, written as a whole at each change.
 
     Args:
         follows: the configuration file that is followed while training runs, if one is.
@@ -87,7 +88,6 @@ class Manifest:
     def _described(self, run: Run) -> dict[str, object]:
         return {
             **described(run, self._attached),
-            "start_time": self._attached.start,
             **({"control": self._control} if self._control else {}),
             **(self._resumed.described if self._resumed else {}),
         }
@@ -96,34 +96,35 @@ class Manifest:
 def described(run: Run, attached: Attached) -> dict[str, object]:
     """Everything that is known before the first step."""
     now, hooks = time.localtime(), run.framework.hooks
-    return {
-        "probe": __version__,
-        "framework": run.framework.name,
-        "framework_version": run.framework.version,
-        "rank": attached.rank,
-        "world_size": run.framework.groups.world_size(),
-        "groups": _groups(run, attached.mates),
-        "run": attached.number,
-        "first_step": attached.first,
-        "pp_stage": attached.pp_stage,
-        "model": [type(model).__name__ for _, model in run.chunks],
-        "optimizer": [type(optimizer).__name__ for optimizer in run.optimizers],
-        "optimizer_state_names": [dict(hooks.state_names(optimizer)) for optimizer in run.optimizers],
-        "raw_names": _raw_names(run),
-        "start_time": time.strftime("%Y-%m-%dT%H:%M:%S%z", now),
-        "time_zone": time.strftime("%Z", now),
-        "directory_time_zone": str(run_directory.ZONE),
-        "config": run.settings.model_dump(mode="json"),
-    }
+    known = RunDescription(
+        probe=__version__,
+        framework=run.framework.name,
+        framework_version=run.framework.version,
+        rank=attached.rank,
+        world_size=run.framework.groups.world_size(),
+        groups=_groups(run, attached.mates),
+        run=attached.number,
+        first_step=attached.first,
+        pp_stage=attached.pp_stage,
+        model=[type(model).__name__ for _, model in run.chunks],
+        optimizer=[type(optimizer).__name__ for optimizer in run.optimizers],
+        optimizer_state_names=[dict(hooks.state_names(optimizer)) for optimizer in run.optimizers],
+        raw_names=_raw_names(run),
+        start_time=attached.start,
+        time_zone=time.strftime("%Z", now),
+        directory_time_zone=str(run_directory.ZONE),
+        config=run.settings.model_dump(mode="json"),
+    )
+    return dict(known)
 
 
 def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
     """The groups that this rank is in: those that the framework has a name for, and those that the user passed."""
     groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
     if len(mates) > 1:
-        groups.setdefault("pipeline_parallel", list(mates))
+        groups.setdefault(PIPELINE, list(mates))
     if len(run.replicas) > 1:
-        groups.setdefault("data_parallel", list(run.replicas))
+        groups.setdefault(DATA, list(run.replicas))
     return groups
 
 

@@ -6,32 +6,33 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from probe.core.faults import Faults
 from probe.core.messages import plural
 from probe.core.output.sinks.anomaly_file import take_out
-from probe.core.output.sinks.overhead import FILE as COST
 from probe.core.records import Snapshot
 from probe.core.rules import Rule
+from probe.core.storage import metrics_db
+from probe.core.storage.anomaly_json import file_of
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, find, runs
+from probe.core.storage.event_file import is_event_file
+from probe.core.storage.layout import COSTS, CSV, STEP, cost_step, table_name
+from probe.core.storage.metrics_schema import SUFFIX
 from probe.core.storage.problems import Problems
-from probe.core.storage.run_directory import stamp
-from probe.core.storage.sql import pattern_of
+from probe.core.storage.run_directory import directories_of, superseded_name
+from probe.core.storage.sql import literal, pattern_of
 
 _log = logging.getLogger("probe")
-_TABLE = re.compile(r".+_\d+-(\d+)(?:_part_\d+)?\.(csv|parquet)")
 
 
 def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resumed | None:
@@ -46,7 +47,7 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
     if not stamps:
         return None
     try:
-        found = find(root, Problems(), stamps[0], stamps[1], pattern=f"*-rank{rank}-*")
+        found = find(root, Problems(), stamps[0], stamps[1], pattern=directories_of(rank))
     except ValueError as error:
         _log.warning("append_output: rank %d begins a new directory: %s", rank, error)
         return None
@@ -70,28 +71,24 @@ class Resumed:
     def __init__(self, before: RankDirectory, first: int) -> None:
         self.directory, self.first = before.path, first
         self._before, self._manifest, self._done = before, before.manifest, False
-        self._aside = self.directory / f"superseded-{stamp(time.time())}-from-step-{first}"
+        self._aside = self.directory / superseded_name(time.time(), first)
 
     @property
     def written(self) -> bool:
         """Whether the directory has steps."""
         files = [path for path, _ in self._files() if path.parent == self.directory]
-        files += self.directory.glob("events.out.tfevents.*")
-        return any(path.suffix != ".db" or _has_tables(path) for path in files)
+        files += [path for path in self.directory.iterdir() if is_event_file(path.name)]
+        return any(path.suffix != SUFFIX or metrics_db.has_row_tables(path) for path in files)
 
     @property
-    def described(self) -> dict[str, Any]:
-        """What the manifest goes on to say: when and with which step the output began, and where it was resumed."""
-        kept = {name: self._manifest[name] for name in ("run", "start_time") if name in self._manifest}
-        earlier = self._manifest.get("resumed")
-        resumed = [*(earlier if isinstance(earlier, list) else []), self.first]
-        return {**kept, "first_step": min(self._before.first_step, self.first), "resumed": resumed}
+    def described(self) -> dict[str, object]:
+        """The fields that the manifest keeps."""
+        return self._manifest.continued(self._before.first_step, self.first)
 
     @property
     def changes(self) -> list[dict[str, object]]:
-        """Of the configuration, as the manifest lists them."""
-        changes = self._manifest.get("changes")
-        return [change for change in changes if isinstance(change, dict)] if isinstance(changes, list) else []
+        """The changes of the configuration that the manifest lists."""
+        return self._manifest.changes
 
     def open(self) -> None:
         """Nothing is taken away yet."""
@@ -121,14 +118,14 @@ class Resumed:
 
     def _files(self) -> Iterator[tuple[Path, Callable[[Path], None]]]:
         for path in sorted(self.directory.iterdir()):
-            named = _TABLE.fullmatch(path.name)
-            if named and int(named[1]) >= self.first:
-                yield path, self._csv if named[2] == "csv" else self._parquet
-            elif path.name == COST:
+            named = table_name(path.name)
+            if named and named.last >= self.first:
+                yield path, self._csv if named.format == CSV else self._parquet
+            elif path.name == COSTS:
                 yield path, self._cost
-            elif path.suffix == ".db":
+            elif path.suffix == SUFFIX:
                 yield path, self._sqlite
-        yield self.directory.parent / "anomaly_detected" / f"rank{self._before.rank}" / "anomaly.json", self._findings
+        yield file_of(self.directory.parent, self._before.rank), self._findings
 
     def _keep_copy(self, path: Path) -> None:
         self._aside.mkdir(exist_ok=True)
@@ -140,7 +137,7 @@ class Resumed:
             header = next(rows, [])
             if not header:  # of a run that was killed before its first row
                 return
-            column = header.index("step")  # a ValueError tells what is no table of ours, which stays
+            column = header.index(STEP)  # a ValueError tells what is no table of ours, which stays
             before = (row for row in rows if len(row) == len(header) and self._is_before(row[column]))
             kept = next(before, None)
             self._keep_copy(path)
@@ -153,7 +150,7 @@ class Resumed:
     def _cost(self, path: Path) -> None:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
             lines = [line for line in file if line.endswith("\n")]
-        kept = [line for line in lines if json.loads(line)["step"] < self.first]
+        kept = [line for line in lines if cost_step(line) < self.first]
         if len(kept) < len(lines):
             self._keep_copy(path)
             with replacing(path) as target:
@@ -173,52 +170,25 @@ class Resumed:
 
         self._keep_copy(path)
         hidden = path.with_name(f".{path.name}.tmp")
-        rows = "FROM read_parquet(?) WHERE step < ?"
+        rows = f"FROM read_parquet(?) WHERE {STEP} < ?"
         with closing(duckdb.connect(config={"threads": 1})) as connection:
             about = [pattern_of(path), self.first]
             (count,) = connection.execute(f"SELECT count(*) {rows}", about).fetchone() or (0,)
             if count:
-                target = str(hidden).replace("'", "''")
-                connection.execute(f"COPY (SELECT * {rows}) TO '{target}' (FORMAT parquet)", about)
+                connection.execute(f"COPY (SELECT * {rows}) TO {literal(str(hidden))} (FORMAT parquet)", about)
                 hidden.replace(path)
             else:
                 path.unlink()
 
     def _sqlite(self, path: Path) -> None:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
-            tables = [name for (name,) in database.execute(query)]
-            again = "WHERE rank = ? AND step >= ?"
-            about = (self._before.rank, self.first)
-            if not any(
-                database.execute(f"SELECT 1 FROM {table} {again} LIMIT 1", about).fetchone()  # noqa: S608 - our name
-                for table in tables
-            ):
-                return
-            self._aside.mkdir(exist_ok=True)
-            with closing(sqlite3.connect(self._aside / path.name)) as copy:
-                database.backup(copy)
-            database.execute("BEGIN IMMEDIATE")
-            for table in tables:
-                database.execute(f"DELETE FROM {table} {again}", about)  # noqa: S608 - our name
-            database.execute("COMMIT")
-
-
-def _has_tables(path: Path) -> bool:
-    """Whether rows may be in a database; what cannot be read may have some."""
-    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
-    try:
-        with closing(sqlite3.connect(path)) as database:
-            return database.execute(query).fetchone() is not None
-    except sqlite3.Error:
-        return True
+        metrics_db.move_steps(path, self._before.rank, self.first, self._aside / path.name)
 
 
 def _until(directory: Path) -> str:
     """Up to which step a run has come, for people; nothing where its files do not show it at a glance."""
     try:
-        *_, last = (directory / COST).read_text(encoding="utf-8").splitlines()
-        return f", up to step {int(json.loads(last)['step'])}"
+        *_, last = (directory / COSTS).read_text(encoding="utf-8").splitlines()
+        return f", up to step {cost_step(last)}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -266,7 +236,7 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults,
 def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankDirectory]:
     """The directories of this rank's run before ``directory``, in order of time."""
     own = find(directory, problems)[0]
-    beside = find(directory.parent, problems, pattern=f"*-rank{own.rank}-*")
+    beside = find(directory.parent, problems, pattern=directories_of(own.rank))
     run = next(run for run in reversed(runs(beside)) if any(each.path == directory for each in run.directories))
     return [earlier for earlier in run.of(own.rank) if continued or earlier.path != directory]
 

@@ -20,7 +20,7 @@ from probe.core.instrumentation.session import FinishedStep
 from probe.core.output.delivery import Delivery
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
-from probe.core.output.manifest import Attached, Manifest
+from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import Writer
 from probe.core.output.resume import remember, resume
 from probe.core.output.sinks import KEPT
@@ -33,7 +33,6 @@ FLUSH_SECONDS = 30.0
 """How long an ending run waits for its files."""
 LAST_SECONDS = 1.0
 """For what is still to be done after that, at least."""
-TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 _log = logging.getLogger("probe")
 
@@ -58,7 +57,7 @@ class Output:
         writes = set(run.settings.formats) - {KEPT}
         self._resumed = resume(self._root, rank, run.settings.append_output, first) if writes else None
         old = self._resumed.directory if self._resumed else None
-        self._attached = Attached(number, first, rank, tuple(mates), time.strftime(TIME))
+        self._attached = Attached(number, first, rank, tuple(mates), run_directory.time_text(time.localtime()))
         self._name = old.name if old else run_directory.directory_name(rank, time.time())
         self.directory = (old or run_directory.create(self._root, self._name)) if writes else None
         """This run's and rank's own; None where nothing is written."""
@@ -76,7 +75,7 @@ class Output:
         self._overhead = Overhead(run.framework.clock)
         self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
         self._exchange = GlobalExchange(run, number, self._delivery)
-        self._manifest = Manifest(run, self._attached, follows, self._resumed)
+        self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
 
     # Plans.
@@ -259,7 +258,11 @@ class Output:
             more["pace"] = {"interval": self._pace.interval, "skipped": self._pace.skipped}
         if (past := self._held_back[1]) is not None:
             more["history"] = {"unwritten": past.unwritten}
-        more |= {"end_time": time.strftime(TIME), "cost_seconds": self.cost, "findings": self._writer.found}
+        more |= {
+            "end_time": run_directory.time_text(time.localtime()),
+            "cost_seconds": self.cost,
+            "findings": self._writer.found,
+        }
         self._write_manifest(more | {"faults": faults}, noted)
         if faults:
             _log.warning("failed in places, training was not affected: %s", faults)

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from probe.core.fields import Section
 from probe.core.moments import OPS
 from probe.core.naming import SIGNALS
-from probe.core.records import Array, Batch, Finding, Key, ranks_text
+from probe.core.records import Array, Batch, Finding, Key
 from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
+from probe.core.storage.layout import ranks_text
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
 """Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: how many ranks hold a copy

@@ -14,9 +14,11 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.naming import SIGNALS, cell_name, signal_of
+from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
+from probe.core.storage.layout import cell_name
 from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import parsed_rank, rank_folder
 
 FOLDER = "anomaly_detected"
 FILE = "anomaly.json"
@@ -44,7 +46,7 @@ TYPED: dict[str, tuple[type, ...]] = {
 }
 """The fields behind the documented ones, and what JSON has for each; NaN and the infinities are texts."""
 
-_RANK = re.compile(r"rank(\d+)")
+
 _TAG = re.compile(r"(\d+):(.*)/rank(\d+)/([^/]+)", re.DOTALL)
 _MICRO = re.compile(r":\d+(\.call\d+)?$")
 _MESSAGE = re.compile(
@@ -173,7 +175,7 @@ def read(root: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
     folders = rank_folders(root)
     if not folders:
         raise ValueError(
-            f"{root}: expected {FOLDER}/rank0/{FILE} or rank0/{FILE}, as a run with "
+            f"{root}: expected {FOLDER}/{rank_folder(0)}/{FILE} or {rank_folder(0)}/{FILE}, as a run with "
             '"alert": {"dump": true} writes when it finds something; there is none'
         )
     for folder in folders:
@@ -191,8 +193,18 @@ def rank_folders(root: Path) -> list[Path]:
         what = "this is a file" if root.exists() else "there is none of this name: give MONITOR_OUTPUT_DIR"
         raise ValueError(f"{root}: expected a directory; {what}")
     inside = root / FOLDER if (root / FOLDER).is_dir() else root
-    found = ((name, path) for path in inside.iterdir() if (name := _RANK.fullmatch(path.name)))
-    return [path for _, path in sorted((int(name[1]), path) for name, path in found if (path / FILE).is_file())]
+    found = ((rank, path) for path in inside.iterdir() if (rank := parsed_rank(path.name)) is not None)
+    return [path for _, path in sorted((rank, path) for rank, path in found if (path / FILE).is_file())]
+
+
+def file_of(root: Path, rank: int) -> Path:
+    """The file of a rank in the output directory ``root``."""
+    return root / FOLDER / rank_folder(rank) / FILE
+
+
+def entry_key(tag_name: str, step: int, order: int, op: str) -> str:
+    """The key of an entry, unless an earlier finding has it."""
+    return f"{tag_name}_step_{step}_call_{order}_{op}"
 
 
 def _of_file(path: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
@@ -272,13 +284,15 @@ def _number(cell: Any) -> float | None:
         return None
 
 
-def fields_of(
-    finding: Finding, tag_name: str, pp_stage: int, group_mates: Sequence[int], run: Mapping[str, object]
+def documented_fields(
+    finding: Finding, tag_name: str, order: int, pp_stage: int, group_mates: Sequence[int]
 ) -> dict[str, object]:
-    """An entry: the documented fields, then those of :data:`TYPED`.
+    """The fields that entries of every version have.
 
     Args:
-        run: the fields that say of which run it is; empty if that is unknown.
+        order: the call id.
+        pp_stage: pipeline stage of the rank.
+        group_mates: the ranks of its pipeline.
     """
     return {
         "rank": finding.rank,
@@ -286,20 +300,53 @@ def fields_of(
         "micro_step": finding.key.micro_step,
         "pp_stage": pp_stage,
         "vpp_stage": finding.key.stage,
-        "call_id": finding.order,
+        "call_id": order,
         "tag_name": tag_name,
         "message": finding.message,
         "group_mates": list(group_mates),
+    }
+
+
+def value_fields(finding: Finding) -> dict[str, object]:
+    """The first of the fields of :data:`TYPED`: the rule, the row, the op and its numbers."""
+    return {
         "rule": finding.rule,
         "signal": finding.signal,
         "name": cell_name(finding.key),
         "op": finding.op,
         "value": in_json(finding.value),
         "expected": in_json(finding.expected),
+    }
+
+
+def fields_of(
+    finding: Finding, tag_name: str, pp_stage: int, group_mates: Sequence[int], run: Mapping[str, object]
+) -> dict[str, object]:
+    """An entry: the documented fields, then those of :data:`TYPED`.
+
+    Args:
+        run: those of :func:`run_fields`.
+    """
+    return {
+        **documented_fields(finding, tag_name, finding.order, pp_stage, group_mates),
+        **value_fields(finding),
         "micro_stepped": finding.micro_stepped,
         "call": finding.key.call,
         **run,
     }
+
+
+def run_fields(run: str, start: str, first_step: int) -> dict[str, object]:
+    """The fields that name the run of an entry: its directory, when it began, its first step; empty if ``run`` is."""
+    return {"run": run, "start": start, "first_step": first_step} if run else {}
+
+
+def is_from(fields: object, run: str, first: int) -> bool:
+    """Whether an object of the file is a finding of ``run`` at step ``first`` or later."""
+    if not isinstance(fields, Mapping) or fields.get("run") != run:
+        return False
+    step = fields.get("step")
+    return isinstance(step, int) and step >= first
 
 
 def in_json(number: float) -> float | str:

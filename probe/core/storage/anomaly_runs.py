@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 from probe.core.messages import printable
 from probe.core.storage.anomaly_json import FOLDER, Entry, read
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, runs
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import parsed_time
 
 ALL = "all"
 """Asks for the findings of every run."""
@@ -34,11 +35,11 @@ def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirec
     """Which of ``directories`` an entry is of: the one that has its name or, if that has been renamed since, the one of
     its rank whose run began when the entry says."""
     named = {directory.path.name: directory for directory in directories}
-    begun = {(each.rank, each.manifest.get("start_time")): each for each in named.values()}
+    begun = {(each.rank, each.manifest.start_time): each for each in named.values()}
     roots = {directory.path.parent for directory in named.values()}
 
     @cache
-    def find_it(name: str, rank: int, start: object) -> RankDirectory | None:
+    def find_it(name: str, rank: int, start: str | None) -> RankDirectory | None:
         if name in named or any((root / name).exists() for root in roots):
             return named.get(name)
         return begun.get((rank, start))
@@ -60,13 +61,13 @@ def known(root: Path, entries: Iterable[Entry]) -> list[RecordedRun]:
     for entry in entries:
         if entry.run and entry.run not in found and directory_of(entry) is None:
             first = int(entry.typed.get("first_step", 0))
-            found[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", _began(entry), {}, first)
+            found[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", _began(entry), Manifest(), first)
     return runs(found.values())
 
 
 def _began(entry: Entry) -> float:
     try:
-        return datetime.strptime(str(entry.typed.get("start")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return parsed_time(str(entry.typed.get("start")))
     except ValueError:
         return 0.0
 

@@ -16,8 +16,9 @@ from probe.core.moments import OPS, moments_of, numels
 from probe.core.naming import signal_of
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.layout import TableFile, coverage_of, is_number, key_of, shape_of
+from probe.core.storage.layout import coverage_of, is_number, key_of, shape_of
 from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import TableFile
 
 DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
 """Columns that say what a row's numbers are about."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from probe.core.storage import csv_chunks, parquet_chunks
-from probe.core.storage.layout import TableFile
 from probe.core.storage.metric_rows import MetricRows
+from probe.core.storage.table_files import TableFile
 
 PIECE_BYTES = 1 << 20
 """Of a CSV file that are read at a time."""

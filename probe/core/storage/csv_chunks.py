@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from probe.core.storage.layout import KEY, TEXT, TableFile, whole
+from probe.core.storage.layout import KEY, TEXT, whole
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.problems import cannot_be_read
+from probe.core.storage.table_files import TableFile
 
 TOLD = 3
 """Bad lines of a piece that are told one by one."""

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.layout import INTEGERS, TableFile, is_number, tables, whole
+from probe.core.storage.layout import INTEGERS, is_number, whole
 from probe.core.storage.problems import Problems, left_out
+from probe.core.storage.table_files import TableFile, tables
 
 Convert = Callable[[str], Any]
 

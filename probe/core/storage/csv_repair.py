@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from probe.core.storage.layout import TableFile
 from probe.core.storage.problems import Problems, cannot_be_read, left_out
 from probe.core.storage.regular_files import opened
+from probe.core.storage.table_files import TableFile
 
 BLOCK = 1 << 20
 ONE_BY_ONE = 3

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probe.core.messages import plural
 from probe.core.storage import sqlite_reader
-from probe.core.storage.layout import first_step, has_tables
-from probe.core.storage.manifest_fields import misfit
+from probe.core.storage.layout import EXAMPLE
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
-from probe.core.storage.regular_files import json_of
-from probe.core.storage.run_directory import SCHEMA, ZONE
+from probe.core.storage.run_directory import (
+    EXAMPLE_DIRECTORY,
+    EXAMPLE_TIME,
+    ZONE,
+    parsed_name,
+    parsed_stamp,
+    parsed_time,
+    read_manifest,
+)
+from probe.core.storage.table_files import first_step, has_tables
 
 TOGETHER = 3600.0
 """Seconds within which the ranks of a run begin, where nothing else tells which directories belong together."""
-
-_NAME = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\w+")
-_TIME = "%b%d_%H-%M-%S"
 
 
 class RankDirectory(NamedTuple):
@@ -34,7 +38,7 @@ class RankDirectory(NamedTuple):
     """As the directory's name has it, such as ``Dec03_21-34-40``, in UTC+08:00; empty if it has none."""
     began: float
     """Seconds since the epoch, by the clock of the rank's machine; 0 if unknown."""
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     """Empty for the directories of tools that write none."""
     first_step: int
     """The first step that it has any row of."""
@@ -97,7 +101,7 @@ def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[
     cost to the microsecond, no other run says too."""
     kept: dict[object, RankDirectory] = {}
     for directory in sorted(found, key=lambda each: (not each.time, each.path.name)):
-        ended = "cost_seconds" in directory.manifest and "start_time" in directory.manifest
+        ended = directory.manifest.cost_seconds and directory.manifest.start_time is not None
         about = json.dumps(directory.manifest, sort_keys=True) if ended else directory.path
         original = kept.setdefault(about, directory)
         if original is not directory:
@@ -136,9 +140,13 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
 
 def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
     """By rank, then time; of the same second, by the number of the attachment and the step."""
-    number = directory.manifest.get("run")
-    attachment = number if isinstance(number, int) else 0
-    return directory.rank, directory.began, attachment, directory.first_step, directory.path.name
+    return (
+        directory.rank,
+        directory.began,
+        directory.manifest.attachment,
+        directory.first_step,
+        directory.path.name,
+    )
 
 
 def last_run(root: Path, problems: Problems) -> RecordedRun:
@@ -168,7 +176,7 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
         return run
     for rank in empty:
         last = run.of(rank)[-1]
-        what = f"expected files such as actv_0-0.csv; rank {rank} has written nothing: left out"
+        what = f"expected files such as {EXAMPLE}; rank {rank} has written nothing: left out"
         if healthy := _holds_back(last):
             what = f"rank {rank} has found nothing, and with history it has written nothing: left out"
         problems.add(last.path, what, skipped=not healthy)
@@ -182,8 +190,7 @@ def _has_rows(path: Path) -> bool:
 
 def _holds_back(directory: RankDirectory) -> bool:
     """Whether the rank writes only what is near a finding (``history``)."""
-    config = directory.manifest.get("config")
-    return isinstance(config, dict) and bool(config.get("history"))
+    return bool(directory.manifest.config.get("history"))
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -206,25 +213,23 @@ def _expected(directories: Iterable[RankDirectory]) -> set[int]:
     """The ranks that should have written, by what manifests say."""
     expected: set[int] = set()
     for directory in directories:
-        config, size = directory.manifest.get("config"), directory.manifest.get("world_size")
-        wanted = config.get("module_ranks") if isinstance(config, dict) else None
+        wanted = directory.manifest.config.get("module_ranks")
         chosen = {rank for rank in wanted if isinstance(rank, int)} if isinstance(wanted, list) else None
-        world = range(size) if isinstance(size, int) else range(0)
-        expected |= chosen & set(world) if chosen else set(world)
+        world = set(range(directory.manifest.world_size or 0))
+        expected |= chosen & world if chosen else world
     return expected
 
 
 def _read(path: Path, problems: Problems) -> RankDirectory | None:
     """What ``path`` is the directory of, if it is one of a rank."""
-    named = _NAME.fullmatch(path.name)
-    manifest = _manifest(path / "manifest.json", problems)
-    if manifest is None or (not named and not isinstance(manifest.get("rank"), int)):
+    named, manifest = parsed_name(path.name), read_manifest(path, problems)
+    if manifest is None or (named is None and manifest.rank is None):
         return None
-    rank = manifest["rank"] if isinstance(manifest.get("rank"), int) else int(named[2]) if named else 0
-    time = named[1] if named else ""
-    began = _began(manifest.get("start_time"), time, path)
-    first = manifest.get("first_step")
-    first = first if isinstance(first, int) else first_step(path) or _first_of_database(path)
+    time, rank = named or ("", 0)
+    rank = rank if manifest.rank is None else manifest.rank
+    began = _began(manifest.start_time, time, path)
+    first = manifest.first_step
+    first = first_step(path) or _first_of_database(path) if first is None else first
     return RankDirectory(path, rank, time, began, manifest, first)
 
 
@@ -235,46 +240,18 @@ def _first_of_database(path: Path) -> int:
         return 0
 
 
-def _manifest(path: Path, problems: Problems) -> Mapping[str, Any] | None:
-    """Empty if there is none, or none that can be read; None if what it describes cannot be read."""
+def _began(text: str | None, name: str, path: Path) -> float:
+    """Seconds since the epoch; 0 if neither the manifest's time nor that in the directory's name can be read."""
     try:
-        manifest = json_of(path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        problems.add(path, f"expected a JSON object; {error}", getattr(error, "lineno", None), skipped=False)
-        return {}
-    if not isinstance(manifest, dict):
-        problems.add(path, f"expected a JSON object; there is {type(manifest).__name__}", skipped=False)
-        return {}
-    schema = manifest.get("schema", SCHEMA)
-    if not isinstance(schema, int) or schema > SCHEMA:
-        problems.add(
-            path, f"schema {schema} is of a newer version; this one reads up to {SCHEMA}: its rank is left out"
-        )
-        return None
-    return {key: value for key, value in manifest.items() if _is_plausible(key, value, path, problems)}
-
-
-def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
-    """Validates a known field of a manifest; accepts unknown ones."""
-    expected = misfit(key, value)
-    if expected:
-        problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
-    return expected is None
-
-
-def _began(text: object, name: str, path: Path) -> float:
-    try:
-        if isinstance(text, str):
-            return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        if text is not None:
+            return parsed_time(text)
         year = datetime.fromtimestamp(path.stat().st_mtime, ZONE).year
-        return datetime.strptime(f"{year} {name}", f"%Y {_TIME}").replace(tzinfo=ZONE).timestamp() if name else 0.0
+        return parsed_stamp(name, year).timestamp() if name else 0.0
     except ValueError:
         return 0.0
 
 
-def _interval(start: str | None, end: str | None) -> Any:
+def _interval(start: str | None, end: str | None) -> Callable[[str], bool]:
     first = _time("time_start", start) if start else None
     last = _time("time_end", end) if end else None
     if first and last and first > last and (first.month, last.month) != (12, 1):
@@ -291,10 +268,10 @@ def _interval(start: str | None, end: str | None) -> Any:
 
 def _time(key: str, text: str) -> datetime:
     try:
-        return datetime.strptime(f"2000 {text}", f"%Y {_TIME}")  # a leap year: Feb29 is a day
+        return parsed_stamp(text, 2000)  # a leap year: Feb29 is a day
     except ValueError:
         raise ValueError(
-            f"{key}: expected a time such as Dec03_21-34-40; got {text!r}; leave it out for no limit"
+            f"{key}: expected a time such as {EXAMPLE_TIME}; got {text!r}; leave it out for no limit"
         ) from None
 
 
@@ -304,6 +281,6 @@ def _nothing(root: Path, found: Sequence[RankDirectory], start: str | None, end:
         interval = f"from {start or 'the first'} to {end or 'the last'}"
         return f"{root}: no directory {interval}; there are {times[0]} to {times[-1]}"
     return (
-        f"{root}: expected directories such as Dec03_21-34-40-rank0-1f0c9a3e, as a monitored run writes "
+        f"{root}: expected directories such as {EXAMPLE_DIRECTORY}, as a monitored run writes "
         "(MONITOR_OUTPUT_DIR); found none"
     )

@@ -15,17 +15,26 @@ from typing import Any
 from probe.core.errors import missing
 from probe.core.storage import csv_repair, sqlite_reader
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.layout import KEY, TableFile, each_once, is_number, tables, type_of
-from probe.core.storage.metrics_db import FILE_NAME
+from probe.core.storage.layout import (
+    CALL,
+    CSV,
+    FORM,
+    KEY,
+    MICRO_STEP,
+    STEP,
+    is_number,
+    type_of,
+)
+from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problems, cannot_be_read, left_out
-from probe.core.storage.sql import folder_of, listed, literal
+from probe.core.storage.sql import folder_of, listed, literal, quoted
+from probe.core.storage.table_files import TableFile, each_once, tables
 
 Connection = Any
 
 MEMORY = "512MB"
 """What DuckDB may take for itself; sorting and grouping beyond it go through files."""
-ABOUT = ("shape", "dtype", "coverage")
 AT_ONCE = 20_000
 """Rows that are held at a time."""
 REJECTED_A_FILE = 3
@@ -50,11 +59,6 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
     if threads:
         connection.execute(f"SET threads = {threads}")
     return connection
-
-
-def quoted(name: str) -> str:
-    """``name`` as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 class Rows:
@@ -165,7 +169,7 @@ class Rows:
     def source(self, files: Sequence[TableFile]) -> str:
         """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
         paths = listed([file.path for file in files])
-        if files[0].format != "csv":
+        if files[0].format != CSV:
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
         keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
         types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
@@ -227,9 +231,9 @@ class Rows:
         def cell(column: str, otherwise: str) -> str:
             return f"{quoted(column)}" if column in columns else f"{otherwise} AS {quoted(column)}"
 
-        fixed = {"micro_step": cell("micro_step", "0"), "call": cell("call", "0"), "step": "step::BIGINT AS step"}
+        fixed = {MICRO_STEP: cell(MICRO_STEP, "0"), CALL: cell(CALL, "0"), STEP: f"{STEP}::BIGINT AS {STEP}"}
         cells = [fixed.get(column, quoted(column)) for column in KEY]
-        cells += [cell(column, "NULL::VARCHAR") for column in ABOUT]
+        cells += [cell(column, "NULL::VARCHAR") for column in FORM]
         cells += [cell(column, "NULL::DOUBLE") for column in numbers]
         return (
             f"SELECT d.rank, d.directory, {', '.join(cells)} FROM {source} AS f "  # noqa: S608 - no word is a user's

@@ -10,14 +10,19 @@ import os
 import socket
 import struct
 from itertools import count
+from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+
+from probe.core.storage.run_directory import rank_folder
 
 VERSION = "brain.Event:2"
 """What the first event of every file says."""
 
 _NUMBERS = count()
+_PREFIX = "events.out.tfevents."
 
 
 def file_name(time: float) -> str:
@@ -26,7 +31,17 @@ def file_name(time: float) -> str:
     Args:
         time: seconds since the epoch, of the beginning of what the file holds.
     """
-    return f"events.out.tfevents.{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+    return f"{_PREFIX}{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+
+
+def is_event_file(name: str) -> bool:
+    """Whether TensorBoard reads a file of this name, whichever tool wrote it."""
+    return "tfevents" in name
+
+
+def curves_folder(root: Path, rank: int, signal: str) -> Path:
+    """The folder of the event files of a rank and signal."""
+    return root / rank_folder(rank) / quote(signal, safe="")
 
 
 def record(data: bytes) -> bytes:

@@ -1,197 +1,180 @@
-"""The layout of a table on disk: names of files, columns, cells, coverage of shards."""
+"""The grammar of tables on disk: names of files, columns, cells, spans of ranks. Each is written and parsed here."""
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import math
-import os
 import re
-from collections.abc import Container, Sequence
-from io import BufferedReader
-from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import unquote
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import count, pairwise
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from probe.core.histogram import HISTOGRAM
-from probe.core.messages import plural
 from probe.core.moments import MOMENTS, OPS
+from probe.core.naming import encodable, row_name
 from probe.core.records import Array, Batch, Coverage, Key
-from probe.core.storage.manifest_fields import MOST_RANKS
-from probe.core.storage.problems import Problems
-from probe.core.storage.regular_files import LONGEST_LINE, check_lines, opened
+from probe.core.storage.manifest import MOST_RANKS
 
-KEY = ("vpp_stage", "name", "step", "micro_step", "call")
-"""Columns that tell rows apart."""
-TEXT = ("name", "shape", "dtype", "coverage", "histogram")
-"""Columns that are not numbers."""
-INTEGERS = {"vpp_stage": "INTEGER", "step": "UINTEGER", "micro_step": "INTEGER", "call": "INTEGER"}
-"""Columns of whole numbers, with the SQL types that they are read as."""
-BOUNDS = {"INTEGER": (-(2**31), 2**31 - 1), "UINTEGER": (0, 2**32 - 1)}
-"""The lowest and the highest number of these types."""
-NEEDED = ("vpp_stage", "name", "step")
-"""Columns that every file has, in this order."""
-TAKEN = frozenset({"", "rank", "directory", "filename", "rowid"})
-"""What no column of a file can be called: rows are read together with columns of these names."""
-MOST_COLUMNS = 500
-"""That a file can have. DuckDB 2.0 ends the process where a query groups by some thousands."""
-KNOWN = frozenset({"stack_info.csv"})
-"""Other tables, which belong there."""
-
-_NAME = re.compile(r"(.+)_(\d+)-(\d+)(?:_part_(\d+))?\.(csv|parquet)")
-_PARQUET = b"PAR1"
+CSV, PARQUET = FORMATS = ("csv", "parquet")
+"""The formats of tables, as their suffixes."""
+_NAME = re.compile(rf"(.+)_(\d+)-(\d+)(?:_part_(\d+))?\.({'|'.join(FORMATS)})")
 
 
-class TableFile(NamedTuple):
-    """One file of one signal."""
+class TableName(NamedTuple):
+    """The name of a file of one signal: ``actv_0-9.csv``, or ``actv_5-9_part_1.csv``."""
 
-    path: Path
     signal: str
     first: int
     """The first step that may be in it."""
-    part: int
-    format: str
-    """``csv`` or ``parquet``."""
-    columns: tuple[str, ...]
-    """Empty for Parquet files, which say themselves what they hold."""
-    torn: int = 0
-    """Bytes of an unfinished last line."""
+    last: int
+    """The last step that may be in it."""
+    part: int = 0
+    """Number of a file whose name without it another file has; 0 for none."""
+    format: str = CSV
+
+    def __str__(self) -> str:
+        part = f"_part_{self.part}" if self.part else ""
+        # a signal may be called anything, a file may not
+        return f"{quote(encodable(self.signal), safe='')}_{self.first}-{self.last}{part}.{self.format}"
 
 
-def tables(directory: Path, problems: Problems) -> list[TableFile]:
-    """Every file of a rank's directory that can be read, by signal and step."""
-    found = (_look(path, problems) for path in sorted(directory.iterdir()) if path.suffix in (".csv", ".parquet"))
-    return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+EXAMPLE = str(TableName("actv", 0, 0))
+"""A name that messages show."""
 
 
-def each_once(found: Sequence[TableFile]) -> list[TableFile]:
-    """Without the Parquet files of what there is as CSV too, which is complete up to the last step."""
-    in_csv = {(file.signal, file.first) for file in found if file.format == "csv"}
-    return [file for file in found if file.format == "csv" or (file.signal, file.first) not in in_csv]
+def table_name(text: str) -> TableName | None:
+    """The parsed name of a file; None for a name that no table has."""
+    found = _NAME.fullmatch(text)
+    if found is None:
+        return None
+    return TableName(unquote(found[1]), int(found[2]), int(found[3]), int(found[4] or 0), found[5])
 
 
-def has_tables(directory: Path) -> bool:
-    """Whether any file of a signal is in a rank's directory."""
-    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
+def is_table_suffix(suffix: str) -> bool:
+    """Whether a file with such a suffix (``.csv``) is one of a table."""
+    return suffix[1:] in FORMATS
 
 
-def first_step(directory: Path) -> int:
-    """The lowest step in a rank's directory, by the first row of each of the files that could have it; 0 if unknown."""
-    named = [(int(name[2]), path) for path in directory.iterdir() if (name := _NAME.fullmatch(path.name))]
-    if not named:
-        return 0
-    lowest = min(first for first, _ in named)
-    rows = (_first_row(path) for first, path in named if first == lowest and path.suffix == ".csv")
-    return min((step for step in rows if step is not None), default=lowest)
+STACKS = "stack_info.csv"
+"""The file of the stacks at which modules are called: a table that is of no signal."""
+COSTS = "cost.jsonl"
+"""The file of the monitor's own cost: not CSV, because readers of all CSV files expect rows about tensors."""
 
 
-def _first_row(path: Path) -> int | None:
+def cost_line(step: int, seconds: Mapping[str, float], overhead: float) -> str:
+    """A line of that file: the cost of a step in seconds by what took them, and the overhead of the run so far."""
+    parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
+    return json.dumps({STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}) + "\n"
+
+
+def cost_step(line: str) -> int:
+    """The step of such a line.
+
+    Raises:
+        ValueError: if it is none.
+    """
     try:
-        with opened(path) as file:
-            start = file.read(LONGEST_LINE).decode("utf-8", "replace")
-        row = next(csv.DictReader(io.StringIO(start, newline="")))
-        return whole("step", row["step"])
-    except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
-        return None
+        return int(json.loads(line)[STEP])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a line with a {STEP}, got {line[:40]!r}") from error
 
 
-def _look(path: Path, problems: Problems) -> TableFile | None:
-    if path.name.startswith(".") or path.name in KNOWN:
-        return None
-    name = _NAME.fullmatch(path.name)
-    if not name:
-        problems.add(path, "expected a name such as actv_0-0.csv; not a file of the monitor, left out", skipped=False)
-        return None
-    signal, first, part, kind = unquote(name[1]), int(name[2]), int(name[4] or 0), name[5]
-    try:
-        if kind == "parquet":
-            columns, torn = _look_at_parquet(path), 0
-        else:
-            columns, torn = _look_at_csv(path, problems)
-    except (OSError, ValueError) as error:
-        problems.add(path, f"{error}: left out", 1 if isinstance(error, _HeaderError) else None)
-        return None
-    return TableFile(path, signal, first, part, kind, columns, torn)
+def names_of(signal: str) -> str:
+    """The pattern, without a suffix, of the names of all files of a signal."""
+    return f"{quote(encodable(signal), safe='')}_*"
 
 
-class _HeaderError(ValueError):
-    """The first line is no header of ours."""
+def span_of(step: int, steps_per_file: int) -> tuple[int, int]:
+    """The first and the last step of the file that ``step`` belongs in."""
+    first = step // steps_per_file * steps_per_file
+    return first, first + steps_per_file - 1
 
 
-def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
-    """The columns, and the bytes of a last line that is not finished."""
-    with opened(path) as file:
-        start = file.read(LONGEST_LINE)
-        if not start:
-            raise ValueError("expected a table; the file is empty")
-        line, ended, _ = start.partition(b"\n")
-        if not ended:
-            raise _HeaderError("expected a header; its line is not finished")
-        columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
-        check_lines(file)
-        torn = _torn(file)
-        number = _line_breaks(file) + 1 if torn else 0
-    if torn:
-        problems.add(path, f"the last line is not finished ({torn} {plural(torn, 'byte')}): left out", number)
-    return columns, torn
+def candidates(signal: str, first: int, last: int, step: int, kind: str) -> Iterator[TableName]:
+    """Names for rows from ``step`` on in the file of the steps from ``first`` to ``last``, the best first.
+
+    If the first name is taken (by other columns, or by a file that is closed), the file begins its range at ``step``.
+
+    Args:
+        kind: the format.
+    """
+    yield TableName(signal, first, last, 0, kind)
+    for part in count():
+        yield TableName(signal, step, last, part, kind)
 
 
-def _columns(header: str) -> tuple[str, ...]:
-    if "\r" in header:  # which csv takes for the end of a line
-        raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
-    try:
-        columns = tuple(next(csv.reader([header], strict=True)))
-    except csv.Error as error:
-        raise _HeaderError(f"expected a header; {error} in {header[:60]!r}") from None
-    _check_header(columns, header[:60])
-    return columns
+STAGE, NAME, STEP, MICRO_STEP, CALL = KEY = ("vpp_stage", "name", "step", "micro_step", "call")
+"""Columns that tell rows apart."""
+SHAPE, DTYPE, COVERAGE = FORM = ("shape", "dtype", "coverage")
+"""Columns that describe a row's tensor."""
+PP_STAGE, RANKS, COMPLETE = "pp_stage", "ranks", "complete"
+"""Further columns of merged files: the pipeline stage, the ranks of the parts, and whether all parts were there."""
+TEXT = (NAME, *FORM, HISTOGRAM)
+"""Columns that are not numbers."""
+INTEGERS = {STAGE: "INTEGER", STEP: "UINTEGER", MICRO_STEP: "INTEGER", CALL: "INTEGER"}
+"""Columns of whole numbers, with the SQL types that they are read as."""
+BOUNDS = {"INTEGER": (-(2**31), 2**31 - 1), "UINTEGER": (0, 2**32 - 1)}
+"""The lowest and the highest number of these types."""
+NEEDED = (STAGE, NAME, STEP)
+"""Columns that every file has, in this order."""
+TAKEN = frozenset({"", "rank", "directory", "filename", "rowid"})
+"""Names that no column of a file may have: rows are read together with columns of these names."""
+MOST_COLUMNS = 500
+"""Columns of a file at most. DuckDB 2.0 ends the process where a query groups by some thousands."""
 
 
-def _check_header(columns: tuple[str, ...], there: str) -> None:
-    """What would stop a query of many files stops only the file that has it."""
-    if len(columns) > MOST_COLUMNS:
-        raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
-    if columns[: len(NEEDED)] != NEEDED:
-        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
-    lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
-    if len(set(lower)) < len(lower):
-        raise _HeaderError(f"expected a header that has every column once; there is {there!r}")
-    if taken := sorted(TAKEN & set(lower)):
-        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
+def ops_of(batch: Batch, ops: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``ops`` that ``batch`` can answer, in their order, then the columns that its signal adds."""
+    derived = [op for op in ops if op in OPS and OPS[op].moment in batch.columns]
+    added = [name for name in batch.columns if name not in MOMENTS and name not in (HISTOGRAM, *derived)]
+    return (*derived, *added)
 
 
-def _torn(file: BufferedReader) -> int:
-    """Bytes behind the last line break."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end:
-        begin = max(0, end - LONGEST_LINE)
-        file.seek(begin)
-        place = file.read(end - begin).rfind(b"\n")
-        if place >= 0:
-            return size - begin - place - 1
-        end = begin
-    return size
+def histograms_of(batch: Batch, ops: Container[str]) -> Array | None:
+    """``len(batch) x BINS`` counts, if ``ops`` or ``batch`` itself ask for them and it has them."""
+    return batch.columns.get(HISTOGRAM) if batch.distribution or HISTOGRAM in ops else None
 
 
-def _line_breaks(file: BufferedReader) -> int:
-    file.seek(0)
-    return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+def columns_of(batch: Batch, ops: Sequence[str], histograms: bool) -> tuple[str, ...]:
+    """The columns of a file that holds ``batch``, without ``call``, which is the last one of the files that have it."""
+    micro_step, coverage = (MICRO_STEP,) * batch.micro_stepped, (COVERAGE,) * bool(batch.coverage)
+    return (*NEEDED, *micro_step, *ops, SHAPE, DTYPE, *coverage, *(HISTOGRAM,) * histograms)
 
 
-def _look_at_parquet(path: Path) -> tuple[str, ...]:
-    with opened(path) as file:
-        head = file.read(len(_PARQUET))
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - len(_PARQUET)))
-        tail = file.read()
-    if head != _PARQUET or tail != _PARQUET:
-        raise ValueError(f"expected a Parquet file; it does not begin and end with {_PARQUET.decode()}")
-    return ()
+def line_beginning(stage: str, name: str, step: str, micro_step: str = "") -> str:
+    """The beginning of a line of CSV, for people who look for it.
+
+    Args:
+        micro_step: empty where the file has no such column.
+    """
+    return ",".join([stage, name, step, *[micro_step] * bool(micro_step), ""])
+
+
+def cells_of(batch: Batch) -> dict[str, list[Any]]:
+    """The cells of all columns but the step, the ops and the histogram: the same from step to step."""
+    return {
+        STAGE: [key.stage for key in batch.keys],
+        NAME: [cell_name(key) for key in batch.keys],
+        MICRO_STEP: [key.micro_step for key in batch.keys],
+        CALL: [key.call for key in batch.keys],
+        SHAPE: [shape_text(shape) for shape in batch.shapes],
+        DTYPE: list(batch.dtypes),
+        COVERAGE: [
+            coverage_text(coverage, math.prod(shape)) if coverage else ""
+            for coverage, shape in zip(batch.coverage or (None,) * len(batch), batch.shapes, strict=True)
+        ],
+    }
 
 
 def is_number(column: str) -> bool:
     """Whether a column holds a signal's numbers, as ops do."""
     return column not in KEY and column not in TEXT
+
+
+def type_of(column: str) -> str:
+    """The SQL type of a column."""
+    return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")
 
 
 def whole(column: str, cell: str | int) -> int:
@@ -207,19 +190,26 @@ def whole(column: str, cell: str | int) -> int:
     return number
 
 
-def type_of(column: str) -> str:
-    """The SQL type of a column."""
-    return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")
+def csv_cell(text: str) -> str:
+    """``text`` as a cell of a CSV file, quoted only if it must be (RFC 4180)."""
+    if any(special in text for special in ',"\n\r'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
-_COVERAGE = re.compile(r"(\d+) of \[(.*)\] (at|term) (.*) over ranks (.*)")
 _PART = re.compile(r"(?:(.*)\.)?((?:input|output)(?:_\d+)?|pre|post)", re.DOTALL)
 _WITH_PARTS = frozenset({"actv", "actv_grad", "other"})
 """Signals whose rows are about a part of what has the name."""
 
 
+def cell_name(key: Key) -> str:
+    """The cell ``name`` of a row: ``fc.input``, or ``fc.input.call1`` for a repetition. Readers of the existing tool
+    know no column ``call`` and refuse a name that comes twice in a step."""
+    return f"{row_name(key)}.call{key.call}" if key.call else row_name(key)
+
+
 def key_of(signal: str, name: str, micro_step: int, call: int, stage: int) -> Key:
-    """The key of a row whose cell ``name`` is as :func:`probe.core.naming.cell_name` writes it."""
+    """The key of a row, parsed from its cells; ``name`` is as :func:`cell_name` writes it."""
     if call:
         name = name.removesuffix(f".call{call}")
     part = _PART.fullmatch(name) if signal in _WITH_PARTS else None
@@ -228,8 +218,13 @@ def key_of(signal: str, name: str, micro_step: int, call: int, stage: int) -> Ke
     return Key(part[1] or "", part[2], micro_step, call, stage)
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """The cell ``shape``: ``[3, 2]``."""
+    return str(list(shape))
+
+
 def shape_of(text: str | None) -> tuple[int, ...]:
-    """``[3, 2]`` or ``(3, 2)``; a scalar's if there is none.
+    """The sizes in ``[3, 2]`` or ``(3, 2)``; a scalar's if there is none.
 
     Raises:
         ValueError: if it is neither.
@@ -237,46 +232,86 @@ def shape_of(text: str | None) -> tuple[int, ...]:
     return tuple(int(size) for size in (text or "").strip("[]()").split(",") if size.strip())
 
 
+_AT, _TERM, _OVER = "at", "term", " over ranks "
+_COVERAGE = re.compile(rf"(\d+) of \[(.*)\] ({_AT}|{_TERM}) (.*){_OVER}(.*)")
+
+
+def coverage_text(coverage: Coverage, numel: int) -> str:
+    """The cell ``coverage`` of a row about ``numel`` elements: ``1024 of [64, 32] at 0:1024 over ranks 0-1``."""
+    where = _TERM if coverage.term else _AT
+    return f"{numel} of {shape_text(coverage.shape)} {where} {coverage.part}{_OVER}{ranks_text(coverage.ranks)}"
+
+
 def coverage_of(text: str | None) -> Coverage | None:
-    """What :meth:`probe.core.records.Coverage.text` has written; None for a whole tensor."""
+    """The coverage that :func:`coverage_text` has written; None for a whole tensor.
+
+    Raises:
+        ValueError: if its shape or its ranks cannot be read.
+    """
     found = _COVERAGE.fullmatch(text or "")
     if found is None:
         return None
     _, shape, kind, part, ranks = found.groups()
-    return Coverage(shape_of(shape), part, ranks_of(ranks), kind == "term")
+    return Coverage(shape_of(shape), part, ranks_of(ranks), kind == _TERM)
+
+
+PART_SQL = f"coalesce(regexp_replace({COVERAGE}, '{_OVER}.*', ''), '')"
+"""The part that a row is about, whoever holds the others; empty for a whole tensor."""
+HOLDS_NO_TERM_SQL = f"({COVERAGE} IS NULL OR {COVERAGE} NOT LIKE '% {_TERM} %')"
+"""Whether a row is about elements, not about the terms of a sum."""
+
+
+def _stride(ranks: Sequence[int]) -> int:
+    """The distance of ``ranks``, two or more in ascending order; 0 if they have no common one."""
+    steps = {after - before for before, after in pairwise(ranks)}
+    return max(0, steps.pop()) if len(steps) == 1 else 0
+
+
+def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
+    """The ranks from ``first`` to ``last`` at a distance of ``stride``; ``text`` is what an error shows."""
+    if int(last) - int(first) > MOST_RANKS:
+        raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
+    return tuple(range(int(first), int(last) + 1, int(stride or 1)))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``0-3`` for 0, 1, 2, 3; ``0-6:2`` for 0, 2, 4, 6; else all of them, ``0,1,5``."""
+    if stride := _stride(ranks):
+        return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
+    return ",".join(map(str, ranks))
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """What :func:`probe.core.records.ranks_text` has written: ``0-3``, ``0-6:2`` or ``0,1,5``.
+    """The ranks that :func:`ranks_text` has written.
 
     Raises:
-        ValueError: if it is none of these, or more than ``MOST_RANKS``.
+        ValueError: if it is no such text, or names more than ``MOST_RANKS``.
     """
     span, _, stride = text.partition(":")
     first, dash, last = span.partition("-")
     if dash:
-        ranks = range(int(first), int(last) + 1, int(stride or 1))
-        if last > first and int(last) - int(first) > MOST_RANKS:
-            raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
-        return tuple(ranks)
+        return _spread(first, last, stride, text)
     return tuple(int(rank) for rank in text.split(",") if rank)
 
 
-def coverages(batch: Batch) -> list[str]:
-    """Of each row what it covers of a tensor that ranks share, ``""`` for a whole one; empty if all are whole."""
-    return [
-        coverage.text(math.prod(shape)) if coverage else ""
-        for coverage, shape in zip(batch.coverage, batch.shapes, strict=False)
-    ]
+_GROUP = re.compile(r"\.ranks(?:(\d+)-(\d+)(?:by(\d+))?|([\d+]+))\.")
 
 
-def ops_of(batch: Batch, ops: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``ops`` that ``batch`` can answer, in their order, then the columns that its signal adds."""
-    derived = [op for op in ops if op in OPS and OPS[op].moment in batch.columns]
-    added = [name for name in batch.columns if name not in MOMENTS and name not in (HISTOGRAM, *derived)]
-    return (*derived, *added)
+def group_label(ranks: Sequence[int]) -> str:
+    """A group of ranks as a part of a name: ``ranks0-3``; ``ranks0-6by2`` at equal distances; else ``ranks0+3+4``."""
+    if stride := _stride(ranks):
+        return f"ranks{ranks[0]}-{ranks[-1]}" + (f"by{stride}" if stride > 1 else "")
+    return "ranks" + "+".join(map(str, ranks))
 
 
-def histograms_of(batch: Batch, ops: Container[str]) -> Array | None:
-    """``len(batch) x BINS`` counts, if ``ops`` or ``batch`` itself ask for them and it has them."""
-    return batch.columns.get(HISTOGRAM) if batch.distribution or HISTOGRAM in ops else None
+def group_of(name: str) -> frozenset[int]:
+    """The ranks that :func:`group_label` has put into a row's name, ``all_reduce.ranks0-3.train.py[23].post``; empty
+    if the name has no such part."""
+    found = _GROUP.search(name)
+    if found is None:
+        return frozenset()
+    first, last, stride, listed = found.groups()
+    try:
+        return frozenset(map(int, listed.split("+")) if listed else _spread(first, last, stride, name))
+    except ValueError:  # a name that no collective has written
+        return frozenset()

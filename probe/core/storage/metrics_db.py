@@ -5,10 +5,9 @@ docs/conversions.md describes the tables.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
+from probe.core.storage.metrics_schema import (
+    FIXED,
+    MOST_VIEWED,
+    SCHEMA,
+    TABLES,
+    create_index,
+    create_table,
+    create_view,
+    index_name,
+    row_table,
+    row_tables,
+    table_name,
+    view_name,
+)
+from probe.core.storage.sql import quoted
 
-FILE_NAME = "monitor_metrics.db"
 STEP_PARTITION = 500
 """Steps in one table, unless asked for otherwise."""
 CACHED_STATEMENTS = 64
@@ -102,8 +115,7 @@ class MetricsDatabase:
 
     def repartition(self, step_partition: int) -> None:
         """Puts so many steps into one table; called inside a transaction. No effect where there are rows already."""
-        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*'"
-        if self.connection.execute(query).fetchone() is None:
+        if not row_tables(self.connection):
             statement = "UPDATE global_stats SET stat_value = ? WHERE stat_name = 'step_partition'"
             self.connection.execute(statement, (step_partition,))
             self._partition = step_partition
@@ -142,18 +154,15 @@ class MetricsDatabase:
         row = found.fetchone()
         if row is None:
             return []
-        pattern = re.compile(rf"metric_{row[0]}_step_(\d+)_\d+")
-        names = [name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return sorted(filter(pattern.fullmatch, names), key=lambda name: int(pattern.fullmatch(name)[1]))  # type: ignore[index]
+        parsed = {name: table for name in row_tables(self.connection) if (table := row_table(name))}
+        own = [name for name, table in parsed.items() if table.metric_id == row[0]]
+        return sorted(own, key=lambda name: parsed[name].first)
 
     def unindexed(self) -> list[str]:
         """The tables that have no index yet: it is made when they are full, because keeping one up to date would write
         every page of it at every step."""
-        query = (
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'metric_[0-9]*_step_*' "
-            "AND name || '_target' NOT IN (SELECT name FROM sqlite_master WHERE type = 'index')"
-        )
-        return [name for (name,) in self.connection.execute(query)]
+        indexed = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        return [name for name in row_tables(self.connection) if index_name(name) not in indexed]
 
     def index(self, tables: Iterable[str] | None = None) -> None:
         """Indexes ``tables`` (None: all that are not yet), each in a transaction of its own."""
@@ -279,84 +288,35 @@ def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
     return cells
 
 
-SCHEMA = 1
-"""Version of the layout; raised when a query written for the older one would go wrong."""
-
-FIXED = ("rank", "step", "target_id", "form_id")
-"""Columns of every table of rows, before those of the ops."""
-
-MOST_VIEWED = 400
-"""Tables that one view joins together; SQLite takes no more than 500."""
-
-TABLES = """
-CREATE TABLE IF NOT EXISTS monitoring_targets (
-    target_id INTEGER PRIMARY KEY, target_name TEXT NOT NULL, vpp_stage INTEGER NOT NULL,
-    micro_step INTEGER NOT NULL DEFAULT 0, call INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (target_name, vpp_stage, micro_step, call));
-CREATE TABLE IF NOT EXISTS monitoring_metrics (metric_id INTEGER PRIMARY KEY, metric_name TEXT UNIQUE NOT NULL);
-CREATE TABLE IF NOT EXISTS metric_stats (
-    metric_id INTEGER NOT NULL, stat_name TEXT NOT NULL, PRIMARY KEY (metric_id, stat_name)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS metric_targets (
-    metric_id INTEGER NOT NULL, target_id INTEGER NOT NULL, position INTEGER NOT NULL, micro_stepped INTEGER NOT NULL,
-    PRIMARY KEY (metric_id, target_id)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS tensor_forms (
-    form_id INTEGER PRIMARY KEY, shape TEXT NOT NULL, dtype TEXT NOT NULL, coverage TEXT NOT NULL,
-    UNIQUE (shape, dtype, coverage));
-CREATE TABLE IF NOT EXISTS global_stats (stat_name TEXT PRIMARY KEY, stat_value INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS imported_files (
-    file TEXT PRIMARY KEY, metric_name TEXT NOT NULL, rank INTEGER NOT NULL, size INTEGER NOT NULL,
-    modified_ns INTEGER NOT NULL, row_count INTEGER NOT NULL, bad_rows INTEGER NOT NULL);
-"""
+def has_row_tables(path: Path) -> bool:
+    """Whether tables of rows are in the database at ``path``, or cannot be read there."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return bool(row_tables(connection))
+    except sqlite3.Error:
+        return True
 
 
-def quoted(name: str) -> str:
-    """``name`` as an identifier of SQL, whatever is in it."""
-    return '"' + name.replace('"', '""') + '"'
+def move_steps(path: Path, rank: int, first: int, aside: Path) -> None:
+    """Removes the rows of a rank from step ``first`` on; if there are any, a copy of the database as it was is made at
+    ``aside``, with its folder.
 
-
-def table_name(metric_id: int, first: int, last: int) -> str:
-    """The table of the rows of a metric from step ``first`` to step ``last``."""
-    return f"metric_{metric_id}_step_{first}_{last}"
-
-
-def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str:
-    """The statement that makes ``table``, unless it is there: clustered for "all layers at this step"."""
-    columns = "".join(f", {quoted(stat)} REAL" for stat in stats)
-    return (
-        f"CREATE TABLE IF NOT EXISTS {table} (rank INTEGER NOT NULL, "
-        f"step INTEGER NOT NULL CHECK (step BETWEEN {first} AND {last}), "
-        f"target_id INTEGER NOT NULL, form_id INTEGER NOT NULL{columns}, "
-        "PRIMARY KEY (step, rank, target_id)) WITHOUT ROWID"
-    )
-
-
-def create_index(table: str) -> str:
-    """The statement that indexes ``table`` for "this layer over steps"."""
-    return f"CREATE INDEX IF NOT EXISTS {table}_target ON {table} (target_id, rank, step)"
-
-
-def view_name(metric: str) -> str:
-    """The view of all rows of ``metric``, names included."""
-    return f"{metric}_rows"
-
-
-def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats: Sequence[str]) -> str:
-    """The statement that makes the view of ``metric``.
-
-    Args:
-        tables: each table of rows, with the stats that it has a column for.
-        stats: the columns of the view.
+    Raises:
+        sqlite3.Error: if the database cannot be read or written.
+        OSError: if the folder cannot be made.
     """
-    parts = " UNION ALL ".join(_viewed(table, held, stats) for table, held in tables)
-    return f"CREATE VIEW {quoted(view_name(metric))} AS {parts}"
-
-
-def _viewed(table: str, held: Sequence[str], stats: Sequence[str]) -> str:
-    columns = "".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats)
-    return (
-        f"SELECT rank, step, vpp_stage, target_name, micro_step{columns}, shape, dtype, coverage, target_id "  # noqa: S608
-        f"FROM {table} JOIN monitoring_targets USING (target_id) JOIN tensor_forms USING (form_id)"
-    )
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        tables, again = row_tables(connection), "WHERE rank = ? AND step >= ?"
+        queries = [f"SELECT 1 FROM {table} {again} LIMIT 1" for table in tables]  # noqa: S608 - our own names
+        if not any(connection.execute(query, (rank, first)).fetchone() for query in queries):
+            return
+        aside.parent.mkdir(exist_ok=True)
+        with closing(sqlite3.connect(aside)) as copy:
+            connection.backup(copy)
+        connection.execute("BEGIN IMMEDIATE")
+        for table in tables:
+            connection.execute(f"DELETE FROM {table} {again}", (rank, first))  # noqa: S608 - our own name
+        connection.execute("COMMIT")
 
 
 _COLUMNS = {

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from probe.core.storage.layout import KEY, MOST_COLUMNS, NEEDED, TEXT, TableFile
+from probe.core.storage.layout import KEY, MOST_COLUMNS, NEEDED, TEXT
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed
+from probe.core.storage.table_files import TableFile
 
 _WHOLE = ("INT32", "INT64")
 _NUMBERS = ("DOUBLE", "FLOAT", *_WHOLE)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from probe.core.storage.duckdb_reader import connect
-from probe.core.storage.layout import KEY, TEXT, TableFile
+from probe.core.storage.layout import KEY, TEXT
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.parquet_check import misfit
 from probe.core.storage.sql import pattern_of
+from probe.core.storage.table_files import TableFile
 
 
 def number_of_rows(path: Path) -> int:

@@ -1,9 +1,11 @@
-"""Where a run's files go, and the manifest that says what they are."""
+"""The directory of a run and rank: its name, and the manifest in it. Each is written and read here."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +13,11 @@ from datetime import datetime, timedelta, timezone
 from numbers import Integral, Real
 from pathlib import Path
 
+from probe.core.storage import manifest
 from probe.core.storage.atomic_files import replacing
+from probe.core.storage.manifest import Manifest
+from probe.core.storage.problems import Problems
+from probe.core.storage.regular_files import json_of
 
 SCHEMA = 1
 """Version of the output's layout; raised when a reader of the older one would go wrong."""
@@ -19,7 +25,13 @@ SCHEMA = 1
 ZONE = timezone(timedelta(hours=8), "UTC+08:00")
 """Directory names are in this zone whatever the machine's, so that those of all ranks and tools compare."""
 
+EXAMPLE_TIME = "Dec03_21-34-40"
+EXAMPLE_DIRECTORY = f"{EXAMPLE_TIME}-rank0-1f0c9a3e"
+"""Names that messages show."""
+
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DIRECTORY = re.compile(r"([A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2})-rank(\d{1,6})-\w+")
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
 def output_root(environ: Mapping[str, str]) -> Path:
@@ -34,6 +46,29 @@ def stamp(now: float) -> str:
     return f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
 
 
+def parsed_stamp(text: str, year: int) -> datetime:
+    """The time in a folder's name, in a year that the name lacks.
+
+    Raises:
+        ValueError: if it is no such time.
+    """
+    return datetime.strptime(f"{year} {text}", "%Y %b%d_%H-%M-%S").replace(tzinfo=ZONE)
+
+
+def time_text(moment: time.struct_time) -> str:
+    """A time as manifests have it, such as ``2026-11-03T21:34:40+0800``."""
+    return time.strftime(_TIME, moment)
+
+
+def parsed_time(text: str) -> float:
+    """Seconds since the epoch of a time as manifests have it.
+
+    Raises:
+        ValueError: if it is no such time.
+    """
+    return datetime.strptime(text, _TIME).timestamp()
+
+
 def directory_name(rank: int, now: float) -> str:
     """The name of a run's and rank's directory, such as ``Dec03_21-34-40-rank0-1f0c9a3e``; another at each call.
 
@@ -42,6 +77,33 @@ def directory_name(rank: int, now: float) -> str:
     """
     # uuid4 asks the operating system: the random generators of the training run are not touched.
     return f"{stamp(now)}-rank{rank}-{uuid.uuid4().hex[:8]}"
+
+
+def parsed_name(name: str) -> tuple[str, int] | None:
+    """The time and the rank in a directory's name; None for a name that no rank's directory has."""
+    found = _DIRECTORY.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def directories_of(rank: int | None = None) -> str:
+    """The pattern of the names of all directories of ``rank``, or of any rank."""
+    return "*-rank*" if rank is None else f"*-rank{rank}-*"
+
+
+def superseded_name(now: float, step: int) -> str:
+    """The name of the folder that keeps what a resumed run does again from ``step`` on."""
+    return f"superseded-{stamp(now)}-from-step-{step}"
+
+
+def rank_folder(rank: int) -> str:
+    """The name of a folder that is one rank's in what all runs share."""
+    return f"rank{rank}"
+
+
+def parsed_rank(name: str) -> int | None:
+    """The rank in the name of such a folder; None for another name."""
+    found = re.fullmatch(r"rank(\d+)", name)
+    return None if found is None else int(found[1])
 
 
 def create(root: Path, name: str) -> Path:
@@ -73,8 +135,39 @@ def told(root: Path) -> Iterator[None]:
 def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:
     """Writes ``manifest.json`` as a whole; call it again with more fields when more is known."""
     text = json.dumps(_plain({"schema": SCHEMA, **fields}), ensure_ascii=False, indent=1)
-    with replacing(directory / "manifest.json") as file:
+    with replacing(directory / manifest.FILE) as file:
         file.write(text + "\n")
+
+
+def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
+    """The manifest in ``directory``: empty if there is none, or none that can be read; None if a later version has
+    written the directory, whose files may mean something else."""
+    path = directory / manifest.FILE
+    try:
+        fields = json_of(path)
+    except FileNotFoundError:
+        return Manifest()
+    except (OSError, ValueError) as error:
+        problems.add(path, f"expected a JSON object; {error}", getattr(error, "lineno", None), skipped=False)
+        return Manifest()
+    if not isinstance(fields, dict):
+        problems.add(path, f"expected a JSON object; there is {type(fields).__name__}", skipped=False)
+        return Manifest()
+    schema = fields.get("schema", SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        problems.add(
+            path, f"schema {schema} is of a newer version; this one reads up to {SCHEMA}: its rank is left out"
+        )
+        return None
+    return Manifest({key: value for key, value in fields.items() if _is_plausible(key, value, path, problems)})
+
+
+def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
+    """Validates a known field of a manifest; accepts unknown ones."""
+    expected = manifest.misfit(key, value)
+    if expected:
+        problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
+    return expected is None
 
 
 def _plain(value: object) -> object:

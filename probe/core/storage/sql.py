@@ -1,4 +1,4 @@
-"""What DuckDB is told, in its own words."""
+"""Words of SQL: identifiers and texts, whatever is in them, and the paths that DuckDB takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 from pathlib import Path
 
 _GLOB = re.compile(r"[\[*?]")
+
+
+def quoted(name: str) -> str:
+    """``name`` as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
@@ -24,5 +29,5 @@ def listed(paths: list[Path]) -> str:
 
 
 def folder_of(path: str) -> str:
-    """As DuckDB's ``parse_dirpath`` gives it: empty, not ``.``, for a file of the current directory."""
+    """The folder of a path as DuckDB's ``parse_dirpath`` returns it: empty, not ``.``, in the current directory."""
     return path.rpartition("/")[0]

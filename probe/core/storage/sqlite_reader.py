@@ -5,7 +5,6 @@ DuckDB reads SQLite only with an extension that it would download, so that rows 
 
 from __future__ import annotations
 
-import re
 import shutil
 import sqlite3
 from bisect import bisect_left
@@ -17,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.storage.layout import KEY, TAKEN, TEXT, TableFile, whole
-from probe.core.storage.metrics_db import FILE_NAME, FIXED, SCHEMA, quoted
+from probe.core.storage.layout import KEY, TAKEN, TEXT, whole
+from probe.core.storage.metrics_schema import FILE_NAME, FIXED, SCHEMA, row_table, row_tables
 from probe.core.storage.problems import Problems
+from probe.core.storage.sql import quoted
+from probe.core.storage.table_files import TableFile
 
 FORMAT = "sqlite"
 """Of a :class:`TableFile` whose ``path`` is a copy of rows of a database."""
@@ -32,7 +33,6 @@ UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 MICRO_STEPPED = frozenset({"actv", "actv_grad"})
 """Signals whose rows micro steps tell apart in databases that do not say it."""
 
-_TABLE = re.compile(r"metric_(\d+)_step_(\d+)_\d+")
 _OURS = frozenset({"monitoring_targets", "monitoring_metrics", "tensor_forms", "global_stats"})
 
 Covered = Callable[[str], Sequence[int]]
@@ -173,11 +173,10 @@ class _Reading:
 
     def signals(self) -> list[_Signal]:
         """Every signal with rows."""
-        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"  # no virtual one
         tables: dict[int, list[tuple[int, str]]] = {}
-        for (name,) in self._database.execute(query):
-            if found := _TABLE.fullmatch(name):
-                tables.setdefault(int(found[1]), []).append((int(found[2]), name))
+        for name in row_tables(self._database):
+            if table := row_table(name):
+                tables.setdefault(table.metric_id, []).append((table.first, name))
         known = self._database.execute("SELECT metric_id, metric_name FROM monitoring_metrics ORDER BY metric_id")
         return [
             self._signal(name, number, [table for _, table in sorted(tables[number])])

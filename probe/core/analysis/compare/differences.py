@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probe.core.analysis.compare.pairing import KEY, Sides
 from probe.core.analysis.compare.tolerance import Measure
-from probe.core.storage.duckdb_reader import quoted
+from probe.core.storage.sql import quoted
 
 COLUMNS = 200
 """Ranges of steps that differences are kept by, for each name."""

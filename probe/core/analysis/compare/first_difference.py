@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from probe.core.analysis.compare.differences import DifferenceTables, selected_numbers
 from probe.core.analysis.compare.tolerance import difference
-from probe.core.naming import cell_name, signal_of
+from probe.core.naming import signal_of
 from probe.core.rules.causal_order import position
 from probe.core.storage.batches import steps as steps_of
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import CALL, MICRO_STEP, cell_name
 
 
 class Number(NamedTuple):
@@ -145,7 +146,7 @@ def _rows(tables: DifferenceTables, signal: str, step: int, micro_steps: Iterabl
         each = (_number(op, row[f"a{n}"], row[f"b{n}"], row[f"e{n}"], tables) for n, op in enumerate(measure.ops))
         numbers = tuple(number for _, number in sorted(each, key=lambda pair: -pair[0]))
         yield DifferingRow(
-            signal, step, row["micro_step"], micro_stepped, row["rank"], row["stage"], name, name_b, row["call"],
+            signal, step, row[MICRO_STEP], micro_stepped, row["rank"], row["stage"], name, name_b, row[CALL],
             shape, shape_b, dtype, dtype_b, row["excess"], numbers,
         )  # fmt: skip
 

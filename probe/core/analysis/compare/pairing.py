@@ -8,10 +8,11 @@ from typing import NamedTuple
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
 from probe.core.analysis.compare.runs import Side
 from probe.core.naming import STATE_PHASE, signal_of
-from probe.core.storage.duckdb_reader import quoted
+from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
+from probe.core.storage.sql import quoted
 
-KEY = ("rank", "stage", "name", "step", "micro_step", "call")
-"""What pairs rows of the two runs."""
+KEY = ("rank", "stage", NAME, STEP, MICRO_STEP, CALL)
+"""Columns that pair rows of the two runs."""
 WINDOW = 1 << 25
 """Bytes of files of one signal of one run that are read at a time."""
 
@@ -228,7 +229,7 @@ class Sides:
 def _micro_stepped(side: Side, signal: str) -> bool | None:
     """Whether the signal's files have a column for micro steps; None if that cannot be seen, as in Parquet files."""
     columns = [file.columns for _, file in side.rows.files[signal] if file.columns]
-    return any("micro_step" in each for each in columns) if columns else None
+    return any(MICRO_STEP in each for each in columns) if columns else None
 
 
 def _alike(one: bool | None, other: bool | None) -> bool:

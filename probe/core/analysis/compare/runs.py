@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
-from probe.core.storage.layout import first_step
+from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import directories_of
+from probe.core.storage.table_files import first_step, has_tables
 
 
 class Side(NamedTuple):
@@ -24,13 +26,12 @@ class Side(NamedTuple):
 
     @property
     def framework(self) -> str:
-        return str(self.run.directories[0].manifest.get("framework") or "")
+        return self.run.directories[0].manifest.framework
 
     @property
     def decimals(self) -> float:
         """The unit of the last decimal place that was written, where their number is fixed; else 0."""
-        config = self.run.directories[0].manifest.get("config")
-        given = config.get("ndigits") if isinstance(config, dict) else None
+        given = self.run.directories[0].manifest.config.get("ndigits")
         return 10.0**-given if isinstance(given, int) else 0.0
 
 
@@ -60,7 +61,7 @@ def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
 
 def _run(root: Path, problems: Problems) -> RecordedRun:
     """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
-    merged = root.is_dir() and any(root.glob("*.csv")) and not (root / "manifest.json").exists()
-    if merged and not any(root.glob("*-rank*")):
-        return RecordedRun((RankDirectory(root, 0, "", 0.0, {}, first_step(root)),), ())
+    merged = root.is_dir() and has_tables(root) and not (root / FILE).exists()
+    if merged and not any(root.glob(directories_of())):
+        return RecordedRun((RankDirectory(root, 0, "", 0.0, Manifest(), first_step(root)),), ())
     return last_run(root, problems)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from probe.core.storage.duckdb_reader import quoted
+from probe.core.storage.sql import quoted
 
 RELATIVE: dict[str, float] = {"float64": 1e-4, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.25, "float8": 0.5}
 """The relative difference up to which two runs are the same, by the coarsest dtype that either of them computes in.

@@ -26,9 +26,10 @@ from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
 from probe.core.storage.chunks import Chunk, ParsedChunk, parse, pieces
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.layout import TableFile
-from probe.core.storage.metrics_db import FILE_NAME, MetricsDatabase
+from probe.core.storage.metrics_db import MetricsDatabase
+from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import TableFile
 
 logger = logging.getLogger("probe.convert")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from probe.core.analysis.convert.csv2db import MOST_PROCESSES
 from probe.core.analysis.convert.curve_folders import CurveOutcome, write_folder
@@ -23,7 +22,9 @@ from probe.core.analysis.convert.select import (
 )
 from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
+from probe.core.storage.event_file import curves_folder, is_event_file
 from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import rank_folder
 
 logger = logging.getLogger("probe.convert")
 
@@ -95,15 +96,15 @@ def convert(
         done.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{done.path}: expected a folder that can be written to; {error.strerror}") from None
-    folders = [_folder(done.path, rank, kind) for rank in ranks for kind in chosen.kinds]
+    folders = [curves_folder(done.path, rank, kind) for rank in ranks for kind in chosen.kinds]
     for folder in folders:
         _check_empty(folder)
-    works = (_Work(unit, _folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
+    works = (_Work(unit, curves_folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
     try:
         for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
             _gather(done, work, outcome)
             if told:
-                told(number, total, f"rank{work.unit.rank}/{work.unit.kind}")
+                told(number, total, f"{rank_folder(work.unit.rank)}/{work.unit.kind}")
     except WorkersDiedError as died:
         problems.add(done.path, f"{died}: not all is converted")
     except BaseException:  # Ctrl-C: half of a run would look like all of it
@@ -117,12 +118,8 @@ class _Work(NamedTuple):
     folder: Path
 
 
-def _folder(root: Path, rank: int, kind: str) -> Path:
-    return root / f"rank{rank}" / quote(kind, safe="")
-
-
 def _check_empty(folder: Path) -> None:
-    if folder.is_dir() and any("tfevents" in path.name for path in folder.iterdir()):
+    if folder.is_dir() and any(is_event_file(path.name) for path in folder.iterdir()):
         raise ValueError(
             f"{folder}: there are curves already, and every point would be there twice: choose another output"
         )
@@ -133,7 +130,7 @@ def _remove(folders: Sequence[Path]) -> None:
     with suppress(OSError):
         for folder in filter(Path.is_dir, folders):
             for path in folder.iterdir():
-                if "tfevents" in path.name or (path.name.startswith(".") and path.suffix == ".tmp"):
+                if is_event_file(path.name) or (path.name.startswith(".") and path.suffix == ".tmp"):
                     path.unlink()
     for folder in folders:
         for each in (folder, folder.parent, folder.parent.parent):

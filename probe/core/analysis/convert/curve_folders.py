@@ -17,8 +17,8 @@ from probe.core.analysis.convert.select import ConversionUnit
 from probe.core.storage.chunks import parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.event_file import file_name
-from probe.core.storage.layout import TableFile
 from probe.core.storage.metric_rows import MetricRows
+from probe.core.storage.table_files import TableFile
 
 Steps = npt.NDArray[np.int64]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,20 +10,20 @@ from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from probe.core.naming import SIGNALS
 from probe.core.storage.directories import RankDirectory, find
-from probe.core.storage.layout import KNOWN, TableFile, tables
+from probe.core.storage.layout import EXAMPLE, table_name
+from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
+from probe.core.storage.table_files import TableFile, tables
 
 Told = Callable[[int, int, str], None]
 """Is told how much is done, out of how much, and what was done last."""
 
 DOCUMENTED = (*SIGNALS, "exp_avg", "exp_avg_sq")
 """Kinds that may be asked for even where there are none."""
-_KIND = re.compile(r"(.+)_\d+-\d+(?:_part_\d+)?\.(?:csv|parquet)")
 
 
 class ConversionUnit(NamedTuple):
@@ -69,10 +68,10 @@ def choose(
     """
     root = checked_folder("monitor_path", monitor_path)
     # What manifests say is not needed here, and would go to the workers with every file.
-    directories = [found._replace(manifest={}) for found in find(root, problems, time_start, time_end)]
+    directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
     there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
     if not there:
-        raise ValueError(f"{root}: its {len(directories)} directories hold no files such as actv_0-0.csv")
+        raise ValueError(f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}")
     if kinds is None:
         return Chosen(directories, dict(sorted(there.items())))
     unknown = [kind for kind in kinds if kind not in there and kind not in DOCUMENTED]
@@ -92,9 +91,9 @@ def _kinds_in(directory: Path) -> Iterator[str]:
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries]
     for name in names:
-        found = _KIND.fullmatch(name)
-        if found and name not in KNOWN and not name.startswith("."):
-            yield unquote(found[1])
+        found = table_name(name)
+        if found and not name.startswith("."):
+            yield found.signal
 
 
 def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:

@@ -18,9 +18,9 @@ from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
-from probe.core.records import ranks_text
 from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
+from probe.core.storage.layout import ranks_text
 from probe.core.storage.problems import Problems
 
 

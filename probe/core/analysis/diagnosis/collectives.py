@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.moments import OPS
 from probe.core.rules.comm_nan import AnomalyCommNan
-from probe.core.storage.duckdb_reader import Rows, quoted
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import group_of
+from probe.core.storage.sql import quoted
 
 Carried = tuple[frozenset[int], frozenset[int]]
 """The ranks that gave something bad, and those that got it."""
-
-_GROUP = re.compile(r"\.ranks([\d+]+|\d+-\d+(?:by\d+)?)\.")
 
 
 def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
@@ -50,18 +49,6 @@ def _condition(rows: Rows) -> str:
     values = [f"NOT coalesce(isfinite({quoted(op)}), true)" for op in ops if op in ("norm", "sum", "mean")]
     # a minimum without elements is NaN and means nothing: a row of shape [0]
     return f"(coalesce(shape, '') NOT LIKE '[0%' AND ({' OR '.join([*counts, *values])}))" if counts or values else ""
-
-
-def group_of(name: str) -> frozenset[int]:
-    """The ranks of a row's group: ``all_reduce.ranks0-3.train.py[23].post``; empty if the name does not say."""
-    found = _GROUP.search(name)
-    if found is None:
-        return frozenset()
-    if "-" not in found[1]:
-        return frozenset(int(rank) for rank in found[1].split("+"))
-    first, _, rest = found[1].partition("-")
-    last, _, stride = rest.partition("by")
-    return frozenset(range(int(first), int(last) + 1, int(stride or 1)))
 
 
 def givers(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:

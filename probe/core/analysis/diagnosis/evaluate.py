@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,6 +20,7 @@ from probe.core.rules.history import measures
 from probe.core.rules.nan import AnomalyNan
 from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
 
 ALWAYS = AnomalyNan.__name__
@@ -76,17 +76,16 @@ class Judged:
     """For the first step of each episode the sampled step before it, which was clean."""
 
 
-def configured(manifest: Mapping[str, Any], path: Path, problems: Problems) -> Alert:
+def configured(manifest: Manifest, path: Path, problems: Problems) -> Alert:
     """The alert rules of a run, the default ones if it does not say; ``AnomalyNan`` always."""
-    config = manifest.get("config")
-    given = config.get("alert") if isinstance(config, Mapping) else None
+    given = manifest.config.get("alert")
     alert = Alert()
     try:
         if isinstance(given, Mapping) and given.get("rules"):
             alert = Alert.model_validate({"rules": given["rules"]})
     except ValidationError as error:
         what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones judge"
-        problems.add(path / "manifest.json", what, skipped=False)
+        problems.add(path / FILE, what, skipped=False)
     if any(rule.rule_name == ALWAYS for rule in alert.rules):
         return alert
     return alert.model_copy(update={"rules": (Configured(rule_name=ALWAYS, args={}), *alert.rules)})

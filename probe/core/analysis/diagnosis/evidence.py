@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.moments import OPS
-from probe.core.naming import cell_name
 from probe.core.records import Key
-from probe.core.storage.duckdb_reader import Rows, quoted
-from probe.core.storage.layout import TableFile, is_number
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import MICRO_STEP, NAME, STAGE, STEP, cell_name, is_number
+from probe.core.storage.sql import quoted
+from probe.core.storage.table_files import TableFile
 
 BEFORE = 2
 """Earlier steps that are shown with a value."""
@@ -68,9 +69,9 @@ def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> I
     source = rows.source([file])
     columns = file.columns or rows.columns(source)
     numbers = [column for column in columns if is_number(column)]
-    told = {"micro_step": key.micro_step, "vpp_stage": key.stage}
-    same = [f"coalesce({column}, 0) = {value}" for column, value in told.items() if column in columns]
-    chosen = ", ".join(quoted(column) for column in ("step", "name", *numbers))
+    wanted = {MICRO_STEP: key.micro_step, STAGE: key.stage}
+    same = [f"coalesce({column}, 0) = {value}" for column, value in wanted.items() if column in columns]
+    chosen = ", ".join(quoted(column) for column in (STEP, NAME, *numbers))
     where = " AND ".join([*same, condition])
     query = f"SELECT {chosen} FROM {source} WHERE {where}"  # noqa: S608 - names are quoted as texts
     for step, found, *cells in rows.connection.execute(query, [asked]).fetchall():

@@ -19,10 +19,11 @@ from probe.core.analysis.diagnosis.located_finding import (
     Located,
 )
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
-from probe.core.naming import cell_name, signal_of
-from probe.core.records import Finding, ranks_text
+from probe.core.naming import signal_of
+from probe.core.records import Finding
 from probe.core.rules import about
 from probe.core.rules.evaluate import module_of
+from probe.core.storage.layout import cell_name, ranks_text
 
 
 class Kind(str, Enum):

@@ -9,8 +9,9 @@ from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.extent import counted
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.topology import Topology
-from probe.core.naming import cell_name, tag
-from probe.core.storage.anomaly_json import in_json
+from probe.core.naming import tag
+from probe.core.records import Finding
+from probe.core.storage.anomaly_json import documented_fields, entry_key, in_json, value_fields
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -55,24 +56,12 @@ def _of(diagnosis: StoryDiagnosis, topology: Topology) -> dict[str, Any]:
 def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
     """A finding as ``anomaly.json`` has it, then what is known of it besides."""
     finding = located.finding
+    mates = topology.mates(finding.rank)
     return {
-        "rank": finding.rank,
-        "step": finding.step,
-        "micro_step": finding.key.micro_step,
-        "pp_stage": located.pp_stage,
-        "vpp_stage": finding.key.stage,
-        "call_id": _call(located),
-        "tag_name": tag(finding.signal, finding.key, finding.rank, finding.micro_stepped),
-        "message": finding.message,
-        "group_mates": list(topology.mates(finding.rank)),
+        **documented_fields(finding, _tag(finding), _call(located), located.pp_stage, mates),
         "cause": cause.value,
         "began": located.began,
-        "rule": finding.rule,
-        "signal": finding.signal,
-        "name": cell_name(finding.key),
-        "op": finding.op,
-        "value": in_json(finding.value),
-        "expected": in_json(finding.expected),
+        **value_fields(finding),
         "live": located.live,
     }
 
@@ -80,8 +69,11 @@ def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
 def key_of_entry(located: Located) -> str:
     """The key of an entry in ``anomaly_analyse.json``."""
     finding = located.finding
-    where = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
-    return f"{where}_step_{finding.step}_call_{_call(located)}_{finding.op}"
+    return entry_key(_tag(finding), finding.step, _call(located), finding.op)
+
+
+def _tag(finding: Finding) -> str:
+    return tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
 
 
 def _call(located: Located) -> int:

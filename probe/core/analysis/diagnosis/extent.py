@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.evaluate import Judged
-from probe.core.records import ranks_text
 from probe.core.storage.directories import RecordedRun
+from probe.core.storage.layout import ranks_text
 
 READ = ("csv", "parquet", "sqlite")
 """Formats whose rows can be judged."""
@@ -45,8 +45,7 @@ def formats(run: RecordedRun) -> tuple[str, ...]:
     """The formats that the manifests of a run name."""
     found: dict[str, None] = {}
     for directory in run.directories:
-        config = directory.manifest.get("config")
-        given = config.get("format") if isinstance(config, Mapping) else None
+        given = directory.manifest.config.get("format")
         named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         found.update(dict.fromkeys(str(each) for each in named))
     return tuple(found)
@@ -63,9 +62,7 @@ def nothing_judged(run: RecordedRun) -> str:
 
 def counted(run: RecordedRun) -> dict[int, int | None]:
     """Of each rank how many findings the run itself had when it ended; None where the manifest does not say."""
-    latest = {directory.rank: directory for directory in run.directories}
-    numbers = {rank: directory.manifest.get("findings") for rank, directory in latest.items()}
-    return {rank: n if isinstance(n, int) and not isinstance(n, bool) else None for rank, n in numbers.items()}
+    return {directory.rank: directory.manifest.findings for directory in run.directories}
 
 
 def run_found(run: RecordedRun) -> Iterator[str]:

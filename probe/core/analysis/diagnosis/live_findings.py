@@ -8,12 +8,11 @@ from pathlib import Path
 
 from probe.core.analysis.diagnosis.evaluate import Judged
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.naming import cell_name
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.layout import key_of
+from probe.core.storage.layout import cell_name, key_of
 from probe.core.storage.problems import Problems
 
 Row = tuple[int, int, str, str, int]

@@ -11,8 +11,9 @@ from probe.core.moments import OPS
 from probe.core.naming import tag
 from probe.core.records import Finding, Key
 from probe.core.rules.replica import AnomalyReplica, odd_ones, replicated
-from probe.core.storage.duckdb_reader import Rows, quoted
-from probe.core.storage.layout import key_of
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, PART_SQL, key_of
+from probe.core.storage.sql import quoted
 
 RULE = AnomalyReplica.__name__
 TOLERANCE = 2e-6
@@ -103,16 +104,16 @@ def _members(rows: Rows, group: int) -> tuple[int, ...]:
     return tuple(rank for (rank,) in found.fetchall())
 
 
-KEYS = "step, vpp_stage, name, micro_step, call"
+KEYS = ", ".join(KEY)
 
 
 def _source(rows: Rows, signal: str, numbers: Sequence[str], group: int) -> str:
     """Every row that replicas of a group should hold alike, with the part that it is about."""
     chosen = ", ".join(f"{quoted(op)}" for op in numbers)
     return (
-        f"SELECT rank, {KEYS}, coalesce(regexp_replace(coverage, ' over ranks .*', ''), '') AS part, {chosen} "  # noqa: S608
+        f"SELECT rank, {KEYS}, {PART_SQL} AS part, {chosen} "  # noqa: S608 - our own words
         f"FROM {rows.view(signal)} JOIN {GROUP} USING (rank) WHERE replicas = {group} "
-        "AND (coverage IS NULL OR coverage NOT LIKE '% term %')"
+        f"AND {HOLDS_NO_TERM_SQL}"
     )
 
 

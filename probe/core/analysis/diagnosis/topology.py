@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import TableFile, coverage_of
+from probe.core.storage.layout import COVERAGE, coverage_of
+from probe.core.storage.manifest import DATA, PIPELINE, Manifest
+from probe.core.storage.table_files import TableFile
 
 
 class Place(NamedTuple):
@@ -103,22 +105,16 @@ def topology(
     )
 
 
-def _place(rank: int, manifest: Mapping[str, Any], mates: Collection[int], sharers: Collection[int]) -> Place:
-    groups = manifest.get("groups")
-    named = {name: _ranks(ranks) for name, ranks in groups.items()} if isinstance(groups, Mapping) else {}
-    pipeline = named.get("pipeline_parallel") or _ranks(list(mates))
+def _place(rank: int, manifest: Manifest, mates: Collection[int], sharers: Collection[int]) -> Place:
+    named = manifest.groups
+    pipeline = named.get(PIPELINE) or tuple(mates)
     if rank not in pipeline or len(pipeline) == 1:
         pipeline = ()
-    told = manifest.get("pp_stage")
-    stage = told if isinstance(told, int) and told else pipeline.index(rank) if pipeline else 0
-    replicas = named.get("data_and_context_parallel") or named.get("data_parallel") or ()
+    stage = manifest.pipeline_stage or (pipeline.index(rank) if pipeline else 0)
+    replicas = named.get("data_and_context_parallel") or named.get(DATA) or ()
     experts = len(named.get("expert_parallel") or ()) > 1
     peers = set(sharers).union(*(named.get(group, ()) for group in TOGETHER))
     return Place(rank, stage, pipeline, replicas, tuple(sorted(peers)), experts)
-
-
-def _ranks(value: object) -> tuple[int, ...]:
-    return tuple(rank for rank in value if isinstance(rank, int)) if isinstance(value, list | tuple) else ()
 
 
 SIGNALS = ("grad_unreduced", "actv")
@@ -132,9 +128,9 @@ def sharers(rows: Rows) -> dict[int, tuple[int, ...]]:
     for signal in SIGNALS:
         for rank, file in _first_files(rows, signal).items():
             source = rows.source([file])
-            if "coverage" not in (file.columns or rows.columns(source)):
+            if COVERAGE not in (file.columns or rows.columns(source)):
                 continue
-            query = f"SELECT DISTINCT coverage FROM {source} WHERE coverage <> ''"  # noqa: S608 - our own words
+            query = f"SELECT DISTINCT {COVERAGE} FROM {source} WHERE {COVERAGE} <> ''"  # noqa: S608 - our own words
             covers = (coverage_of(text) for (text,) in rows.connection.execute(query).fetchall())
             found.setdefault(rank, set()).update(rank for cover in covers if cover for rank in cover.ranks)
     return {rank: tuple(sorted(ranks)) for rank, ranks in found.items() if len(ranks) > 1}

@@ -79,11 +79,15 @@ async function choose(row, column) {
   await Promise.all([drawCell(), drawCurve(), drawRanks()]);
 }
 
-// Which file a row of a step is in: the last one that begins no later.
+// The file that has a row of a step, and whether it is a database: the last file that begins no later.
 function fileOf(signal, directory, step) {
-  const names = about.files[signal.files[directory]] ?? [];
-  const first = (name) => Number(/_(\d+)-\d+(?:_part_\d+)?\.\w+$/.exec(name)?.[1] ?? -1);  // a database has all steps
-  return names.filter((name) => first(name) <= step).at(-1) ?? `${signal.signal}_*`;
+  const files = about.files[signal.files[directory]] ?? [];
+  const [name, , isDatabase] = files.filter(([, first]) => first <= step).at(-1) ?? [signal.names, 0, false];
+  return [name, isDatabase];
+}
+
+function filled(template, values) {
+  return template.replace(/\{(\w+)\}/g, (whole, place) => values[place] ?? whole);
 }
 
 async function drawCell() {
@@ -104,12 +108,14 @@ async function drawCell() {
   if (name !== signal.labels[chosen.row]) lines.push(...fact("name", name, "cell-name"));
   lines.push(...fact("step", step, "cell-step"), ...fact("rank", rank, "cell-rank"));
   if (micro !== null) lines.push(...fact("micro step", micro, "cell-micro"));
-  const file = `${directory}/${fileOf(signal, map.directory[i], step)}`;
+  const [fileName, isDatabase] = fileOf(signal, map.directory[i], step);
+  const file = `${directory}/${fileName}`;
   lines.push(...fact("file", [Page.element("code", { id: "cell-file" }, file)]));
-  const begins = [stage, name, step, ...(micro === null ? [] : [micro]), ""].join(",");
-  const query = `SELECT * FROM "${signal.signal}_rows" WHERE target_name = '${name.replaceAll("'", "''")}' AND step = ${step}`;
-  if (file.endsWith(".db")) lines.push(...fact("its row", [Page.element("code", { id: "cell-line" }, query)]));
-  else lines.push(...fact("its line begins", [Page.element("code", { id: "cell-line" }, begins)]));
+  const query = filled(signal.query, { name: name.replaceAll("'", "''"), step });
+  const begins = filled(signal.line, { stage, name, step, micro });
+  const line = (title, text) => lines.push(...fact(title, [Page.element("code", { id: "cell-line" }, text)]));
+  if (isDatabase) line("its row", query);
+  else line("its line begins", begins);
   if (map.bad[i]) lines.push(...fact("NaN or Inf", `${map.bad[i]} of the numbers in this cell`, "cell-bad"));
   byId("cell").replaceChildren(...lines);
 }

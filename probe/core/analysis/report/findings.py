@@ -19,12 +19,13 @@ from probe.core.analysis.diagnosis.extent import counted, nothing_judged, run_fo
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.survey import Survey
 from probe.core.messages import printable
-from probe.core.naming import cell_name, signal_of
+from probe.core.naming import signal_of
 from probe.core.rules.causal_order import position
 from probe.core.rules.evaluate import word
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun
+from probe.core.storage.layout import cell_name
 from probe.core.storage.problems import Problems
 
 MOST = 2000

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
-from probe.core.storage.duckdb_reader import Rows, quoted
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.sql import quoted
 
 Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

@@ -16,6 +16,8 @@ from probe.core.analysis.report.survey import Survey, principal
 from probe.core.naming import signal_of
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import MICRO_STEP, line_beginning, names_of, table_name
+from probe.core.storage.metrics_schema import row_query
 
 MOST_FILES = 50_000
 """Names of files that the page knows; of more it knows none."""
@@ -85,14 +87,14 @@ def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun, 
 
 
 def _micro_stepped(rows: Rows, signal: str) -> bool:
-    if any("micro_step" in file.columns for _, file in rows.files[signal]):
+    if any(MICRO_STEP in file.columns for _, file in rows.files[signal]):
         return True
     parquet = [file for _, file in rows.files[signal] if not file.columns]
-    return bool(parquet) and "micro_step" in rows.columns(rows.source(parquet))
+    return bool(parquet) and MICRO_STEP in rows.columns(rows.source(parquet))
 
 
 def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dict[str, object]:
-    lists: dict[tuple[str, ...], int] = {}
+    lists: dict[tuple[tuple[str, int, bool], ...], int] = {}
     signals = [
         {
             "signal": signal.signal,
@@ -103,6 +105,9 @@ def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dic
             "labels": signal.labels,
             "members": [[[member.vpp_stage, member.name] for member in members] for members in signal.members],
             "microStepped": _micro_stepped(rows, signal.signal),
+            "line": line_beginning("{stage}", "{name}", "{step}", "{micro}" * _micro_stepped(rows, signal.signal)),
+            "query": row_query(signal.signal, "{name}", "{step}"),
+            "names": names_of(signal.signal),
             "files": [lists.setdefault(names, len(lists)) for names in _files(rows, signal.signal)],
         }
         for signal in plan.signals
@@ -123,12 +128,14 @@ def _columns(columns: Columns) -> dict[str, object]:
     return {"starts": columns.starts.tolist(), "width": columns.width}
 
 
-def _files(rows: Rows, signal: str) -> list[tuple[str, ...]]:
-    """Of each directory the files of a signal, in order of steps."""
-    files: list[list[str]] = [[] for _ in rows.directories]
+def _files(rows: Rows, signal: str) -> list[tuple[tuple[str, int, bool], ...]]:
+    """Of each directory the files of a signal, in order of steps: name, first step, whether it is a database."""
+    files: list[dict[str, tuple[str, int, bool]]] = [{} for _ in rows.directories]
     for directory, file in rows.files[signal]:
-        files[directory].append(rows.original(file).name)
-    return [tuple(dict.fromkeys(names)) for names in files]
+        name = rows.original(file).name
+        table = table_name(name)
+        files[directory][name] = (name, table.first if table else -1, table is None)  # a database has all steps
+    return [tuple(own.values()) for own in files]
 
 
 def _line_names(run: RecordedRun, plan: ReportPlan) -> list[str]:

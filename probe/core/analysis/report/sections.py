@@ -12,20 +12,11 @@ from probe.core.analysis.report.page import PageSection
 from probe.core.messages import plural
 from probe.core.naming import signal_of
 from probe.core.storage.directories import RankDirectory, RecordedRun
+from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 
 TOLD_PROBLEMS = 100
-FACTS = (
-    ("framework", "framework"),
-    ("framework_version", "its version"),
-    ("probe", "probe"),
-    ("world_size", "world size"),
-    ("model", "model"),
-    ("optimizer", "optimizer"),
-    ("start_time", "began"),
-    ("end_time", "ended"),
-)
-"""What a manifest says of a run, and how the report calls it."""
+
 DIFFERENT = 8
 """Values that ranks differ in which are shown."""
 
@@ -95,9 +86,8 @@ def configuration(run: RecordedRun) -> PageSection:
     manifests = [directory.manifest for directory in run.directories]
     pairs: list[tuple[str, object]] = [("directories", len(run.directories)), ("ranks", len(run.ranks))]
     pairs += [("missing ranks", ", ".join(map(str, run.missing)))] if run.missing else []
-    pairs += [(title, _agreed(manifests, key)) for key, title in FACTS if any(key in m for m in manifests)]
-    configs = [manifest.get("config") for manifest in manifests]
-    flat = [dict(_flat(config)) for config in configs if isinstance(config, dict)]
+    pairs += [(title, _agreed(manifests, key)) for key, title in FACTS.items() if any(key in m for m in manifests)]
+    flat = [dict(_flat(manifest.config)) for manifest in manifests if manifest.config]
     rows = [(key, _agreed(flat, key)) for key in dict.fromkeys(key for config in flat for key in config)]
     keys = f'<details><summary>Every key</summary><div class="scroll">{table(("key", "value"), rows)}</div></details>'
     return PageSection("configuration", "Run configuration", facts(pairs) + (keys if rows else ""))
@@ -124,7 +114,7 @@ def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 def cost(run: RecordedRun) -> PageSection:
     """What the monitor took of each rank's time, and what failed inside it."""
-    told = [directory for directory in run.directories if directory.manifest.get("cost_seconds")]
+    told = [directory for directory in run.directories if directory.manifest.cost_seconds]
     silent = len(run.directories) - len(told)
     text = "Training waits for hooks and drain; delivery runs beside it."
     if silent:
@@ -147,12 +137,11 @@ def cost(run: RecordedRun) -> PageSection:
 
 
 def _cost(directory: RankDirectory) -> tuple[object, ...]:
-    seconds = directory.manifest["cost_seconds"]
+    seconds = directory.manifest.cost_seconds
     hooks, drain, delivery, steps = (_number(seconds, key) for key in ("hooks", "drain", "delivery", "steps"))
-    faults = directory.manifest.get("faults") or {}
-    told = ", ".join(f"{place}: {number}" for place, number in faults.items()) if isinstance(faults, dict) else faults
+    told = ", ".join(f"{place}: {number}" for place, number in directory.manifest.faults.items())
     each = f"{1000 * (hooks + drain) / steps:.2f}" if steps else ""
-    found = directory.manifest.get("findings", "")
+
     return (
         directory.rank,
         f"{steps:.0f}",
@@ -160,7 +149,7 @@ def _cost(directory: RankDirectory) -> tuple[object, ...]:
         f"{drain:.2f}",
         each,
         f"{delivery:.2f}",
-        found,
+        "" if directory.manifest.findings is None else directory.manifest.findings,
         told or "none",
     )
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from probe.core.naming import signal_of
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import TableFile
+from probe.core.storage.table_files import TableFile
 
 BACKWARD = frozenset({"actv_grad", "grad_unreduced"})
 """Signals whose rows come in the order of the backward pass."""

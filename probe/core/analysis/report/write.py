@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probe.core.analysis.report import sections
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
@@ -62,7 +62,7 @@ def write_report(
     connection = connect(MEMORY)
     connection.execute("SET enable_progress_bar = false")  # it would go to the standard output
     with Rows(run.directories, problems, connection) as rows:
-        stages = {n: _stage(directory.manifest) for n, directory in enumerate(run.directories)}
+        stages = {n: directory.manifest.pipeline_stage for n, directory in enumerate(run.directories)}
         known = survey(rows, stages)
         chosen = plan(known, len(run.ranks))
         data, bad = payload(rows, run, known, chosen, observe)
@@ -81,11 +81,6 @@ def check_target(out: Path) -> None:
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ValueError(f"{out}: expected the name of a file in a directory that exists")
     plotly_bundle()
-
-
-def _stage(manifest: Mapping[str, Any]) -> int:
-    stage = manifest.get("pp_stage")
-    return stage if isinstance(stage, int) else 0
 
 
 def _findings_of(root: Path, run: RecordedRun) -> Path:

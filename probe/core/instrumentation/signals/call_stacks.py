@@ -15,8 +15,8 @@ from probe.core.backend.call_stack import Stack, callers, stack, text
 from probe.core.backend.protocols import ForwardKind, Module
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.storage.atomic_files import replacing
+from probe.core.storage.layout import STACKS
 
-FILE = "stack_info.csv"
 HEADER = ("module_name", "stack_info")
 _OWN = tuple(str(Path(probe.__file__).parent / part) for part in ("core", "pytorch", "mindspore"))
 
@@ -27,7 +27,7 @@ def stacks(run: Run) -> Iterator[None]:
 
     A resumed run that goes on in its directory leaves the file as it is.
     """
-    if run.directory is None or (path := run.directory / FILE).exists():
+    if run.directory is None or (path := run.directory / STACKS).exists():
         yield
         return
     found, activations = _Found(path), run.settings.xy_distribution

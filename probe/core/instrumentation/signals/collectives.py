@@ -14,7 +14,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import FrameType
 
 import numpy as np
@@ -32,6 +31,7 @@ from probe.core.messages import plural
 from probe.core.moments import EMPTY, columns_for, merge
 from probe.core.records import Batch, Key
 from probe.core.rules import about
+from probe.core.storage.layout import group_label
 
 INPUT, OUTPUT = "pre", "post"
 EARLY = 2000
@@ -208,7 +208,7 @@ class Listening:
             self._calls_log.add(operation, ranks, dtypes, calling, again)
         if not self._collects or (self._lines and not self._lines.choose(calling)) or self._too_early():
             return None
-        name = f"{operation}.{label(ranks)}.{self._sites.name(site.f_code.co_filename, site.f_lineno)}"
+        name = f"{operation}.{group_label(ranks)}.{self._sites.name(site.f_code.co_filename, site.f_lineno)}"
         call = CollectiveCall(name, again)
         if self._inputs and inputs:
             self._record(call, INPUT, inputs)
@@ -302,16 +302,6 @@ class CollectiveStep:
     rows: dict[tuple[str, str], Tally] = field(default_factory=dict)
     orders: list[int] = field(default_factory=list)
     """Of each reading."""
-
-
-def label(ranks: tuple[int, ...]) -> str:
-    """What a group is called: ``ranks0-3`` for neighbours, ``ranks0-6by2`` at equal distances, ``ranks0+3+4`` else."""
-    if len(ranks) == 1:
-        return f"ranks{ranks[0]}"
-    steps = {after - before for before, after in pairwise(ranks)}
-    if len(steps) == 1 and (step := steps.pop()) > 0:
-        return f"ranks{ranks[0]}-{ranks[-1]}" + (f"by{step}" if step > 1 else "")
-    return "ranks" + "+".join(map(str, ranks))
 
 
 def batches(pending: Pending, step: CollectiveStep, number: int) -> list[Batch]:

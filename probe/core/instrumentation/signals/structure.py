@@ -20,7 +20,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.selection import PLACES
 from probe.core.instrumentation.signals.activations import ActivationListener, Part
 from probe.core.storage.atomic_files import replacing
-from probe.core.storage.run_directory import output_root, told
+from probe.core.storage.run_directory import output_root, rank_folder, told
 
 FOLDER, FILE = "module_struct", "module_struct.json"
 NOTHING = str(type(None))
@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 
 def path_of(root: Path, rank: int) -> Path:
     """The file of ``rank``."""
-    return root / FOLDER / f"rank{rank}" / FILE
+    return root / FOLDER / rank_folder(rank) / FILE
 
 
 def prepare(rank: int) -> None:

@@ -15,7 +15,7 @@ from probe.core.messages import plural
 from probe.core.naming import tag
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Finding
-from probe.core.storage.anomaly_json import fields_of
+from probe.core.storage.anomaly_json import entry_key, fields_of, file_of, is_from, run_fields
 from probe.core.storage.atomic_files import open_for_append, replacing, write_all
 
 logger = logging.getLogger("probe.anomaly")
@@ -37,10 +37,8 @@ class AnomalyFile:
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
-        self._run = (
-            {"run": context.run, "start": context.start, "first_step": context.first_step} if context.run else {}
-        )
-        self._path = context.root / "anomaly_detected" / f"rank{context.rank}" / "anomaly.json"
+        self._run = run_fields(context.run, context.start, context.first_step)
+        self._path = file_of(context.root, context.rank)
         self._size = -1
         """Size that the file must have if it is as this object left it."""
         self._keys: set[str] = set()
@@ -77,7 +75,7 @@ class AnomalyFile:
         entries: dict[str, str] = {}
         for finding in findings:
             name = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
-            wanted = f"{name}_step_{finding.step}_call_{finding.order}_{finding.op}"
+            wanted = entry_key(name, finding.step, finding.order, finding.op)
             repeated = (f"{wanted}_{number}" for number in count(2))
             key = wanted
             while key in self._keys or key in entries:
@@ -98,20 +96,13 @@ def take_out(path: Path, run: str, first: int) -> dict[str, object]:
     """
     with _LOCK:
         entries = _entries_of(path) if path.exists() else None
-        taken = {key: entry for key, entry in (entries or {}).items() if _is_of(entry, run, first)}
+        taken = {key: entry for key, entry in (entries or {}).items() if is_from(entry, run, first)}
         if entries and len(taken) == len(entries):
             path.unlink()
         elif entries and taken:
             with replacing(path) as file:
                 json.dump({key: entry for key, entry in entries.items() if key not in taken}, file, indent=1)
     return taken
-
-
-def _is_of(entry: object, run: str, first: int) -> bool:
-    if not isinstance(entry, dict) or entry.get("run") != run:
-        return False
-    step = entry.get("step")
-    return isinstance(step, int) and step >= first
 
 
 def _adopt(path: Path) -> set[str]:

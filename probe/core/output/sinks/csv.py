@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Iterator
 from io import FileIO
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.moments import COUNTS
-from probe.core.naming import cell_name, encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Array, Batch, Snapshot
 from probe.core.storage.atomic_files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
-from probe.core.storage.layout import histograms_of, ops_of
+from probe.core.storage.layout import (
+    CALL,
+    CSV,
+    STEP,
+    candidates,
+    cells_of,
+    columns_of,
+    csv_cell,
+    histograms_of,
+    ops_of,
+    span_of,
+)
 
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""
-CALL = ",call"
-"""What the header of a file ends with that tells repetitions of a module apart."""
+WITH_CALL = f",{CALL}"
+"""The end of the header of a file that tells repetitions of a module apart."""
 
 
 Numbers = tuple[Any, ...]
@@ -92,16 +100,12 @@ class CsvSink:
         When the columns change inside a file's range, the new file begins its range at that step: readers that look
         for ``_{digits}-{digits}.csv`` find it, and no step is in two files.
         """
-        first = batch.step // self._steps_per_file * self._steps_per_file
-        last = first + self._steps_per_file - 1
-        kind = quote(encodable(batch.signal), safe="")  # a signal may be called anything, a file may not
+        first, last = span_of(batch.step, self._steps_per_file)
         segment_last, segment = self._segments.get(batch.signal, (None, Path()))
         if segment_last == last:
             yield last, segment
-        yield last, self._directory / f"{kind}_{first}-{last}.csv"
-        yield last, self._directory / f"{kind}_{batch.step}-{last}.csv"
-        for part in count(1):
-            yield last, self._directory / f"{kind}_{batch.step}-{last}_part_{part}.csv"
+        for name in candidates(batch.signal, first, last, batch.step, CSV):
+            yield last, self._directory / str(name)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
         """Appends to ``path`` unless that has other columns; a new file appears with its header and rows."""
@@ -110,8 +114,8 @@ class CsvSink:
                 new.write(_text(layout, "", numbers))
             return True
         with open_for_append(path) as file:
-            found = _header(file, layout.header + CALL)
-            if found not in ("", layout.header, layout.header + CALL):
+            found = _header(file, layout.header + WITH_CALL)
+            if found not in ("", layout.header, layout.header + WITH_CALL):
                 return False
             cut_torn_line(file, path)
             if found != layout.header or not layout.calls:
@@ -133,43 +137,32 @@ class CsvSink:
 
 def _text(layout: _Layout, found: str, numbers: Numbers) -> str:
     """The rows for a file whose header is ``found``; one without any gets it first."""
-    calls = layout.calls or found.endswith(CALL)
-    header = "" if found else layout.header + CALL * calls + "\n"
+    calls = layout.calls or found.endswith(WITH_CALL)
+    header = "" if found else layout.header + WITH_CALL * calls + "\n"
     return header + layout.rows[calls] % numbers
 
 
 def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layout:
     ops, histograms = about[-2:]
-    micro_step = ("micro_step",) if batch.micro_stepped else ()
-    header = ",".join(map(_cell, ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype")))
-    if batch.coverage:
-        header += ",coverage"
-    header += f",{HISTOGRAM}" * histograms
-    values = ",".join("%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops) + "," * bool(ops)
-    rows, with_call = [], []
-    coverages = batch.coverage or repeat(None, len(batch))
-    for key, shape, dtype, coverage in zip(batch.keys, batch.shapes, batch.dtypes, coverages, strict=True):
-        micro = f"{key.micro_step}," if batch.micro_stepped else ""
-        tail = f"{_cell(str(list(shape)))},{_cell(dtype)}".replace("%", "%%")
-        if batch.coverage:
-            tail += f",{_cell(coverage.text(math.prod(shape)) if coverage else '').replace('%', '%%')}"
-        tail += ",%s" * histograms
-        row = f"{key.stage},{_cell(cell_name(key)).replace('%', '%%')},%d,{micro}{values}{tail}"
-        rows.append(row)
-        with_call.append(f"{row},{key.call}")
+    columns, cells = columns_of(batch, ops, histograms), cells_of(batch)
+    filled = {op: "%.0f" if op in WHOLE else "%.6g" if ndigits is None else "%r" for op in ops}
+    filled |= {STEP: "%d", HISTOGRAM: "%s"}
+    texts = [
+        repeat(filled[column])
+        if column in filled
+        else [csv_cell(str(cell)).replace("%", "%%") for cell in cells[column]]
+        for column in columns
+    ]
+    rows = [",".join(row) for row in zip(*texts, strict=False)]  # as many as there are names
     return _Layout(
         about=about,
-        header=header,
-        rows={False: "\n".join(rows) + "\n", True: "\n".join(with_call) + "\n"},
-        calls=any(key.call for key in batch.keys),
+        header=",".join(map(csv_cell, columns)),
+        rows={
+            False: "\n".join(rows) + "\n",
+            True: "\n".join(f"{row},{call}" for row, call in zip(rows, cells[CALL], strict=True)) + "\n",
+        },
+        calls=any(cells[CALL]),
     )
-
-
-def _cell(text: str) -> str:
-    """``text`` as a CSV cell, quoted only if it must be (RFC 4180)."""
-    if any(special in text for special in ',"\n\r'):
-        return '"' + text.replace('"', '""') + '"'
-    return text
 
 
 def _header(file: FileIO, expected: str) -> str:
@@ -188,6 +181,6 @@ def _add_call_column(path: Path) -> None:
     with replacing(path) as target, path.open(newline="", encoding="utf-8") as source:
         rows = csv.reader(source)
         write: Callable[[list[str]], object] = csv.writer(target, lineterminator="\n").writerow
-        write([*next(rows), CALL.lstrip(",")])
+        write([*next(rows), CALL])
         for row in rows:
             write([*row, "0"])

@@ -1,18 +1,13 @@
-"""``cost.jsonl``: what the monitor itself has taken of each collected step, beside files that have no place for it.
-
-Not a CSV file: whoever reads all of those expects rows about tensors.
-"""
+"""``cost.jsonl``: the monitor's own cost of each collected step, beside files that have no place for it."""
 
 from __future__ import annotations
-
-import json
 
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Snapshot
 from probe.core.storage.atomic_files import append, cut_torn_line, open_for_append
+from probe.core.storage.layout import COSTS, cost_line
 
-FILE = "cost.jsonl"
-SECONDS = ("hooks", "drain", "device")
+PARTS = ("hooks", "drain", "device")
 OVERHEAD = "probe/overhead"
 
 
@@ -20,13 +15,13 @@ class CostSink:
     """One line a step: seconds of the step, and the overhead of the run so far as a part of training's time."""
 
     def __init__(self, context: SinkContext) -> None:
-        self._path = context.directory / FILE
+        self._path = context.directory / COSTS
 
     def open(self) -> None:
-        """Nothing is made before the first step."""
+        """No file is made before the first step."""
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """No file is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
         """Appends a line.
@@ -34,12 +29,8 @@ class CostSink:
         Raises:
             OSError: if that fails; the line is lost.
         """
-        seconds = {f"{name}_seconds": _short(snapshot.cost.get(name, 0.0)) for name in SECONDS}
-        line = {"step": snapshot.step, **seconds, "overhead": _short(snapshot.scalars.get(OVERHEAD, 0.0))}
+        seconds = {part: snapshot.cost.get(part, 0.0) for part in PARTS}
+        line = cost_line(snapshot.step, seconds, snapshot.scalars.get(OVERHEAD, 0.0))
         with open_for_append(self._path) as file:
             cut_torn_line(file, self._path)
-            append(file, (json.dumps(line) + "\n").encode())
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.6g}")
+            append(file, line.encode())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +12,21 @@ import numpy.typing as npt
 from probe.core.errors import missing
 from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.messages import plural
-from probe.core.naming import cell_name, encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
-from probe.core.storage.layout import coverages, histograms_of, ops_of
+from probe.core.storage.layout import (
+    CALL,
+    INTEGERS,
+    PARQUET,
+    STEP,
+    candidates,
+    cells_of,
+    columns_of,
+    histograms_of,
+    ops_of,
+    span_of,
+)
+from probe.core.storage.sql import literal, quoted
 
 MOST_ROWS = 1 << 20
 """Rows of a signal that are kept; then they are written before their range of steps is over."""
@@ -107,8 +116,8 @@ class ParquetSink:
                 self._connection.close()
 
     def _keep(self, batch: Batch, ops: tuple[str, ...], histograms: bool) -> None:
-        signal, first = batch.signal, batch.step // self._steps_per_file * self._steps_per_file
-        last, columns = first + self._steps_per_file - 1, _columns(batch, ops, histograms)
+        signal, columns = batch.signal, (*columns_of(batch, ops, histograms), CALL)
+        first, last = span_of(batch.step, self._steps_per_file)
         if signal in self._filling and self._filling[signal].columns != columns:
             self._finish(signal)
         if signal not in self._filling:
@@ -146,8 +155,7 @@ class ParquetSink:
             raise failures[0]
 
     def _write(self, kept: _Pending) -> None:
-        # A signal may be called anything, a file may not.
-        path = self._free(quote(encodable(kept.signal), safe=""), kept)
+        path = self._free(kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
@@ -159,27 +167,16 @@ class ParquetSink:
             cursor.register("rows", table)
             # Where the engine takes arrays, it takes NaN for a missing value; here none is missing.
             chosen = ", ".join(_chosen(column, cells) for column, cells in table.items())
-            target = str(hidden).replace("'", "''")
-            cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO '{target}' (FORMAT parquet)")  # noqa: S608 - our path
+            cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO {literal(str(hidden))} (FORMAT parquet)")  # noqa: S608 - our path
             hidden.replace(path)
         finally:
             cursor.close()
             hidden.unlink(missing_ok=True)
 
-    def _free(self, kind: str, kept: _Pending) -> Path:
+    def _free(self, kept: _Pending) -> Path:
         """A name that no file has: a file is never written twice."""
-        names = chain(
-            [f"{kind}_{kept.first}-{kept.last}", f"{kind}_{kept.batches[0][0].step}-{kept.last}"],
-            (f"{kind}_{kept.batches[0][0].step}-{kept.last}_part_{part}" for part in count(1)),
-        )
-        return next(path for name in names if not (path := self._directory / f"{name}.parquet").exists())
-
-
-def _columns(batch: Batch, ops: tuple[str, ...], histograms: bool) -> tuple[str, ...]:
-    micro_step = ("micro_step",) if batch.micro_stepped else ()
-    coverage = ("coverage",) if batch.coverage else ()
-    histogram = (HISTOGRAM,) * histograms
-    return ("vpp_stage", "name", "step", *micro_step, *ops, "shape", "dtype", *coverage, *histogram, "call")
+        names = candidates(kept.signal, kept.first, kept.last, kept.batches[0][0].step, PARQUET)
+        return next(path for name in names if not (path := self._directory / str(name)).exists())
 
 
 def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
@@ -194,7 +191,7 @@ def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
         own = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
         if (histograms := histograms_of(batch, cells)) is not None:
             own[HISTOGRAM] = np.array([*map(text_of, histograms)], dtype=object)
-        own["step"] = np.full(len(batch), batch.step, dtype=np.int64)
+        own[STEP] = np.full(len(batch), batch.step, dtype=np.int64)
         for column, parts in cells.items():
             parts.append(own[column])
     return cells
@@ -202,22 +199,12 @@ def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
 
 def _same(batch: Batch) -> dict[str, npt.NDArray[Any]]:
     """The cells of all columns but ``step`` and the ops."""
-    whole = {
-        "vpp_stage": [key.stage for key in batch.keys],
-        "micro_step": [key.micro_step for key in batch.keys],
-        "call": [key.call for key in batch.keys],
-    }
-    texts: dict[str, list[str]] = {
-        "name": [cell_name(key) for key in batch.keys],
-        "shape": [str(list(shape)) for shape in batch.shapes],
-        "dtype": list(batch.dtypes),
-        "coverage": coverages(batch),
-    }
-    return {name: np.array(cells, dtype=np.int32) for name, cells in whole.items()} | {
-        name: np.array(cells, dtype=object) for name, cells in texts.items()
+    return {
+        column: np.array(cells, dtype=np.int32 if column in INTEGERS else object)
+        for column, cells in cells_of(batch).items()
     }
 
 
 def _chosen(column: str, cells: npt.NDArray[Any]) -> str:
-    name = '"' + column.replace('"', '""') + '"'
+    name = quoted(column)
     return f"coalesce({name}, 'nan'::DOUBLE) AS {name}" if cells.dtype == np.float64 else name

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from probe.core.naming import cell_name, encodable
+from probe.core.naming import encodable
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
-from probe.core.storage.layout import coverages, ops_of
+from probe.core.storage.layout import CALL, FORM, MICRO_STEP, NAME, STAGE, cells_of, ops_of
 from probe.core.storage.metric_rows import Indices, MetricRows, MetricTarget, TensorForm, numbered
-from probe.core.storage.metrics_db import FILE_NAME, MetricsDatabase
+from probe.core.storage.metrics_db import MetricsDatabase
+from probe.core.storage.metrics_schema import FILE_NAME
 
 LOCKED_SECONDS = 0.05
 """How long a step waits for a database that someone has locked, before it is put off to the next."""
@@ -161,10 +161,9 @@ def _partition(snapshot: Snapshot) -> int:
 
 
 def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
-    targets, target = numbered(MetricTarget(cell_name(key), key.stage, key.micro_step, key.call) for key in batch.keys)
-    shapes = [str(list(shape)) for shape in batch.shapes]
-    described = coverages(batch) or repeat("")
-    forms, form = numbered(map(TensorForm, shapes, batch.dtypes, described))
+    cells = cells_of(batch)
+    targets, target = numbered(map(MetricTarget, *(cells[column] for column in (NAME, STAGE, MICRO_STEP, CALL))))
+    forms, form = numbered(map(TensorForm, *(cells[column] for column in FORM)))
     return _Layout(about, targets, target, forms, form)
 
 

@@ -16,6 +16,7 @@ from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Lead, Watched, names_of, no_lead, unknown_names
 from probe.core.instrumentation.signals.features import attention, call_arguments, linear, router
 from probe.core.instrumentation.signals.features.recorder import Collected
+from probe.core.storage.layout import coverage_text
 
 WEIGHTS = ("weight", "wg")
 """What the modules of ``linear_hook`` call their weight."""
@@ -191,7 +192,7 @@ class OfWeight(FeatureListener):
             raise Misfit(f"expected a module with {what} (one that is computed at each reading is left alone)")
         shape, _, coverage = described(weight)
         if coverage is not None:
-            raise Misfit(f"expected a whole weight, this rank holds {coverage.text(shape[0] * shape[1])}")
+            raise Misfit(f"expected a whole weight, this rank holds {coverage_text(coverage, shape[0] * shape[1])}")
         if 0 in shape:
             raise Misfit(f"expected a weight with elements, got one of shape {shape}")
         self._record(weight, numbers)

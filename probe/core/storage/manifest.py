@@ -1,0 +1,186 @@
+"""The fields of ``manifest.json``, written and read; a reader finds a field as documented, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+FILE = "manifest.json"
+FACTS = {
+    "framework": "framework",
+    "framework_version": "its version",
+    "probe": "probe",
+    "world_size": "world size",
+    "model": "model",
+    "optimizer": "optimizer",
+    "start_time": "began",
+    "end_time": "ended",
+}
+"""Fields that describe a run to people, with their titles."""
+PIPELINE = "pipeline_parallel"
+DATA = "data_parallel"
+"""Names of groups that readers ask for."""
+MOST_RANKS = 1_000_000
+"""More than any run has: a file that names more is not believed."""
+HIGHEST = 2**31 - 1
+"""Of a step, a stage or a run's number: DuckDB and SQLite hold them in 32 bits."""
+
+
+class RunDescription(TypedDict):
+    """The fields that are known before the first step."""
+
+    probe: str
+    framework: str
+    framework_version: str
+    rank: int
+    world_size: int
+    groups: Mapping[str, Sequence[int]]
+    """Ranks by the name of a group that this rank is in."""
+    run: int
+    """Number of the run, the same on all ranks."""
+    first_step: int
+    pp_stage: int
+    """Pipeline stage."""
+    model: list[str]
+    """Classes."""
+    optimizer: list[str]
+    """Classes."""
+    optimizer_state_names: list[dict[str, str]]
+    raw_names: Mapping[str, str]
+    """The framework's names of modules and parameters that have others here."""
+    start_time: str
+    """As ``2026-11-03T21:34:40+0800``."""
+    time_zone: str
+    directory_time_zone: str
+    config: Mapping[str, object]
+
+
+class Manifest(dict[str, Any]):
+    """The fields of a manifest that was read. Fields that were not as documented have been left out."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration; empty if it is unknown."""
+        config: Mapping[str, Any] = self.get("config", {})
+        return config
+
+    @property
+    def framework(self) -> str:
+        return str(self.get("framework") or "")
+
+    @property
+    def rank(self) -> int | None:
+        return self.get("rank")
+
+    @property
+    def world_size(self) -> int | None:
+        return self.get("world_size")
+
+    @property
+    def groups(self) -> Mapping[str, tuple[int, ...]]:
+        """Ranks by the name of a group; empty if none is named."""
+        return {name: tuple(ranks) for name, ranks in (self.get("groups") or {}).items()}
+
+    @property
+    def pipeline_stage(self) -> int:
+        """The stage that was written; 0 if none was."""
+        return int(self.get("pp_stage", 0))
+
+    @property
+    def attachment(self) -> int:
+        """Number of the run among those of a process."""
+        return int(self.get("run", 0))
+
+    @property
+    def start_time(self) -> str | None:
+        return self.get("start_time")
+
+    @property
+    def first_step(self) -> int | None:
+        return self.get("first_step")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has come to its end."""
+        return "end_time" in self
+
+    @property
+    def cost_seconds(self) -> Mapping[str, Any]:
+        """Seconds by what took them; empty if the run has not ended."""
+        cost: Mapping[str, Any] = self.get("cost_seconds", {})
+        return cost
+
+    @property
+    def findings(self) -> int | None:
+        """The number of findings; None if the run has not ended."""
+        return self.get("findings")
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        faults: Mapping[str, int] = self.get("faults", {})
+        return faults
+
+    @property
+    def control(self) -> Mapping[str, Any] | None:
+        """The followed configuration file and the state that it asks for; None where none is followed."""
+        return self.get("control")
+
+    @property
+    def changes(self) -> list[dict[str, object]]:
+        """Changes of the configuration."""
+        return [change for change in self.get("changes", ()) if isinstance(change, dict)]
+
+    def continued(self, first: int, resumed_at: int) -> dict[str, object]:
+        """The fields that a run which goes on in the directory keeps: when and with which step the output began, and
+        where it was resumed."""
+        kept = {name: self[name] for name in ("run", "start_time") if name in self}
+        return {**kept, "first_step": min(first, resumed_at), "resumed": [*self.get("resumed", ()), resumed_at]}
+
+
+class _Field(NamedTuple):
+    expected: str
+    fits: Callable[[object], bool]
+
+
+def is_whole(value: object, low: int = 0, high: int = HIGHEST) -> bool:
+    """Whether ``value`` is a whole number from ``low`` to ``high``."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def misfit(key: str, value: object) -> str | None:
+    """What was expected of a manifest's field ``key`` where ``value`` is not that; None where it fits, or where the
+    field is not one that is read."""
+    field = _FIELDS.get(key)
+    return None if field is None or field.fits(value) else field.expected
+
+
+def _is_control(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    numbers = all(is_whole(value.get(key, 0)) for key in ("step", "changes", "process"))
+    return numbers and isinstance(value.get("file", ""), str)
+
+
+def _is_groups(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return value is None
+    return all(isinstance(ranks, list) and all(map(is_whole, ranks)) for ranks in value.values())
+
+
+_WHOLE = _Field(f"a whole number from 0 to {HIGHEST}", is_whole)
+_FIELDS = {
+    "rank": _Field(f"a whole number below {MOST_RANKS}", lambda value: is_whole(value, 0, MOST_RANKS - 1)),
+    "world_size": _Field(f"at most {MOST_RANKS} ranks", lambda value: is_whole(value, 0, MOST_RANKS)),
+    "run": _WHOLE,
+    "start_time": _Field("a time such as 2026-11-03T21:34:40+0800", lambda value: isinstance(value, str)),
+    "first_step": _WHOLE,
+    "pp_stage": _WHOLE,
+    "groups": _Field("ranks by the name of a group", _is_groups),
+    "config": _Field("a configuration", lambda value: isinstance(value, Mapping)),
+    "control": _Field("the followed file, and whole numbers for process, step and changes", _is_control),
+    "changes": _Field("a list", lambda value: isinstance(value, list)),
+    "cost_seconds": _Field("seconds by what took them", lambda value: isinstance(value, Mapping)),
+    "findings": _WHOLE,
+    "faults": _Field("counts by kind", lambda value: isinstance(value, Mapping)),
+    "resumed": _Field("a list", lambda value: isinstance(value, list)),
+}

@@ -1,0 +1,178 @@
+"""The files of a rank's directory: each is looked at once, and left out here if it cannot be read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.messages import plural
+from probe.core.storage.layout import (
+    CSV,
+    EXAMPLE,
+    MOST_COLUMNS,
+    NEEDED,
+    PARQUET,
+    STACKS,
+    STEP,
+    TAKEN,
+    is_table_suffix,
+    table_name,
+    whole,
+)
+from probe.core.storage.problems import Problems
+from probe.core.storage.regular_files import LONGEST_LINE, check_lines, opened
+
+KNOWN = frozenset({STACKS})
+"""Other tables, which belong there."""
+_PARQUET_MARK = b"PAR1"
+
+
+class TableFile(NamedTuple):
+    """One file of one signal."""
+
+    path: Path
+    signal: str
+    first: int
+    """The first step that may be in it."""
+    part: int
+    format: str
+    """``csv`` or ``parquet``."""
+    columns: tuple[str, ...]
+    """Empty for Parquet files, which say themselves what they hold."""
+    torn: int = 0
+    """Bytes of an unfinished last line."""
+
+
+def tables(directory: Path, problems: Problems) -> list[TableFile]:
+    """Every file of a rank's directory that can be read, by signal and step."""
+    found = (_look(path, problems) for path in sorted(directory.iterdir()) if is_table_suffix(path.suffix))
+    return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+
+
+def each_once(found: Sequence[TableFile]) -> list[TableFile]:
+    """Without the Parquet files of what there is as CSV too, which is complete up to the last step."""
+    in_csv = {(file.signal, file.first) for file in found if file.format == CSV}
+    return [file for file in found if file.format == CSV or (file.signal, file.first) not in in_csv]
+
+
+def has_tables(directory: Path) -> bool:
+    """Whether any file of a signal is in a rank's directory."""
+    return any(table_name(path.name) for path in directory.iterdir())
+
+
+def first_step(directory: Path) -> int:
+    """The lowest step in a rank's directory, by the first row of each of the files that could have it; 0 if unknown."""
+    named = [(name, path) for path in directory.iterdir() if (name := table_name(path.name))]
+    if not named:
+        return 0
+    lowest = min(name.first for name, _ in named)
+    rows = (_first_row(path) for name, path in named if name.first == lowest and name.format == CSV)
+    return min((step for step in rows if step is not None), default=lowest)
+
+
+def _first_row(path: Path) -> int | None:
+    try:
+        with opened(path) as file:
+            start = file.read(LONGEST_LINE).decode("utf-8", "replace")
+        row = next(csv.DictReader(io.StringIO(start, newline="")))
+        return whole(STEP, row[STEP])
+    except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
+        return None
+
+
+def _look(path: Path, problems: Problems) -> TableFile | None:
+    if path.name.startswith(".") or path.name in KNOWN:
+        return None
+    name = table_name(path.name)
+    if not name:
+        problems.add(path, f"expected a name such as {EXAMPLE}; not a file of the monitor, left out", skipped=False)
+        return None
+    try:
+        if name.format == PARQUET:
+            columns, torn = _look_at_parquet(path), 0
+        else:
+            columns, torn = _look_at_csv(path, problems)
+    except (OSError, ValueError) as error:
+        problems.add(path, f"{error}: left out", 1 if isinstance(error, _HeaderError) else None)
+        return None
+    return TableFile(path, name.signal, name.first, name.part, name.format, columns, torn)
+
+
+class _HeaderError(ValueError):
+    """The first line is no header of ours."""
+
+
+def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
+    """The columns, and the bytes of a last line that is not finished."""
+    with opened(path) as file:
+        start = file.read(LONGEST_LINE)
+        if not start:
+            raise ValueError("expected a table; the file is empty")
+        line, ended, _ = start.partition(b"\n")
+        if not ended:
+            raise _HeaderError("expected a header; its line is not finished")
+        columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
+        check_lines(file)
+        torn = _torn(file)
+        number = _line_breaks(file) + 1 if torn else 0
+    if torn:
+        problems.add(path, f"the last line is not finished ({torn} {plural(torn, 'byte')}): left out", number)
+    return columns, torn
+
+
+def _columns(header: str) -> tuple[str, ...]:
+    if "\r" in header:  # which csv takes for the end of a line
+        raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
+    try:
+        columns = tuple(next(csv.reader([header], strict=True)))
+    except csv.Error as error:
+        raise _HeaderError(f"expected a header; {error} in {header[:60]!r}") from None
+    _check_header(columns, header[:60])
+    return columns
+
+
+def _check_header(columns: tuple[str, ...], there: str) -> None:
+    """What would stop a query of many files stops only the file that has it."""
+    if len(columns) > MOST_COLUMNS:
+        raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
+    if columns[: len(NEEDED)] != NEEDED:
+        raise _HeaderError(f"expected a header that begins with {','.join(NEEDED)}; there is {there!r}")
+    lower = [column.lower() for column in columns]  # SQL takes Norm and norm for the same
+    if len(set(lower)) < len(lower):
+        raise _HeaderError(f"expected a header that has every column once; there is {there!r}")
+    if taken := sorted(TAKEN & set(lower)):
+        raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
+
+
+def _torn(file: BufferedReader) -> int:
+    """Bytes behind the last line break."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - LONGEST_LINE)
+        file.seek(begin)
+        place = file.read(end - begin).rfind(b"\n")
+        if place >= 0:
+            return size - begin - place - 1
+        end = begin
+    return size
+
+
+def _line_breaks(file: BufferedReader) -> int:
+    file.seek(0)
+    return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _look_at_parquet(path: Path) -> tuple[str, ...]:
+    with opened(path) as file:
+        head = file.read(len(_PARQUET_MARK))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_PARQUET_MARK)))
+        tail = file.read()
+    if head != _PARQUET_MARK or tail != _PARQUET_MARK:
+        raise ValueError(f"expected a Parquet file; it does not begin and end with {_PARQUET_MARK.decode()}")
+    return ()
