@@ -1,4 +1,4 @@
-"""The two runs, each found in its directory and read into one database."""
+"""Two runs, each found in its directory, opened in one database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probe.core.storage.problems import Problems
 
 
 class Side(NamedTuple):
-    """One run."""
+    """One of the two runs."""
 
     letter: str
     root: Path
@@ -28,15 +28,15 @@ class Side(NamedTuple):
 
     @property
     def decimals(self) -> float:
-        """The unit of the last decimal place that was written, where their number is fixed; else 0."""
+        """Unit of the last decimal place in the files, if the number of places is fixed; else 0."""
         config = self.run.directories[0].manifest.get("config")
-        given = config.get("ndigits") if isinstance(config, dict) else None
-        return 10.0**-given if isinstance(given, int) else 0.0
+        places = config.get("ndigits") if isinstance(config, dict) else None
+        return 10.0**-places if isinstance(places, int) else 0.0
 
 
 @contextmanager
 def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
-    """The last run in each of two directories, in one database.
+    """Open the last run in each of two directories, in one database.
 
     Raises:
         ValueError: if one of them cannot be read.
@@ -59,7 +59,7 @@ def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
 
 
 def _run(root: Path, problems: Problems) -> RecordedRun:
-    """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
+    """Last run in ``root``, or the files that ``probe merge`` has written there, as of rank 0."""
     merged = root.is_dir() and any(root.glob("*.csv")) and not (root / "manifest.json").exists()
     if merged and not any(root.glob("*-rank*")):
         return RecordedRun((RankDirectory(root, 0, "", 0.0, {}, first_step(root)),), ())

@@ -1,4 +1,4 @@
-"""Collectives that were seen to carry something bad."""
+"""Collectives that carried NaN or Inf."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.storage.duckdb_reader import Rows, quoted
 
 Carried = tuple[frozenset[int], frozenset[int]]
-"""The ranks that gave something bad, and those that got it."""
+"""Ranks that sent NaN or Inf, and ranks that received it."""
 
 _GROUP = re.compile(r"\.ranks([\d+]+|\d+-\d+(?:by\d+)?)\.")
 
 
 def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
-    """By step, what each group of ranks passed on, of the rows of communication that hold NaN or Inf."""
+    """By step, the senders and receivers in each group of ranks whose rows of communication hold NaN or Inf."""
     bad = _condition(rows)
     if not bad or not steps:
         return {}
@@ -26,23 +26,23 @@ def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
         f"SELECT DISTINCT step, rank, name, {bad} AS bad FROM {rows.view('other')} "  # noqa: S608 - our own words
         f"WHERE step IN ({listed}) AND ({bad} OR name LIKE '%.pre')"
     ).fetchall()
-    gave: dict[tuple[int, frozenset[int]], set[int]] = {}
-    got: dict[tuple[int, frozenset[int]], set[int]] = {}
+    sent: dict[tuple[int, frozenset[int]], set[int]] = {}
+    received: dict[tuple[int, frozenset[int]], set[int]] = {}
     for step, rank, name, is_bad in found:
         group = group_of(name)
-        given = gave.setdefault((step, group), set()) if name.endswith(".pre") else None
+        own = sent.setdefault((step, group), set()) if name.endswith(".pre") else None
         if is_bad:
-            (got.setdefault((step, group), set()) if given is None else given).add(rank)
+            (received.setdefault((step, group), set()) if own is None else own).add(rank)
     carried: dict[int, list[Carried]] = {}
-    for (step, group), ranks in got.items():
-        # where nothing was recorded of what is given, anybody in the group may have given it
-        givers = gave.get((step, group), set(group))
-        carried.setdefault(step, []).append((frozenset(givers), frozenset(ranks)))
+    for (step, group), ranks in received.items():
+        # if no inputs were recorded, any rank of the group may have sent it
+        origins = sent.get((step, group), set(group))
+        carried.setdefault(step, []).append((frozenset(origins), frozenset(ranks)))
     return carried
 
 
 def _condition(rows: Rows) -> str:
-    """SQL that is true of rows with NaN or Inf; empty if there is nothing to tell by."""
+    """SQL that is true of rows with NaN or Inf; empty if no column shows it."""
     if "other" not in rows.signals:
         return ""
     ops = [op for op in rows.numbers("other") if op in OPS and op != "id"]
@@ -53,7 +53,7 @@ def _condition(rows: Rows) -> str:
 
 
 def group_of(name: str) -> frozenset[int]:
-    """The ranks of a row's group: ``all_reduce.ranks0-3.train.py[23].post``; empty if the name does not say."""
+    """Ranks of a row's group: ``all_reduce.ranks0-3.train.py[23].post``; empty if the name has none."""
     found = _GROUP.search(name)
     if found is None:
         return frozenset()
@@ -64,8 +64,8 @@ def group_of(name: str) -> frozenset[int]:
     return frozenset(range(int(first), int(last) + 1, int(stride or 1)))
 
 
-def givers(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
-    """By step, the ranks that gave NaN or Inf to others without having got any, as ``AnomalyCommNan`` has found."""
+def senders(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
+    """By step, the ranks that sent NaN or Inf without having received any, as ``AnomalyCommNan`` reported."""
     found: dict[int, set[int]] = {}
     for located in findings:
         if located.finding.rule == AnomalyCommNan.__name__:

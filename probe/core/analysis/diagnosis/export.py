@@ -1,10 +1,10 @@
-"""An analysis as plain objects: for ``--json``, and for ``anomaly_analyse.json``."""
+"""JSON of an analysis: for ``--json``, and for ``anomaly_analyse.json``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from probe.core.analysis.diagnosis.analyse import Analysis, StoryDiagnosis
+from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.extent import counted
 from probe.core.analysis.diagnosis.located_finding import Located
@@ -14,7 +14,7 @@ from probe.core.storage.anomaly_json import in_json
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Everything, for machines. NaN and the infinities, which JSON lacks, are texts."""
+    """Export an analysis whole. NaN and the infinities, which JSON lacks, are texts."""
     return {
         "run": analysis.run.name,
         "ranks": list(analysis.run.ranks),
@@ -31,8 +31,8 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _of(diagnosis: StoryDiagnosis, topology: Topology) -> dict[str, Any]:
-    story, shown = diagnosis.story, diagnosis.evidence
+def _of(diagnosis: IncidentDiagnosis, topology: Topology) -> dict[str, Any]:
+    incident, shown = diagnosis.incident, diagnosis.evidence
     return {
         "kind": diagnosis.kind.value,
         "text": diagnosis.text,
@@ -44,16 +44,16 @@ def _of(diagnosis: StoryDiagnosis, topology: Topology) -> dict[str, Any]:
             "op": shown.op,
             "values": [[step, in_json(value)] for step, value in shown.values],
         },
-        "first_step": story.first,
-        "last_step": story.last,
-        "findings": story.number,
-        "by_rank": {str(rank): number for rank, number in sorted(story.by_rank.items())},
-        "by_rule": dict(sorted(story.by_rule.items())),
+        "first_step": incident.first,
+        "last_step": incident.last,
+        "findings": incident.number,
+        "by_rank": {str(rank): number for rank, number in sorted(incident.by_rank.items())},
+        "by_rule": dict(sorted(incident.by_rule.items())),
     }
 
 
 def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
-    """A finding as ``anomaly.json`` has it, then what is known of it besides."""
+    """Finding with the fields of ``anomaly.json``, then those that the analysis adds."""
     finding = located.finding
     return {
         "rank": finding.rank,
@@ -78,7 +78,7 @@ def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
 
 
 def key_of_entry(located: Located) -> str:
-    """The key of an entry in ``anomaly_analyse.json``."""
+    """Key of an entry in ``anomaly_analyse.json``."""
     finding = located.finding
     where = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
     return f"{where}_step_{finding.step}_call_{_call(located)}_{finding.op}"

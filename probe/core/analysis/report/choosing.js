@@ -1,5 +1,6 @@
 "use strict";
-// The heatmap and what is told of its chosen cell. `chosen` is the page's whole state: signal, op, row and column by index.
+// The heatmap and the details of its chosen cell. `chosen` is the page's whole state: signal, op, row and column by
+index.
 const about = {};
 const chosen = { signal: 0, op: 0, row: 0, column: 0 };
 const byId = (id) => document.getElementById(id);
@@ -7,7 +8,7 @@ const signalOf = () => about.signals[chosen.signal];
 const mapOf = (signal, op) =>
   Cells.get(`map/${signal}/${op}`, about.signals[signal].labels.length * about.columns.starts.length);
 
-// Does one thing after the other: numbers are unpacked while more is clicked, and the last click must win.
+// Runs one task after the other: numbers are unpacked while more is clicked, and the last click must win.
 let turn = Promise.resolve();
 function inTurn(act) {
   turn = turn.then(act, act);
@@ -79,7 +80,7 @@ async function choose(row, column) {
   await Promise.all([drawCell(), drawCurve(), drawRanks()]);
 }
 
-// Which file a row of a step is in: the last one that begins no later.
+// The file that has a row of a step: the last one that begins no later.
 function fileOf(signal, directory, step) {
   const names = about.files[signal.files[directory]] ?? [];
   const first = (name) => Number(/_(\d+)-\d+(?:_part_\d+)?\.\w+$/.exec(name)?.[1] ?? -1);  // a database has all steps
