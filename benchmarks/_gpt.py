@@ -1,4 +1,4 @@
-"""The model that the benchmarks train: a GPT of 12 layers and width 256 with 149 parameter tensors."""
+"""Model that the benchmarks train: a GPT of 12 layers and width 256 with 149 parameter tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH, TOKENS = 4, 128
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward net, each behind a norm and beside a residual branch."""
+    """Attention and a feed-forward net, each after a norm and with a residual branch."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer over bytes."""
+    """Decoder-only transformer over bytes."""
 
     def __init__(self, layers: int = LAYERS, width: int = WIDTH, heads: int = HEADS, tokens: int = TOKENS) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class GPT(nn.Module):
 
 
 class Training:
-    """A GPT with its optimizer and one batch; equal seeds give equal weights and steps."""
+    """GPT with its optimizer and one batch; equal seeds give equal weights and steps."""
 
     def __init__(self, device: str = "cpu", seed: int = 0, micro_batches: int = 1, **size: int) -> None:
         torch.manual_seed(seed)
@@ -57,7 +57,7 @@ class Training:
         self._text = torch.randint(VOCABULARY, (micro_batches, BATCH, tokens + 1), device=device)
 
     def step(self) -> None:
-        """One training step, as long as the device has not been waited for."""
+        """Take one training step, without waiting for the device."""
         for text in self._text:
             logits = self.model(text[:, :-1])
             functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
@@ -66,6 +66,6 @@ class Training:
 
 
 def wait(device: str) -> None:
-    """Returns when the device has done all it was asked to."""
+    """Wait until the device has finished all work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The same GPT as in ``_gpt.py``, with as many parameters of the same sizes, in MindSpore's dynamic graph."""
+"""GPT of ``_gpt.py``, with as many parameters of the same sizes, in MindSpore's dynamic graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH, TOKENS = 4, 128
 
 
 class Block(nn.Cell):
-    """Attention and a feed-forward net, each behind a norm and beside a residual branch."""
+    """Attention and a feed-forward net, each after a norm and with a residual branch."""
 
     def __init__(self, width: int, heads: int, tokens: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Cell):
 
 
 class GPT(nn.Cell):
-    """A decoder-only transformer over bytes."""
+    """Decoder-only transformer over bytes."""
 
     def __init__(self, layers: int = LAYERS, width: int = WIDTH, heads: int = HEADS, tokens: int = TOKENS) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class GPT(nn.Cell):
 
 
 class Training:
-    """A GPT with its optimizer and one batch; equal seeds give equal weights and steps."""
+    """GPT with its optimizer and one batch; equal seeds give equal weights and steps."""
 
     def __init__(self, device: str = "cpu", seed: int = 0) -> None:
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
@@ -72,12 +72,12 @@ class Training:
         return ops.cross_entropy(self.model(self._ids).reshape(-1, VOCABULARY), self._next)
 
     def step(self) -> Any:
-        """One training step, as far as it has been dispatched."""
+        """Dispatch one training step."""
         loss, gradients = self._differentiate()
         self.optimizer(gradients)
         return loss
 
 
 def wait(device: str) -> None:  # noqa: ARG001
-    """Returns when everything dispatched has been done."""
+    """Wait until all dispatched work is done."""
     executor.sync()

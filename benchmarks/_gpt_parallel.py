@@ -1,4 +1,4 @@
-"""A GPT of 4 layers and width 256, trained by two processes the way each framework does it."""
+"""GPT of 4 layers and width 256, trained by two processes with each engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYERS, WIDTH, HEADS, TOKENS, BATCH = 4, 256, 4, 64, 2
 
 
 def text(seed: int) -> torch.Tensor:
-    """What this rank trains on."""
+    """Training data of this rank."""
     generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
     return torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=generator)
 
@@ -26,13 +26,13 @@ def loss_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def plain() -> GPT:
-    """Equal weights on all ranks."""
+    """GPT with equal weights on all ranks."""
     torch.manual_seed(0)
     return GPT(layers=LAYERS, width=WIDTH, heads=HEADS, tokens=TOKENS)
 
 
 class Fsdp2:
-    """``fully_shard`` on every layer and the whole."""
+    """Training with ``fully_shard`` on every layer and the whole."""
 
     def __init__(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -136,11 +136,11 @@ class Megatron:
 
 TRAININGS = {"FSDP2": Fsdp2, "DeepSpeed ZeRO-2": Zero2, "Megatron-Core": Megatron}
 PACKAGES = {"FSDP2": "", "DeepSpeed ZeRO-2": "deepspeed-0.19.8", "Megatron-Core": "megatron-core-0.16.1"}
-"""The folder of ``versions`` that is to come first on the path."""
+"""Folders of ``versions`` that must come first on the path."""
 
 
 def join() -> None:
-    """The process group of both."""
+    """Join the process group of both processes."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size)

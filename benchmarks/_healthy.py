@@ -1,4 +1,4 @@
-"""What healthy trainings have in common: what they are to the benchmark, and the text that they read."""
+"""Interface of healthy trainings, and the text that they read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from probe.demo.text import LIMIT, standard_library
 
 
 class Training(NamedTuple):
-    """A training at its beginning."""
+    """Training at its beginning."""
 
     model: Any
     optimizer: Any
     step: Callable[[], object]
-    """One training step, of any number of micro batches."""
+    """Function that takes one training step, of any number of micro batches."""
     micro_batches: int = 1
 
 
 def pieces(text: bytes, length: int, seed: int, batch: int) -> Iterator[tuple[Any, Any]]:
-    """Bytes at random places of the text and the bytes that follow each, as :func:`probe.demo.recipe.batches`."""
+    """Yield bytes at random places of the text and the byte after each, as :func:`probe.demo.recipe.batches` does."""
     values = np.frombuffer(text, dtype=np.uint8)
     random = np.random.default_rng([seed, 0x7E])
     within = np.arange(length + 1)
@@ -32,7 +32,7 @@ def pieces(text: bytes, length: int, seed: int, batch: int) -> Iterator[tuple[An
 
 
 def texts(folders: list[Path]) -> list[bytes]:
-    """The source files of each folder, one text a folder; the standard library's if there is none.
+    """Source files of each folder, one text a folder; those of the standard library if there is no folder.
 
     Raises:
         FileNotFoundError: if a folder has no source files.

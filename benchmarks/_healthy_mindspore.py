@@ -16,18 +16,18 @@ from probe.demo.mindspore.training import MindsporeTraining
 
 
 def demo(size: recipe.Size) -> Callable[[int, bytes], Training]:
-    """The demonstration's GPT, trained as there."""
+    """GPT of the demonstration, trained as there."""
 
     def make(seed: int, text: bytes) -> Training:
         training = MindsporeTraining(size, seed)
-        given = pieces(text, size.context, seed, recipe.BATCH)
-        return Training(training.model, training.optimizer, lambda: training.step(*next(given)))
+        data = pieces(text, size.context, seed, recipe.BATCH)
+        return Training(training.model, training.optimizer, lambda: training.step(*next(data)))
 
     return make
 
 
 class _NextByte(nn.Cell):
-    """The byte after eight others, through layers of ReLU."""
+    """Prediction of the byte after eight others, with layers of ReLU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _NextByte(nn.Cell):
 def mlp(seed: int, text: bytes) -> Training:
     """ReLU, SGD with momentum."""
     mindspore.set_seed(seed)
-    model, given = _NextByte(96), pieces(text, 8, seed, 64)
+    model, data = _NextByte(96), pieces(text, 8, seed, 64)
     optimizer = nn.Momentum(model.trainable_params(), 0.05, 0.9)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def mlp(seed: int, text: bytes) -> Training:
     gradients = mindspore.value_and_grad(loss, None, optimizer.parameters)
 
     def step() -> None:
-        tokens, targets = next(given)
+        tokens, targets = next(data)
         _, found = gradients(
             mindspore.tensor(tokens, mindspore.int32), mindspore.tensor(targets[:, -1], mindspore.int32)
         )

@@ -1,6 +1,6 @@
-"""Healthy trainings on PyTorch, several kinds of them: whatever a rule reports in one is a false alarm.
+"""Healthy trainings of several kinds on PyTorch: every finding in one is a false alarm.
 
-Each is made by a function of a seed and a text, and gives the model, its optimizer, and a function that takes one step.
+Each is a function of a seed and a text that returns the model, its optimizer, and a function that takes one step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Schedule = Callable[[int], float]
 
 
 def warm_up(steps: int) -> Schedule:
-    """A rate that rises to its value, and stays."""
+    """Schedule of a rate that rises to its value, and stays."""
     return lambda step: min(1.0, (step + 1) / steps)
 
 
 def cosine(up: int, total: int) -> Schedule:
-    """A rate that rises, and falls to nothing."""
+    """Schedule of a rate that rises, and falls to 0."""
 
     def factor(step: int) -> float:
         return min(1.0, step / up) * 0.5 * (1 + math.cos(math.pi * min(step / total, 1.0)))
@@ -61,11 +61,11 @@ def _loop(
 def _language(
     model: nn.Module, text: bytes, length: int, seed: int, batch: int, precision: torch.dtype | None = None
 ) -> Callable[[], torch.Tensor]:
-    """The loss of the next byte."""
-    given = pieces(text, length, seed, batch)
+    """Function that computes the loss of the next byte."""
+    data = pieces(text, length, seed, batch)
 
     def loss() -> torch.Tensor:
-        tokens, targets = (torch.from_numpy(array) for array in next(given))
+        tokens, targets = (torch.from_numpy(array) for array in next(data))
         with torch.autocast("cpu", dtype=precision or torch.bfloat16, enabled=precision is not None):
             logits = model(tokens)
         return functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
@@ -74,18 +74,18 @@ def _language(
 
 
 def demo(size: recipe.Size) -> Callable[[int, bytes], Training]:
-    """The demonstration's GPT, trained as there."""
+    """GPT of the demonstration, trained as there."""
 
     def make(seed: int, text: bytes) -> Training:
         training = PytorchTraining(size, seed)
-        given = pieces(text, size.context, seed, recipe.BATCH)
-        return Training(training.model, training.optimizer, lambda: training.step(*next(given)))
+        data = pieces(text, size.context, seed, recipe.BATCH)
+        return Training(training.model, training.optimizer, lambda: training.step(*next(data)))
 
     return make
 
 
 def gpt_bfloat16(seed: int, text: bytes) -> Training:
-    """The GPT under autocast, two micro batches a step, a cosine schedule."""
+    """GPT under autocast, two micro batches a step, a cosine schedule."""
     model = PytorchTraining(recipe.Size(2, 96, 4, 64), seed).model
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.95), weight_decay=0.1)
     loss = _language(model, text, 64, seed, 8, torch.bfloat16)
@@ -93,8 +93,8 @@ def gpt_bfloat16(seed: int, text: bytes) -> Training:
 
 
 def gpt_pure_bfloat16(seed: int, text: bytes) -> Training:
-    """The GPT with parameters of bfloat16, so that small updates are rounded away element by element; norms, whose
-    weights are near 1 and would not move at all, in float32, as is usual."""
+    """GPT with parameters of bfloat16, so that small updates are rounded away element by element; norms, whose weights
+    are near 1 and would not move at all, in float32, as is usual."""
     model = PytorchTraining(recipe.Size(2, 96, 4, 64), seed).model.to(torch.bfloat16)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
@@ -104,7 +104,7 @@ def gpt_pure_bfloat16(seed: int, text: bytes) -> Training:
 
 
 class _Encoder(nn.Module):
-    """PyTorch's own transformer layers, normalised after each half, with ReLU and dropout."""
+    """Transformer layers of PyTorch, normalised after each half, with ReLU and dropout."""
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def encoder(seed: int, text: bytes) -> Training:
 
 
 class _Recurrent(nn.Module):
-    """Bytes through an LSTM or a GRU."""
+    """LSTM or GRU over bytes."""
 
     def __init__(self, kind: type[nn.RNNBase], width: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def gru(seed: int, text: bytes) -> Training:
 
 
 class _NextByte(nn.Module):
-    """The byte after eight others, through layers of ReLU."""
+    """Prediction of the byte after eight others, with layers of ReLU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -177,11 +177,11 @@ class _NextByte(nn.Module):
 def mlp(seed: int, text: bytes) -> Training:
     """ReLU, SGD with momentum, weight decay, no clipping."""
     torch.manual_seed(seed)
-    model, given = _NextByte(128), pieces(text, 8, seed, 64)
+    model, data = _NextByte(128), pieces(text, 8, seed, 64)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
 
     def loss() -> torch.Tensor:
-        tokens, targets = (torch.from_numpy(array) for array in next(given))
+        tokens, targets = (torch.from_numpy(array) for array in next(data))
         return functional.cross_entropy(model(tokens), targets[:, -1])
 
     return _loop(model, optimizer, loss, cosine(20, 350))
@@ -191,7 +191,7 @@ WORDS = 8192
 
 
 def words(seed: int, text: bytes) -> Training:
-    """A large embedding of which each step touches few rows, AdamW; words by the hash of their bytes."""
+    """Large embedding of which each step touches few rows, AdamW; words by the hash of their bytes."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.EmbeddingBag(WORDS, 48), nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, WORDS))
     found = text.split()[:200_000]
@@ -208,12 +208,12 @@ def words(seed: int, text: bytes) -> Training:
 
 
 def hash_of(word: bytes) -> int:
-    """The same in every process, unlike Python's own."""
+    """Hash that is the same in every process, unlike Python's own."""
     return int.from_bytes(word[-7:], "little") * 2654435761 % 2**61 % WORDS
 
 
 def convolutions(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its images are drawn
-    """Batch normalisation, ReLU, pooling, SGD with momentum: which of ten patterns is in a noisy image."""
+    """Classification of ten patterns in noisy images: batch normalisation, ReLU, pooling, SGD with momentum."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for before, after in ((1, 12), (12, 24), (24, 32)):
@@ -232,7 +232,7 @@ def convolutions(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its imag
 
 
 def regression(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its numbers are drawn
-    """A net that learns another one's function until next to nothing is left to learn, the rate falling to nothing."""
+    """Net that learns another one's function until next to nothing is left to learn, with a rate that falls to 0."""
     torch.manual_seed(seed)
     teacher = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
     model = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3))
@@ -243,7 +243,7 @@ def regression(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its number
 
 
 class _Adapted(nn.Module):
-    """A linear map that stays, and beside it a narrow one that learns and starts at zero (Hu et al., 2021)."""
+    """Frozen linear map, plus a narrow one that learns and starts at zero (Hu et al., 2021)."""
 
     def __init__(self, linear: nn.Linear, narrow: int) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class _Adapted(nn.Module):
 
 
 def adapters(seed: int, text: bytes) -> Training:
-    """A frozen GPT with low-rank adapters, AdamW, a rate that starts at zero."""
+    """Frozen GPT with low-rank adapters, AdamW, a rate that starts at zero."""
     model = PytorchTraining(recipe.Size(2, 64, 4, 48), seed).model.requires_grad_(False)
     torch.manual_seed(seed)
     for layer in model.layers:
@@ -280,4 +280,4 @@ TRAININGS: dict[str, Callable[[int, bytes], Training]] = {
     "regression": regression,
     "adapters": adapters,
 }
-"""Every training that is taken for healthy."""
+"""Trainings that are assumed to be healthy."""

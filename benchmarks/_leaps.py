@@ -1,7 +1,7 @@
-"""How far healthy values leap from what they were lately: what the limit of ``AnomalySpike`` is chosen from.
+"""Leaps of healthy values from their recent ones, from which the limit of ``AnomalySpike`` is chosen.
 
-Worked out apart from the rule, from whole series: for each value the median and the spread of those of the same key in
-the ``window`` steps before it, as ``probe/core/rules/spike.py`` describes them.
+Computed independently of the rule, from whole series: for each value the median and the spread of those of the same key
+in the ``window`` steps before it, as ``probe/core/rules/spike.py`` describes them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SIDES = {"min": -1, "max": 1}
 
 
 def leaps(steps: Sequence[Sequence[Batch]], args: Any) -> dict[tuple[str, str], float]:
-    """For each signal and op, the largest ratio to the median that lies beyond ``args.threshold`` spreads: what the
-    rule would report if its limit for that op were less. Second moments count by their roots."""
+    """Largest ratio to the median beyond ``args.threshold`` spreads, by signal and op: the rule would report it if its
+    limit for that op were lower. Second moments count by their roots."""
     found: dict[tuple[str, str], float] = {}
     for signal in sorted({batch.signal for batches in steps for batch in batches}):
         batches = [batch for each in steps for batch in each if batch.signal == signal]
@@ -44,7 +44,7 @@ def leaps(steps: Sequence[Sequence[Batch]], args: Any) -> dict[tuple[str, str], 
 
 
 def _series(batches: Sequence[Batch], op: str) -> Array:
-    """Steps x keys; NaN where there is no value to be judged."""
+    """Values of steps x keys; NaN where there is none to be judged."""
     index = {key: n for n, key in enumerate(dict.fromkeys(key for batch in batches for key in batch.keys))}
     series = np.full((len(batches), len(index)), np.nan)
     for row, batch in zip(series, batches, strict=True):
@@ -53,12 +53,12 @@ def _series(batches: Sequence[Batch], op: str) -> Array:
 
 
 def _kept(series: Array, op: str, power: int) -> Array:
-    """Logarithms of what counts as usual: of extremes, those on their own side of 0."""
+    """Logarithms of the values that count as usual: of extremes, those on their own side of 0."""
     return np.where(SIDES.get(op, 0) * series >= 0, np.log(np.abs(series)) / power, np.nan)
 
 
 def _medians(kept: Array, args: Any) -> tuple[Array, Array]:
-    """Of the steps before each: median and spread in standard deviations; NaN where there are too few."""
+    """Median and spread, in standard deviations, of the steps before each; NaN where there are too few."""
     before = np.concatenate([np.full((args.window, kept.shape[1]), np.nan), kept[:-1]])
     medians, spreads = np.full(kept.shape, np.nan), np.full(kept.shape, np.nan)
     for column in range(kept.shape[1]):  # one key at a time: all at once would take gigabytes

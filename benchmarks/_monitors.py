@@ -1,4 +1,4 @@
-"""Attaching probe and the existing tool to the same training with the same configuration."""
+"""Monitors of probe and of the existing tool for the same training with the same configuration."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ TARGETS = {
     "activations": 1 / 8,
     "everything": 1 / 8,
 }
-"""What probe may add to a step, as a part of what the existing tool adds."""
+"""Largest time that probe may add to a step, as a fraction of the time that the existing tool adds."""
 TARGETS_ALONE = {"weight gradients": 0.1, "everything": 0.6}
-"""What probe may add to a step on MindSpore, as a part of the plain step."""
+"""Largest time that probe may add to a step on MindSpore, as a fraction of the plain step."""
 
 
 def configuration(setting: str, **more: Any) -> dict[str, Any]:
-    """What both are given: CSV files, and no alerts."""
+    """Configuration of both: CSV files, and no alerts."""
     return {"targets": {}, "ops": OPS, "format": "csv", "alert": {"rules": []}, **SETTINGS[setting], **more}
 
 
 def has_existing_tool() -> bool:
-    """Whether the existing tool is installed here, as only the benchmarks' own environment has it."""
+    """Return whether the existing tool is installed, which only the benchmarks' own environment has."""
     return importlib.util.find_spec("msprobe") is not None
 
 
 def training_module(framework: str) -> Any:
-    """What trains a GPT on one framework: ``Training`` and ``wait``."""
+    """Module that trains a GPT on one framework, with ``Training`` and ``wait``."""
     return importlib.import_module({"pytorch": "_gpt", "mindspore": "_gpt_mindspore"}[framework])
 
 
 def framework_of(training: Any) -> str:
-    """What ``training`` trains with."""
+    """Framework of ``training``."""
     return "mindspore" if type(training).__module__.endswith("mindspore") else "pytorch"
 
 
 def attach_probe(training: Any, config: dict[str, Any], directory: Path, micro_batches: int = 1) -> Any:
-    """A monitor of ours, writing to ``directory``."""
+    """Attach probe's monitor, writing to ``directory``."""
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
     monitor_class = importlib.import_module(f"probe.{framework_of(training)}").TrainerMon
     monitor = monitor_class(config, params_have_main_grad=False)
@@ -63,7 +63,7 @@ def attach_probe(training: Any, config: dict[str, Any], directory: Path, micro_b
 
 
 def attach_existing_tool(training: Any, config: dict[str, Any], directory: Path) -> Any:
-    """A monitor of the existing tool's, writing to ``directory``."""
+    """Attach the existing tool's monitor, writing to ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
     file = directory.with_suffix(".json")

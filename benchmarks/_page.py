@@ -1,4 +1,5 @@
-"""Puts results into docs/benchmarks.md: ``python benchmarks/_page.py DIRECTORY``, filled by ``--output DIRECTORY``."""
+"""Insert results into docs/benchmarks.md: ``python benchmarks/_page.py DIRECTORY``, filled by ``--output
+DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ORDER = (
 
 
 def block(directory: Path) -> str:
-    """The results that there are, in the order in which a reader asks for them.
+    """Results in ``directory``, in the order of the page.
 
     Raises:
         FileNotFoundError: if there are none.
@@ -33,7 +34,7 @@ def block(directory: Path) -> str:
 
 
 def replaced(text: str, new: str) -> str:
-    """``text`` with ``new`` between the marks.
+    """Replace the text between the marks by ``new``.
 
     Raises:
         ValueError: if a mark is missing.

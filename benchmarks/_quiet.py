@@ -1,4 +1,4 @@
-"""Taking turns while nothing else runs: rounds during which other processes were busy are measured again."""
+"""Turns while nothing else runs: rounds during which other processes were busy are measured again."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 BUSY = 0.1
-"""Cores that others may use on average during a round that counts."""
+"""Most cores that other processes may use on average during a round that counts."""
 ATTEMPTS = 3
-"""Rounds that are measured at most, as a multiple of those wanted."""
+"""Most rounds that are measured, as a multiple of those wanted."""
 
 Blocks = dict[str, Callable[[], float]]
 
 
 class Rounds(NamedTuple):
-    """What was measured."""
+    """Measured rounds."""
 
     seconds: list[list[float]]
-    """For each round the seconds of each contestant."""
+    """Seconds of each contestant in each round."""
     disturbed: int
-    """How many of these rounds were disturbed nevertheless."""
+    """Number of these rounds that were disturbed nevertheless."""
 
 
 def take_turns(blocks: Blocks, number: int) -> Rounds:
-    """``number`` rounds of every block, each begun by another: the least disturbed of those measured."""
+    """Measure ``number`` rounds of every block, each begun by another; keep the least disturbed ones."""
     names, measured = list(blocks), list[tuple[float, int, list[float]]]()
     while len(measured) < ATTEMPTS * number and sum(others < BUSY for others, *_ in measured) < number:
         turn = len(measured)
@@ -40,7 +40,7 @@ def take_turns(blocks: Blocks, number: int) -> Rounds:
 
 
 def busy_elsewhere() -> float:
-    """CPU seconds that other processes have used; only differences mean anything. 0 where Linux's /proc is missing."""
+    """CPU seconds that other processes have used; only differences are meaningful. 0 where Linux's /proc is missing."""
     try:
         ticks = Path("/proc/stat").read_text().split(maxsplit=8)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a training gives the rules, step by step, kept so that rules can be tried on it again and again."""
+"""Recordings of the batches of a training, kept so that rules can be run on them again and again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIGURATION = {
     "squash_name": False,
     "alert": {"rules": []},
 }
-"""Everything watched, nothing judged, nothing written."""
+"""Configuration that watches everything, judges nothing and writes nothing."""
 
 
 MODULES = {"pytorch": "torch", "mindspore": "mindspore"}
@@ -48,11 +48,11 @@ STEPS = {
     },
     "mindspore": {"mindspore gpt": 110, "mindspore mlp": 300},
 }
-"""How long each training is; here, as importing a framework for its list of names takes seconds."""
+"""Number of steps of each training; here, as importing a framework for its list of names takes seconds."""
 
 
 class Case(NamedTuple):
-    """One training."""
+    """Training with its seed and length."""
 
     framework: str
     name: str
@@ -61,29 +61,29 @@ class Case(NamedTuple):
 
 
 class Keeper:
-    """A sink that keeps the batches of each step."""
+    """Sink that keeps the batches of each step."""
 
     def __init__(self) -> None:
         self.steps: list[Sequence[Batch]] = []
         self._same: dict[Hashable, Any] = {}
 
     def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     def write(self, snapshot: Snapshot) -> None:
         self.steps.append([self._lean(batch) for batch in snapshot.batches])
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _lean(self, batch: Batch) -> Batch:
-        """The same, sharing what it has in common with other steps."""
+        """Copy of a batch that shares equal keys, shapes and dtypes with other steps."""
         same = {name: getattr(batch, name) for name in ("keys", "shapes", "dtypes")}
         return replace(batch, **{name: self._same.setdefault(value, value) for name, value in same.items()})
 
 
 def names() -> dict[str, dict[str, int]]:
-    """The trainings of each framework that is installed, and how many steps each takes."""
+    """Trainings of each framework that is installed, with their numbers of steps."""
     return {framework: STEPS[framework] for framework in STEPS if find_spec(MODULES[framework])}
 
 
@@ -104,10 +104,10 @@ def _begin(case: Case, text: bytes) -> tuple[Any, Training]:
 
 
 def record(case: Case, text: bytes) -> list[Sequence[Batch]]:
-    """The batches of each step.
+    """Run a training and return the batches of each step.
 
     Raises:
-        RuntimeError: if something failed inside the monitor.
+        RuntimeError: if the monitor counted faults.
     """
     kept = Keeper()
     monitor_class, training = _begin(case, text)
@@ -126,12 +126,12 @@ def record(case: Case, text: bytes) -> list[Sequence[Batch]]:
 
 
 def file_of(folder: Path, case: Case) -> Path:
-    """Where a recording is kept."""
+    """Path of a recording."""
     return folder / f"{case.name.replace(' ', '_')}-{case.seed}-{case.steps}.pickle"
 
 
 def kept(folder: Path) -> list[Case]:
-    """The recordings in ``folder``."""
+    """Recordings in ``folder``."""
     found = []
     for path in sorted(folder.glob("*.pickle")):
         name, seed, steps = path.stem.rsplit("-", 2)
@@ -141,7 +141,7 @@ def kept(folder: Path) -> list[Case]:
 
 
 def kept_or_recorded(case: Case, text: bytes, folder: Path | None) -> list[Sequence[Batch]]:
-    """As :func:`record`, from ``folder`` if it is there; else it is kept there."""
+    """Load a recording from ``folder`` if it is there; else record it and keep it there."""
     if folder is None:
         return record(case, text)
     path = file_of(folder, case)

@@ -1,4 +1,4 @@
-"""What every benchmark says beside its figures: the machine, tables in Markdown, medians with their intervals."""
+"""Reports of benchmarks: the machine, tables in Markdown, medians with their intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIDENCE = 95
 
 
 def arguments(purpose: str | None, rounds: int) -> argparse.ArgumentParser:
-    """A parser with the arguments that all benchmarks take, so that one ``ARGS`` suits them all."""
+    """Parser with the arguments that all benchmarks take, so that one ``ARGS`` suits them all."""
     parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="repetitions of every measurement")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
@@ -32,7 +32,7 @@ def arguments(purpose: str | None, rounds: int) -> argparse.ArgumentParser:
 
 
 def machine(framework: str = "torch") -> str:
-    """The processor, its cores, the memory and the versions that the figures depend on."""
+    """Text of the processor, its cores and the versions that the figures depend on."""
     parts = [
         _processor(),
         f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores",
@@ -53,13 +53,13 @@ def _processor() -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown: text to the left, figures to the right."""
+    """Table in Markdown: text to the left, figures to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def publish(title: str, paragraphs: Iterable[str], output: Path | None, framework: str = "torch") -> None:
-    """Prints a result and writes the same to ``output``, followed by the machine and the command."""
+    """Print a result and write it to ``output``, followed by the machine and the command."""
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings_of(sys.argv[1:])])
     text = "\n\n".join([f"### {title}", *paragraphs, f"{machine(framework)}; `{command}`."]) + "\n"
     print(text)
@@ -70,10 +70,10 @@ def publish(title: str, paragraphs: Iterable[str], output: Path | None, framewor
         output.write_text(text, encoding="utf-8")
 
 
-def _settings_of(given: Sequence[str]) -> list[str]:
-    """The arguments that a result depends on: all but where it is written."""
+def _settings_of(argv: Sequence[str]) -> list[str]:
+    """Arguments that a result depends on: all but the output path."""
     kept, skip = [], False
-    for argument in given:
+    for argument in argv:
         if not skip and not argument.startswith("--output"):
             kept.append(argument)
         skip = argument == "--output"
@@ -81,11 +81,11 @@ def _settings_of(given: Sequence[str]) -> list[str]:
 
 
 def interval(statistic: Callable[[Array], Array], samples: Array) -> tuple[float, float, float]:
-    """``statistic`` of ``samples`` and the ends of its bootstrap interval.
+    """Compute ``statistic`` of ``samples`` and the ends of its bootstrap interval.
 
     Args:
         statistic: reduces the last axis but one, along which the rounds lie.
-        samples: rounds x whatever was measured in each; resampled by whole rounds, so that pairs stay pairs.
+        samples: rounds x measurements; resampled by whole rounds, so that pairs stay pairs.
 
     Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13: the percentile interval.
     """
@@ -96,12 +96,12 @@ def interval(statistic: Callable[[Array], Array], samples: Array) -> tuple[float
 
 
 def verdict(aim: float, low: float, high: float | None = None) -> str:
-    """Whether a figure is ``aim`` at most: of the ends of its interval, or of itself alone."""
+    """Judge whether a figure is at most ``aim``, by the ends of its interval or by itself alone."""
     if low > aim:
         return "MISSED"
     return "met" if (low if high is None else high) <= aim else "too noisy to say"
 
 
 def milliseconds(seconds: float) -> str:
-    """``seconds`` with as many digits as they are worth."""
+    """Text of ``seconds`` with three significant digits."""
     return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 1 else f"{1e3 * seconds:.0f} ms"

@@ -1,7 +1,7 @@
-"""How many rows a second the conversions to SQLite and TensorBoard make, for probe and for the existing tool.
+"""Speed of the conversions to SQLite and TensorBoard in rows a second, for probe and for the existing tool.
 
-The files are those that the csv sink writes. Each conversion runs in processes of its own, from the command to the last
-file; the existing tool gets a part of the input, as it would take an hour for all of it.
+The csv sink writes the files. Each conversion runs in processes of its own, from the command to the last file; the
+existing tool gets a part of the input, as it would take an hour for all of it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if __name__ == "__main__":
 
 
 class Cost(NamedTuple):
-    """What a conversion took."""
+    """Cost of a conversion."""
 
     seconds: float
     processor_seconds: float
-    """Of all its processes: what other programs do meanwhile hardly changes it."""
+    """Processor time of all its processes, which other programs hardly change."""
     mebibytes: float
-    """Of the largest of its processes."""
+    """Peak memory of the largest of its processes."""
 
 
 def write_input(root: Path, ranks: int, steps: int, rows: int, steps_a_file: int) -> int:
-    """The files of ``ranks`` with ``rows`` rows a step, over all kinds; gives the number of rows."""
+    """Write the files of ``ranks`` with ``rows`` rows a step, over all kinds; return the number of rows."""
     each = rows // len(KINDS)
     keys = {
         kind: tuple(
@@ -82,7 +82,7 @@ def write_input(root: Path, ranks: int, steps: int, rows: int, steps_a_file: int
 
 
 def measured(command: Sequence[str | Path]) -> Cost:
-    """Runs ``command``, which must succeed."""
+    """Run ``command``, which must succeed."""
     wrapped = [sys.executable, "-c", MEASURED, json.dumps([str(word) for word in command])]
     seconds, processor_seconds, kibibytes, code, errors = json.loads(subprocess.check_output(wrapped, text=True))
     if code:
@@ -91,7 +91,7 @@ def measured(command: Sequence[str | Path]) -> Cost:
 
 
 def check_rows(database: Path, query: str, expected: int) -> None:
-    """That the database holds every row."""
+    """Check that the database holds every row."""
     with closing(sqlite3.connect(database)) as opened:
         found = sum(number for (number,) in opened.execute(query))
     if found != expected:
@@ -125,7 +125,7 @@ def existing_curves(root: Path, target: Path, processes: int, _: int) -> Cost:
 
 
 def line(what: str, rows: int, processes: int, cost: Cost, against: Cost | None = None) -> list[str]:
-    """One line of the table."""
+    """Line of the table."""
     ratio = f"{against.seconds / cost.seconds:.1f}" if against else ""
     whole = f"{cost.mebibytes * (processes + 1):,.0f} MiB"
     seconds, of_processor = f"{cost.seconds:.1f} s", f"{cost.processor_seconds:.1f} s"
@@ -135,7 +135,7 @@ def line(what: str, rows: int, processes: int, cost: Cost, against: Cost | None 
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> list[list[str]]:
-    """The lines of the table."""
+    """Lines of the table."""
     part, whole, processes = scratch / "part", scratch / "whole", args.processes
     lines = []
     if args.part > 1:

@@ -1,10 +1,10 @@
-"""Runs the demonstration with ten seeds of each fault and of none, and says how often the monitor was right.
+"""Run the demonstration with ten seeds of each fault and of none, and print how often the monitor was right.
 
     python benchmarks/demo_seeds.py [--framework pytorch] [--seeds 10] [--steps 70] [--kinds nan,overflow,gradient,none]
 
 The kind ``any`` leaves the choice of the fault to the seed, as ``probe demo`` does.
 
-Ends with 0 if every named place and step is the broken one and the healthy runs have no finding, else with 1.
+Exit code 0 if every named place and step is the broken one and the healthy runs have no finding, else 1.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from probe.demo.verdict import matches
 
 
 def named(diagnosis: FirstBad | None) -> str:
-    """What the monitor says, in a cell."""
+    """Text of the diagnosis for a cell."""
     return f"{diagnosis.row}@{diagnosis.first.step}" if diagnosis else "nothing"
 
 
 def one(framework: str, kind: str, seed: int, steps: int) -> bool:
-    """One run; prints its line and gives whether the monitor was right."""
+    """Run once, print the line and return whether the monitor was right."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         plan = DemoPlan(framework, seed, None if kind == "any" else kind, steps, Path(folder), ["csv"])
@@ -47,16 +47,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--kinds", default=",".join((*KINDS, "none")))
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(f"{'kind':<9} seed  right  {'broken':<36} {'named':<44} time")
     right = {
-        kind: sum(one(given.framework, kind, seed, given.steps) for seed in range(given.seeds))
-        for kind in given.kinds.split(",")
+        kind: sum(one(args.framework, kind, seed, args.steps) for seed in range(args.seeds))
+        for kind in args.kinds.split(",")
     }
     print("\n| fault | right | of |\n| --- | --- | --- |")
     for kind, number in right.items():
-        print(f"| {kind} | {number} | {given.seeds} |")
-    return 0 if set(right.values()) == {given.seeds} else 1
+        print(f"| {kind} | {number} | {args.seeds} |")
+    return 0 if set(right.values()) == {args.seeds} else 1
 
 
 if __name__ == "__main__":

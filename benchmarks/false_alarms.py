@@ -1,14 +1,13 @@
-"""False alarms: what every rule finds in healthy trainings of many kinds, and how far their values leap.
+"""False alarms: findings of every rule in healthy trainings of many kinds, and how far their values leap.
 
     python benchmarks/false_alarms.py [--rounds 2] [--first 0] [--text FOLDER ...] [--keep FOLDER [--again]]
         [--only NAME ...]
 
 Each round runs every kind of training with another seed, the texts in turn (without ``--text``, Python's standard
-library).
-With ``--keep``, what the monitor collected stays in a folder and is read from there next time; with ``--again``,
-nothing is trained, and all that the folder has is judged: so other settings of the rules are tried in a minute.
+library). With ``--keep``, the collected batches stay in a folder and are read from there next time; with ``--again``,
+nothing is trained, and all recordings in the folder are judged: so other settings of the rules are tried in a minute.
 
-Ends with 1 if a rule has more than one false alarm in 1,000 sampled steps, all rows together.
+Exit code 1 if a rule has more than one false alarm in 1,000 sampled steps, all rows together.
 """
 
 from __future__ import annotations
@@ -38,42 +37,42 @@ JUDGED = ("AnomalyNan", "AnomalySpike", "AnomalyVanish", "AnomalyDead", "Anomaly
 """Rules with limits of their own that can fire in one process. ``AnomalyReplica`` and ``AnomalyCommNan`` need several;
 the limit of ``AnomalyThreshold`` and ``AnomalyTurbulence`` is the user's."""
 ALLOWED = 1e-3
-"""False alarms a sampled step."""
-TOLD = 5
-"""Findings of one training and rule that are printed."""
+"""Most false alarms a sampled step."""
+PRINTED = 5
+"""Most findings of one training and rule that are printed."""
 
 
 class Result(NamedTuple):
-    """What one training gave."""
+    """Result of one training."""
 
     case: Case
     steps: int
     values: int
     alarms: Mapping[str, int]
     leaps: Mapping[tuple[str, str], float]
-    told: list[str]
+    lines: list[str]
 
 
 def arguments_of(rule: str) -> Any:
-    """What ``rule`` takes by default."""
+    """Default arguments of ``rule``."""
     return RULE_ARGS[rule]()
 
 
 def judge(case: Case, text: bytes, folder: Path | None) -> Result:
-    """Runs one training and every rule over it."""
+    """Run one training and every rule over it."""
     steps = kept_or_recorded(case, text, folder)
-    alarms, told = {}, []
+    alarms, lines = {}, []
     for name in JUDGED:
         rule = factory(name)(arguments_of(name), 0, OPS)
         found = [finding for batches in steps for batch in batches for finding in rule.judge(batch)]
         alarms[name] = len(found)
-        told += [f"{case.name}, seed {case.seed}: {explain(finding)}" for finding in found[:TOLD]]
+        lines += [f"{case.name}, seed {case.seed}: {explain(finding)}" for finding in found[:PRINTED]]
     values = sum(len(batch) * len(OPS) for batches in steps for batch in batches)
-    return Result(case, len(steps), values, alarms, leaps(steps, arguments_of("AnomalySpike")), told)
+    return Result(case, len(steps), values, alarms, leaps(steps, arguments_of("AnomalySpike")), lines)
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    """Every training with every seed; or what was kept."""
+    """Yield every training with every seed; or the kept recordings."""
     if args.again:
         yield from (case for case in kept(args.keep) if not args.only or case.name in args.only)
         return
@@ -85,22 +84,22 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 
 
 def results(args: argparse.Namespace) -> Iterator[Result]:
-    """One after the other, or several at a time; each in a process of its own."""
-    given = texts(args.text)
+    """Yield results in order, from several trainings at a time, each in a process of its own."""
+    sources = texts(args.text)
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.jobs, mp_context=fresh, max_tasks_per_child=1) as pool:
-        begun = [pool.submit(judge, case, given[case.seed % len(given)], args.keep) for case in cases(args)]
+        begun = [pool.submit(judge, case, sources[case.seed % len(sources)], args.keep) for case in cases(args)]
         for each in begun:
             began = time.perf_counter()
             result = each.result()
             waited = time.perf_counter() - began
             print(f"{result.case.name:<22} seed {result.case.seed:<5} {result.steps} steps, {waited:.0f} s", flush=True)
-            print("".join(f"    {line}\n" for line in result.told), end="", flush=True)
+            print("".join(f"    {line}\n" for line in result.lines), end="", flush=True)
             yield result
 
 
 def alarm_table(found: list[Result]) -> tuple[str, bool]:
-    """The rules with their figures, and whether all are within what is allowed."""
+    """Table of the rules with their figures, and whether all are within the limit."""
     steps = sum(result.steps for result in found)
     alarms = Counter[str]()
     for result in found:
@@ -119,14 +118,14 @@ def alarm_table(found: list[Result]) -> tuple[str, bool]:
 
 
 def upper(count: int) -> float:
-    """The one-sided 95 % upper bound of what a Poisson count comes from: where counts up to it have a chance of 5 %."""
+    """One-sided 95 % upper bound of the mean of a Poisson count: the mean with 5 % chance of counts up to it."""
     means = np.linspace(count, count + 10 + 4 * count**0.5, 20_000)
     terms = np.cumsum([means**k / np.prod(np.arange(1.0, k + 1)) for k in range(min(count, 150) + 1)], axis=0)[-1]
     return float(means[np.searchsorted(-np.exp(-means) * terms, -0.05)])
 
 
 def leap_table(found: list[Result]) -> str:
-    """The largest leaps in each kind of signal and op, beside the factor that the rule reports."""
+    """Table of the largest leaps in each kind of signal and op, with the factor that the rule reports."""
     ratio = arguments_of("AnomalySpike").min_ratio
     largest: dict[tuple[str, str], tuple[float, str]] = {}
     for result in found:
@@ -151,8 +150,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--length", type=float, default=1.0, help="factor on the number of steps of each training")
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="folders of source files to train on")
-    parser.add_argument("--keep", type=Path, help="folder for what was collected")
-    parser.add_argument("--again", action="store_true", help="judge what --keep has, train nothing")
+    parser.add_argument("--keep", type=Path, help="folder for recordings")
+    parser.add_argument("--again", action="store_true", help="judge the recordings in --keep, train nothing")
     parser.add_argument("--only", nargs="*", default=[], help="names of trainings")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     args = parser.parse_args()

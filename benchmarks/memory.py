@@ -1,4 +1,4 @@
-"""Whether a long run's memory stays flat: each sink, the rules, all of it together, and a training that is watched."""
+"""Memory over a long run: each sink, the rules, all of them together, and a training that is watched."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ OPS = ("min", "max", "mean", "norm", "zeros")
 ROWS = {"actv": 12, "grad_reduced": 8, "exp_avg_sq": 8, "param_updated": 8}
 STEPS_A_FILE = 100
 SAMPLES = 40
-"""Measurements in a run; the later half of them counts."""
+"""Number of measurements in a run; the later half of them counts."""
 FLAT = 20.0
-"""Bytes a step, over the last half, below which memory counts as flat: a megabyte in 50,000 steps."""
+"""Growth in bytes a step, over the last half, below which memory counts as flat: a megabyte in 50,000 steps."""
 FORMATS = ("csv", "sqlite", "tensorboard", "parquet")
 ARGUMENTS = {"AnomalyTurbulence": {"threshold": 0.5}, "AnomalyThreshold": {"above": 1e9}}
 TRAINING, RULE, ALL = "training, all formats and rules", "rules", "all of these"
@@ -40,21 +40,21 @@ Step = Callable[[int], object]
 
 
 class Course(NamedTuple):
-    """How the memory of one process went."""
+    """Course of the memory of one process."""
 
     steps: Array
     resident: Array
-    """Bytes at each of ``steps``, after what is free was given back to the system."""
+    """Resident bytes at each of ``steps``, after free memory was returned to the system."""
 
     @property
     def slope(self) -> float:
-        """Bytes a step over the last half, by least squares."""
+        """Growth in bytes a step over the last half, by least squares."""
         half = len(self.steps) // 2
         return float(np.polyfit(self.steps[half:], self.resident[half:], 1)[0])
 
 
 def snapshot(step: int, generator: np.random.Generator) -> Snapshot:
-    """A step of a tiny model: values that change, under names that stay."""
+    """Snapshot of a tiny model: values that change, under names that stay."""
     batches = [_batch(signal, rows, step, generator) for signal, rows in ROWS.items()]
     return Snapshot(step, 0, 1.7e9 + step, batches, OPS, cost={"hooks": 0.01, "drain": 0.001})
 
@@ -68,12 +68,12 @@ def _batch(signal: str, rows: int, step: int, generator: np.random.Generator) ->
 
 
 def rules() -> list[Rule]:
-    """A rule of each kind."""
+    """Rules, one of each kind."""
     return [factory(name)(RULE_ARGS[name](**ARGUMENTS.get(name, {})), 0, OPS) for name in RULES]
 
 
 def writing(contestant: str, root: Path) -> Step:
-    """Writes one snapshot after the other, as the delivery thread does."""
+    """Function that writes one snapshot after the other, as the delivery thread does."""
     context = SinkContext(directory=root / "run", root=root, rank=0, steps_per_file=STEPS_A_FILE, dump=True)
     names = list(SINKS) if contestant == ALL else [] if contestant == RULE else [contestant]
     judges = rules() if contestant in (ALL, RULE) else []
@@ -84,7 +84,7 @@ def writing(contestant: str, root: Path) -> Step:
 
 
 def training(root: Path) -> Step:
-    """Trains a perceptron with everything watched, written in every format and judged by every rule."""
+    """Function that trains a perceptron with everything watched, written in every format and judged by every rule."""
     import torch
 
     from probe.pytorch import TrainerMon
@@ -113,7 +113,7 @@ def training(root: Path) -> Step:
 
 
 def courses(contestant: str, steps: int, root: Path) -> Course:
-    """Takes ``steps`` steps of ``contestant`` in this process, which should be fresh."""
+    """Take ``steps`` steps of ``contestant`` in this process, which should be fresh."""
     logging.getLogger("probe").addHandler(logging.NullHandler())  # findings by the thousand
     step = training(root) if contestant == TRAINING else writing(contestant, root)
     at, resident = [], []
@@ -131,8 +131,8 @@ def _resident() -> float:
     return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def apart(contestant: str, steps: int) -> Course:
-    """The same in a process of its own, which leaves nothing behind."""
+def in_own_process(contestant: str, steps: int) -> Course:
+    """Call :func:`courses` in a process of its own, which leaves nothing behind."""
     with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(courses, (contestant, steps, Path(folder)))
 
@@ -149,11 +149,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help=f"steps of each, {SAMPLES} at least")
     parser.add_argument("--only", choices=CONTESTANTS, nargs="+", default=CONTESTANTS, metavar="NAME")
     args: argparse.Namespace = parser.parse_args()
-    rows = list(_rows((name, apart(name, args.steps)) for name in args.only))
+    rows = list(_rows((name, in_own_process(name, args.steps)) for name in args.only))
     note = (
         f"{args.steps:,} steps of a tiny model, {sum(ROWS.values())} rows with {len(OPS)} values a step. Resident "
         f"memory in MB after the first {args.steps // SAMPLES:,} steps, in the middle and at the end, free memory "
-        "given back to the system before; bytes a step over the last half."
+        "returned to the system before; bytes a step over the last half."
     )
     header = ["", "at first", "middle", "end", "bytes a step", ""]
     publish("Memory of a long run", [note, table(header, rows)], args.output)

@@ -1,4 +1,4 @@
-"""How fast the fused reduction is, against the sum of each tensor alone and against one op at a time."""
+"""Speed of the fused reduction, against the sum of each tensor alone and against one op at a time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ONE_BY_ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 FUSED = " ".join(OPS)
 AIM, AIM_ON_DEVICE = 3.0, 1.5
-"""How many times longer these ops may take than the reference."""
+"""Largest ratios of the time of these ops to the reference."""
 Measured = dict[str, Callable[[], object]]
 
 
 def many(number: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
-    """Weight-like tensors: those of the benchmarks' GPT, or of one as deep and narrow as ``number`` asks for."""
+    """Weight-like tensors: those of the benchmarks' GPT, or of a deep and narrow one with ``number`` tensors."""
     size = {} if number == 149 else {"layers": -(-number // 12), "width": 64}
     with torch.device("meta"):
         shapes = [tuple(parameter.shape) for parameter in GPT(**size).parameters()][:number]
@@ -39,25 +39,25 @@ def many(number: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
     return [(0.02 * torch.randn(shape)).to(device, dtype) for shape in shapes]
 
 
-def contestants(given: list[torch.Tensor]) -> Measured:
-    """What is compared, the reference first; each returns when it is computed on the host, or launched on a device."""
+def contestants(tensors: list[torch.Tensor]) -> Measured:
+    """Contestants, the reference first; each returns when it is computed on the host, or launched on a device."""
 
     def fused(*ops: str) -> Callable[[], object]:
-        return lambda: reduction.moments(given, columns_for(ops), EPS)
+        return lambda: reduction.moments(tensors, columns_for(ops), EPS)
 
     return {
-        "sum of each tensor": lambda: [x.sum() for x in given],
+        "sum of each tensor": lambda: [x.sum() for x in tensors],
         FUSED: fused(*OPS),
         "the same and zeros": fused(*OPS, "zeros"),
         "the same and std": fused(*OPS, "std"),
-        "one op at a time": lambda: [op(x) for x in given for op in ONE_BY_ONE.values()],
+        "one op at a time": lambda: [op(x) for x in tensors for op in ONE_BY_ONE.values()],
     }
 
 
 def turns(
     measured: Measured, rounds: int, seconds_of: Callable[[Callable[[], object]], float]
 ) -> dict[str, list[float]]:
-    """Seconds of each, round by round, so that all see the same machine."""
+    """Measure the seconds of each, round by round, so that all run on the same machine state."""
     for run in measured.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in measured}
@@ -74,7 +74,7 @@ def on_host(run: Callable[[], object]) -> float:
 
 
 def on_device(run: Callable[[], object]) -> float:
-    """Seconds between two events on the device, around all that ``run`` launches."""
+    """Measure the seconds between two events on the device, around all that ``run`` launches."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     begin.record()
@@ -85,12 +85,12 @@ def on_device(run: Callable[[], object]) -> float:
 
 
 def against(seconds: dict[str, list[float]], name: str, other: str) -> float:
-    """The median over rounds of how many times longer ``name`` took than ``other``."""
+    """Median over rounds of the ratio of the times of ``name`` and ``other``."""
     return float(np.median(np.array(seconds[name]) / np.array(seconds[other])))
 
 
 def host_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
-    """A line for each contestant on the CPU."""
+    """Lines of the contestants on the CPU."""
     measured = contestants(many(number, dtype, "cpu"))
     seconds = turns(measured, rounds, on_host)
     reference = next(iter(measured))
@@ -105,10 +105,10 @@ def host_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
 
 
 def device_rows(number: int, dtype: torch.dtype, rounds: int) -> list[list[str]]:
-    """A line for each contestant on the GPU; the reference is one pass over as many bytes in one piece."""
-    given = many(number, dtype, "cuda")
-    flat = torch.cat([x.flatten() for x in given])
-    measured = {"reading the bytes once": flat.sum, **contestants(given)}
+    """Lines of the contestants on the GPU; the reference is one pass over as many bytes in one piece."""
+    tensors = many(number, dtype, "cuda")
+    flat = torch.cat([x.flatten() for x in tensors])
+    measured = {"reading the bytes once": flat.sum, **contestants(tensors)}
     seconds = turns(measured, rounds, on_device)
     return [
         [
@@ -135,17 +135,17 @@ def launches(run: Callable[[], object]) -> tuple[int, int]:
 
 
 def fused(row: list[str]) -> bool:
-    """Whether a row of a table is about the fused reduction that the aim is about."""
+    """Return whether a row of a table is about the fused reduction, to which the aim applies."""
     return row[0].endswith(f": {FUSED}")
 
 
 def largest(rows: list[list[str]]) -> float:
-    """How many times longer the fused reduction took than the reference, at most."""
+    """Largest ratio of the times of the fused reduction and the reference."""
     return max(float(row[2]) for row in rows if fused(row))
 
 
 def launch_counts(rows: list[list[str]]) -> int:
-    """How many numbers of launches the fused reduction has, at most, for tensors of one dtype."""
+    """Largest number of different launch counts of the fused reduction for tensors of one dtype."""
     counts: dict[str, set[str]] = {}
     for row in filter(fused, rows):
         counts.setdefault(row[0].split(" x ")[1], set()).add(row[3])
@@ -153,7 +153,7 @@ def launch_counts(rows: list[list[str]]) -> int:
 
 
 def report(args: argparse.Namespace, numbers: Sequence[int]) -> list[str]:
-    """The tables for this machine."""
+    """Tables for this machine."""
     cases = [(number, dtype) for dtype in (torch.float32, torch.bfloat16) for number in numbers]
     host = [row for case in cases for row in host_rows(*case, args.rounds)]
     parts = [

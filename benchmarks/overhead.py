@@ -1,9 +1,9 @@
-"""What watching costs a training step, for probe and for the existing tool.
+"""Cost of watching a training step, for probe and for the existing tool.
 
-Plain, probe and the existing tool take turns in one process, each on a model of its own with the same weights, and what
-counts is the median of the paired differences: whatever slows the machine down slows all three. Each turn is a block of
-several steps and ends when every file is written, so that nothing is hidden on a thread. Each setting has a process
-of its own, because the existing tool leaves hooks behind.
+Plain, probe and the existing tool take turns in one process, each on a model of its own with the same weights, and the
+result is the median of the paired differences: load on the machine slows all three down. Each turn is a block of
+several steps and ends when every file is written, so that nothing is hidden on a thread. Each setting has a process of
+its own, because the existing tool leaves hooks behind.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from _report import Array, arguments, interval, milliseconds, publish, table, ve
 
 WARM_UP = 3
 UNSAMPLED_TURNS = 10
-"""How often the two models of the unsampled comparison change places."""
+"""Number of times that the two models of the unsampled comparison change places."""
 AIM = 0.01
-"""Part of a plain step that one may take longer which is not sampled, and of its memory that gradients may add."""
+"""Largest fraction of a plain step that an unsampled one may take longer, and of its memory that gradients may add."""
 MEMORY_STEPS = 6
 MEMORY_VARIANTS = ("plain", "probe imported", "probe", "existing tool")
 
@@ -37,7 +37,7 @@ MEMORY_VARIANTS = ("plain", "probe imported", "probe", "existing tool")
 
 
 def settings_case(args: argparse.Namespace, setting: str, scratch: Path) -> dict[str, Any]:
-    """Seconds a step for each round and variant under one setting."""
+    """Measure seconds a step for each round and variant under one setting."""
     from _monitors import ATTACH, configuration, has_existing_tool, training_module
 
     variants = ["plain", "probe", *["existing tool"] * (has_existing_tool() and args.framework == "pytorch")]
@@ -55,23 +55,23 @@ def settings_case(args: argparse.Namespace, setting: str, scratch: Path) -> dict
 
 
 def must_have_worked(monitor: Any) -> None:
-    """Refuses the figures of a monitor that failed inside: what fails is cheap.
+    """Refuse the figures of a monitor with faults, since failed work costs nothing.
 
     Raises:
-        RuntimeError: with what failed.
+        RuntimeError: with the faults.
     """
     if monitor.faults:
         raise RuntimeError(f"probe failed inside, so its cost means nothing: {monitor.faults}")
 
 
 def warm_up(blocks: dict[str, Callable[[], float]]) -> None:
-    """Takes the steps that differ from all later ones: state is made, the first step is sampled."""
+    """Take the steps that differ from all later ones: state is made, the first step is sampled."""
     for run in [*blocks.values()] * WARM_UP:
         run()
 
 
 def block(training: Any, args: argparse.Namespace, flush: Callable[[], Any] | None = None) -> Callable[[], float]:
-    """A function that takes several steps, waits until all is done and written, and gives the seconds a step."""
+    """Function that takes several steps, waits until all is done and written, and returns the seconds a step."""
     from _monitors import training_module
 
     wait = training_module(args.framework).wait
@@ -89,9 +89,9 @@ def block(training: Any, args: argparse.Namespace, flush: Callable[[], Any] | No
 
 
 def unsampled_case(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Seconds of a plain step and of one that probe is attached to but does not sample, pair by pair.
+    """Measure the seconds of a plain step and of an unsampled one with probe attached, pair by pair.
 
-    The two models change places from time to time: where their memory lies makes a difference of its own.
+    The two models change places from time to time: the location of their memory makes a difference of its own.
     """
     from _monitors import attach_probe, configuration, training_module
 
@@ -112,7 +112,7 @@ def unsampled_case(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def memory_case(args: argparse.Namespace, variant: str, scratch: Path) -> dict[str, Any]:
-    """Peak bytes of a process that trains a few steps, and of its device."""
+    """Measure the peak bytes of a process that trains a few steps, and of its device."""
     from _monitors import ATTACH, configuration, training_module
 
     if variant == "probe imported":
@@ -130,7 +130,7 @@ def memory_case(args: argparse.Namespace, variant: str, scratch: Path) -> dict[s
 
 
 def peak_resident() -> int:
-    """The most bytes of memory that this process has held at once."""
+    """Peak memory of this process in bytes."""
     try:  # ru_maxrss would include what the parent held when it forked
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -145,11 +145,11 @@ def peak_resident() -> int:
 
 
 def measure(args: argparse.Namespace, *case: str) -> dict[str, Any]:
-    """Runs one case in a process of its own; what it prints is shown only if it fails."""
+    """Run one case in a process of its own; its output is shown only if it fails."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
-        given = {name: value for name, value in vars(args).items() if name not in ("output", "case", "only")}
-        command = [sys.executable, __file__, "--case", json.dumps({**given, "case": case, "scratch": scratch})]
+        options = {name: value for name, value in vars(args).items() if name not in ("output", "case", "only")}
+        command = [sys.executable, __file__, "--case", json.dumps({**options, "case": case, "scratch": scratch})]
         environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
         ran = subprocess.run(
             command, check=False, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace, *case: str) -> dict[str, Any]:
 
 
 def run_case(text: str) -> None:
-    """What a measuring process does."""
+    """Run a case in a measuring process."""
     args = argparse.Namespace(**json.loads(text))
     if args.framework == "pytorch":
         importlib.import_module("torch").set_num_threads(args.threads)
@@ -168,11 +168,11 @@ def run_case(text: str) -> None:
     cases = {"setting": settings_case, "unsampled": unsampled_case, "memory": memory_case}
     result = cases[kind](args, *names, scratch)
     (scratch / "result.json").write_text(json.dumps(result))
-    os._exit(0)  # the existing tool's last words are not measured
+    os._exit(0)  # the existing tool's output at exit is not measured
 
 
 def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[str]:
-    """What each setting adds to a step."""
+    """Report of the time that each setting adds to a step."""
     measured = {setting: measure(args, "setting", setting) for setting in settings}
     header = ["collected", "plain step", "probe adds", "of the step", "existing tool adds", "probe / existing", "aim"]
     rows = [setting_row(setting, result, args.framework) for setting, result in measured.items()]
@@ -196,15 +196,15 @@ def settings_report(args: argparse.Namespace, settings: Sequence[str]) -> list[s
 
 
 def without_offsets(result: dict[str, Any]) -> Array:
-    """Seconds of each round and variant, less what the variant's model took longer than the plain one's before anything
-    was attached: where a model's memory lies makes a difference of its own."""
+    """Seconds of each round and variant, less the difference between the variant's model and the plain one before
+    anything was attached, which the location of a model's memory makes."""
     unwatched = np.array(result["unwatched"])
     offsets: Array = np.median(unwatched - unwatched[:, :1], axis=0)
     return np.array(result["seconds"]) - offsets
 
 
 def setting_row(setting: str, result: dict[str, Any], framework: str) -> list[str]:
-    """One row of the table of settings."""
+    """Row of the table of settings."""
     from _monitors import TARGETS, TARGETS_ALONE
 
     seconds = without_offsets(result)
@@ -221,24 +221,24 @@ def setting_row(setting: str, result: dict[str, Any], framework: str) -> list[st
 
 
 def verdict_alone(seconds: Array, aim: float) -> str:
-    """Whether what probe adds is that part of a plain step at most."""
+    """Judge whether probe adds at most the fraction ``aim`` of a plain step."""
     ratio, low, high = interval(lambda s: difference(s, 1) / np.median(s[..., 0], axis=-1), seconds)
     return f"{ratio:.1%} ({low:.1%} to {high:.1%}), {verdict(aim, low, high)}"
 
 
 def disturbance(results: Iterable[dict[str, Any]]) -> str:
-    """A sentence if rounds had to be used during which other processes were busy."""
+    """Sentence about rounds that count although other processes were busy; empty if there are none."""
     disturbed, number = np.sum([[result["disturbed"], len(result["seconds"])] for result in results], axis=0)
     return f" In {disturbed} of {number} rounds other processes were busy." if disturbed else ""
 
 
 def difference(seconds: Array, variant: int) -> Any:
-    """The median over rounds of what a variant took longer than plain."""
+    """Median over rounds of the time that a variant took longer than plain."""
     return np.median(seconds[..., variant] - seconds[..., 0], axis=-1)
 
 
 def unsampled_report(args: argparse.Namespace) -> list[str]:
-    """What a step costs that is not sampled."""
+    """Report of the cost of a step that is not sampled."""
     result = measure(args, "unsampled")
     seconds = np.array(result["seconds"])
     added, low, high = interval(lambda s: difference(s, 1), seconds)
@@ -255,7 +255,7 @@ def unsampled_report(args: argparse.Namespace) -> list[str]:
 
 
 def memory_report(args: argparse.Namespace) -> list[str]:
-    """What weight gradients add to the peak of memory."""
+    """Report of the memory that weight gradients add to the peak."""
     from _monitors import has_existing_tool
 
     variants = MEMORY_VARIANTS[: 3 + (has_existing_tool() and args.framework == "pytorch")]
@@ -281,7 +281,7 @@ def _more(peaks: dict[tuple[str, str], float], variant: str, place: str) -> str:
 
 
 def interval_name() -> str:
-    """How the figures in brackets are called."""
+    """Name of the figures in brackets."""
     from _report import CONFIDENCE
 
     return f"{CONFIDENCE} % bootstrap interval"
@@ -292,7 +292,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=3, help="steps in one turn")
     parser.add_argument("--pairs", type=int, default=300, help="pairs for the step that is not sampled")
     parser.add_argument("--memory-runs", type=int, default=5, help="processes for each figure of memory")
-    parser.add_argument("--framework", choices=["pytorch", "mindspore"], default="pytorch", help="what to train with")
+    parser.add_argument("--framework", choices=["pytorch", "mindspore"], default="pytorch", help="framework")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--only", nargs="*", help="settings, or unsampled, or memory; all of them if left out")
     parser.add_argument("--case", help=argparse.SUPPRESS)

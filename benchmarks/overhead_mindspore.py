@@ -1,4 +1,4 @@
-"""What watching costs a training step on MindSpore: ``overhead.py --framework mindspore``."""
+"""Cost of watching a training step on MindSpore: ``overhead.py --framework mindspore``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching weight gradients costs a step of distributed training: FSDP2, DeepSpeed ZeRO-2 and Megatron-Core, two
+"""Cost of watching the weight gradients of distributed training: FSDP2, DeepSpeed ZeRO-2 and Megatron-Core, two
 processes each.
 
 Plain and watched training take turns in the same processes, each on a model of its own. The existing tool has processes
@@ -23,15 +23,15 @@ from _report import Array, arguments, interval, milliseconds, publish, table, ve
 ROOT = Path(__file__).parents[1]
 RANKS, WARM_UP = 2, 4
 AIM = 0.12
-"""What probe may add, as a part of the plain step."""
+"""Largest time that probe may add, as a fraction of the plain step."""
 AIM_COMPARED = 0.5
-"""What probe may add, as a part of what the existing tool adds."""
+"""Largest time that probe may add, as a fraction of the time that the existing tool adds."""
 SECONDS = 900
-"""After which a measurement is given up."""
+"""Time limit of a measurement."""
 
 
 def run_case(text: str) -> None:
-    """What each process of a measurement does; the first writes down what came of it."""
+    """Run a case in each process of a measurement; the first one writes the result."""
     from _gpt_parallel import TRAININGS, join
     from _monitors import configuration
 
@@ -52,11 +52,11 @@ def run_case(text: str) -> None:
     import torch.distributed as dist
 
     dist.barrier()
-    os._exit(0)  # last words are not measured
+    os._exit(0)  # output at exit is not measured
 
 
 def attach(tool: str, training: Any, name: str, config: dict[str, Any], scratch: Path) -> Any:
-    """A monitor of ours or of the existing tool's."""
+    """Attach probe's monitor or that of the existing tool."""
     import importlib
 
     directory = scratch / f"output{os.environ['RANK']}"
@@ -71,7 +71,8 @@ def attach(tool: str, training: Any, name: str, config: dict[str, Any], scratch:
 
 
 def take_turns(trainings: list[Any], rounds: int, block: int, flush: Any = None) -> list[list[float]]:
-    """Seconds a step of each, in rounds that another begins each time; all ranks take the same turns."""
+    """Measure the seconds a step of each, in rounds that begin with another each time; all ranks take the same
+    turns."""
     import torch.distributed as dist
 
     measured = []
@@ -91,7 +92,7 @@ def take_turns(trainings: list[Any], rounds: int, block: int, flush: Any = None)
 
 
 def measure(args: argparse.Namespace, training: str, tool: str) -> dict[str, Any] | str:
-    """One measurement in processes of its own; why not, if it does not run."""
+    """Measure in processes of its own; return the last line of output if it does not run."""
     from _gpt_parallel import PACKAGES
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -116,23 +117,23 @@ def measure(args: argparse.Namespace, training: str, tool: str) -> dict[str, Any
                 process.kill()
         result = Path(scratch, "result.json")
         if any(process.returncode for process in processes) or not result.exists():
-            return next((lines[-1] for lines in (text.strip().splitlines() for text in printed) if lines), "no word")
+            return next((lines[-1] for lines in (text.strip().splitlines() for text in printed) if lines), "no output")
         return dict(json.loads(result.read_text()))
 
 
 def added(seconds: Array) -> Any:
-    """The median over rounds of what watching added."""
+    """Median over rounds of the time that watching added."""
     return np.median(seconds[..., 1] - seconds[..., 0], axis=-1)
 
 
 def without_offset(result: dict[str, Any]) -> Array:
-    """Less what one model took longer than the other before anything was attached."""
+    """Seconds less the difference between the models before anything was attached."""
     seconds: Array = np.array(result["seconds"])
     return seconds - np.array([0.0, float(added(np.array(result["unwatched"])))])
 
 
 def row(args: argparse.Namespace, training: str) -> list[str]:
-    """One row of the table."""
+    """Row of the table."""
     ours = measure(args, training, "probe")
     if isinstance(ours, str):
         sys.exit(f"{training}: the measuring processes failed: {ours}")

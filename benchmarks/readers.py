@@ -1,7 +1,7 @@
-"""Whether the existing tool's readers understand our files: every value must come back as it was written.
+"""Check that the existing tool's readers understand our files: every value must come back as it was written.
 
 ``csv2tensorboard_by_step`` and ``msprobe data2db`` are run on the output of a tiny net and of a small GPT, both with
-micro batches. Exits with 1 if a value is missing, different or made up.
+micro batches. Exit code 1 if a value is missing, different or made up.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from _report import arguments, publish, table
 OPS = ("min", "max", "norm", "mean", "zeros", "nans")
 KNOWN = ("actv", "actv_grad", "exp_avg", "exp_avg_sq")
 KNOWN += ("grad_unreduced", "grad_reduced", "param_origin", "param_updated")
-"""What the readers read; of other kinds of optimizer state they know nothing."""
+"""Signals that the readers know; they ignore other kinds of optimizer state."""
 MICRO_BATCHES, STEPS = 2, 3
 LARGEST = 1e9
-"""``data2db`` cuts larger magnitudes off there, and writes infinities as one more."""
+"""Magnitude at which ``data2db`` cuts larger ones off; it writes infinities as one more."""
 
 WRITTEN_DIGITS = 2e-7
 """Relative difference smaller than half a unit of the last of six digits, and larger than float32's rounding."""
 
 
 class Place(NamedTuple):
-    """Where a value stands."""
+    """Place of a value."""
 
     kind: str
     stage: int
@@ -51,11 +51,11 @@ class Place(NamedTuple):
 Values = dict[Place, float]
 
 
-# What is written.
+# Values as written.
 
 
 class TinyNet(torch.nn.Module):
-    """Two linear layers with known weights, whose statistics can be worked out by hand."""
+    """Net of two linear layers with known weights, whose statistics can be computed by hand."""
 
     def __init__(self, calls: int = 1) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class TinyNet(torch.nn.Module):
 
 
 class TinyTraining:
-    """The tiny net and its steps."""
+    """Training of the tiny net."""
 
     def __init__(self, optimizer: Callable[..., torch.optim.Optimizer], calls: int = 1) -> None:
         self.model = TinyNet(calls)
@@ -88,7 +88,7 @@ class TinyTraining:
 
 
 class Poisoned(TinyTraining):
-    """A run that ends in infinities and NaN."""
+    """Training that ends in infinities and NaN."""
 
     def step(self) -> None:
         super().step()
@@ -97,7 +97,7 @@ class Poisoned(TinyTraining):
 
 
 def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    """Keeps a kind of state that the readers do not know."""
+    """Optimizer with a kind of state that the readers do not know."""
     return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
 
@@ -114,7 +114,7 @@ RUNS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 def write(run: str, root: Path) -> Path:
-    """Runs one training under watch; gives its output directory."""
+    """Run one training with probe; return its output directory."""
     from _monitors import attach_probe
 
     make, more = RUNS[run]
@@ -130,7 +130,7 @@ def write(run: str, root: Path) -> Path:
 
 
 def written(directory: Path) -> Values:
-    """Every value of the kinds that the readers know, from the text of our files."""
+    """Values of the signals that the readers know, from the text of our files."""
     values: Values = {}
     for path in sorted(directory.glob("*.csv")):
         found = re.fullmatch(r"(\w+)_\d+-\d+\.csv", path.name)
@@ -150,11 +150,11 @@ def written(directory: Path) -> Values:
     return values
 
 
-# What is read.
+# Values as read.
 
 
 def through_tensorboard(root: Path, micro_stepped: set[str]) -> Values:
-    """What ``csv2tensorboard_by_step`` makes of ``root``."""
+    """Values that ``csv2tensorboard_by_step`` makes of ``root``."""
     from msprobe.pytorch.monitor.csv2tb import csv2tensorboard_by_step
 
     target = root / "tensorboard"
@@ -180,7 +180,7 @@ def _events(target: Path, micro_stepped: set[str]) -> Iterator[tuple[Place, floa
 
 
 def through_database(root: Path) -> Values:
-    """What ``msprobe data2db`` makes of ``root``."""
+    """Values that ``msprobe data2db`` makes of ``root``."""
     target = root / "database"
     target.mkdir()
     command = [str(Path(sys.executable).with_name("msprobe")), "data2db", "--db", str(target), "--data", str(root)]
@@ -202,41 +202,42 @@ def through_database(root: Path) -> Values:
     }
 
 
-# Whether both agree.
+# Comparison of both.
 
 
 def in_float32(value: float) -> float:
-    """What an event file can hold."""
+    """Value as an event file holds it."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
 
 def in_database(value: float) -> float:
-    """What ``data2db`` keeps of a value."""
+    """Value as ``data2db`` keeps it."""
     if math.isnan(value):
         return value
     return math.copysign(LARGEST + 1, value) if math.isinf(value) else max(-LARGEST, min(LARGEST, value))
 
 
-def problems(expected: Values, got: Values, kept: Callable[[float], float]) -> list[str]:
-    """What is missing, different or made up."""
-    missing = [f"missing: {place}" for place in expected if place not in got]
-    extra = [f"made up: {place}" for place in got if place not in expected]
+def problems(expected: Values, read: Values, kept: Callable[[float], float]) -> list[str]:
+    """Lines about values that are missing, different or made up."""
+    missing = [f"missing: {place}" for place in expected if place not in read]
+    extra = [f"made up: {place}" for place in read if place not in expected]
     different = [
-        f"different: {place}: wrote {value}, read {got[place]}"
+        f"different: {place}: wrote {value}, read {read[place]}"
         for place, value in expected.items()
-        if place in got and not same(kept(value), got[place])
+        if place in read and not same(kept(value), read[place])
     ]
     return missing + extra + different
 
 
 def same(one: float, other: float) -> bool:
-    """Equal in all written digits, or both NaN; the readers' parser is not exact to the last bit."""
+    """Return whether two values are equal in all written digits, or both NaN; the readers' parser is not exact to the
+    last bit."""
     return math.isclose(one, other, rel_tol=WRITTEN_DIGITS) or (math.isnan(one) and math.isnan(other))
 
 
 def check(run: str) -> tuple[list[str], list[str]]:
-    """One line of the table, and what is wrong."""
+    """Line of the table, and the problems."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         expected = written(write(run, root))

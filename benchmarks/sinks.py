@@ -1,4 +1,4 @@
-"""What each sink costs the training thread: run inline, and on the delivery thread beside it."""
+"""Cost of each sink and rule for the training thread: run inline, and on the delivery thread in parallel."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from probe.core.rules import RULES, factory
 CHOSEN = ("min", "max", "mean", "norm", "zeros")
 ROWS = {"grad_unreduced": 149, "grad_reduced": 149, "param_origin": 149, "param_updated": 149}
 ROWS |= {"exp_avg": 149, "exp_avg_sq": 149, "actv": 203, "actv_grad": 203}
-"""1,300 rows with five values each: what the GPT of ``overhead.py`` gives with everything switched on."""
+"""Rows of each signal, 1,300 in all, with five values each: as the GPT of ``overhead.py`` with everything switched
+on."""
 QUEUE = 8
 STEPS_A_FILE = 20
-"""Of the sink whose cost is by the file rather than by the row."""
+"""Steps in a file of the sink whose cost is by the file rather than by the row."""
 Write = Callable[[Snapshot], object]
 
 
 def snapshot(step: int) -> Snapshot:
-    """A step with values that change, under names that stay."""
+    """Snapshot with values that change, under names that stay."""
     generator = np.random.default_rng(step)
     batches = [_batch(signal, rows, step, generator) for signal, rows in ROWS.items()]
     return Snapshot(step, 0, 1.7e9 + step, batches, CHOSEN, cost={"hooks": 0.01, "drain": 0.001})
@@ -46,7 +47,7 @@ def _batch(signal: str, rows: int, step: int, generator: np.random.Generator) ->
 
 
 def writers(root: Path) -> dict[str, Write]:
-    """Everything that the delivery thread may have to do with a step: each sink, each rule."""
+    """Functions that the delivery thread may call for a step: each sink, each rule."""
     context = SinkContext(directory=root / "run", root=root, rank=0)
     many = SinkContext(directory=root / "many", root=root, rank=0, steps_per_file=STEPS_A_FILE)
     made = [(name, name, context) for name in SINKS]
@@ -56,7 +57,7 @@ def writers(root: Path) -> dict[str, Write]:
         try:
             sink = SINKS[name](where)
         except ImportError:
-            continue  # what it needs is not installed here
+            continue  # its package is not installed here
         sink.open()
         writes[f"sink {title}"] = sink.write
     for name in RULES:
@@ -73,7 +74,7 @@ def _arguments_of(rule: str) -> object:
 
 
 def training_step() -> Callable[[], object]:
-    """A stand-in for training that holds the interpreter as training does: many small operators from Python."""
+    """Stand-in for training that holds the interpreter as training does: many small operators from Python."""
     import torch
     from _gpt import Training
 
@@ -81,8 +82,8 @@ def training_step() -> Callable[[], object]:
     return Training(layers=4, width=64, tokens=32).step
 
 
-def beside(train: Callable[[], object], write: Write | None, snapshots: list[Snapshot]) -> float:
-    """Seconds that ``len(snapshots)`` steps take while a thread writes each, until the last is written."""
+def while_training(train: Callable[[], object], write: Write | None, snapshots: list[Snapshot]) -> float:
+    """Measure seconds a step while a thread writes each snapshot, until the last is written."""
     delivery = Delivery(QUEUE, "wait", Faults())
     begin = time.perf_counter()
     for each in snapshots:
@@ -96,7 +97,7 @@ def beside(train: Callable[[], object], write: Write | None, snapshots: list[Sna
 
 
 def inline(write: Write, snapshots: list[Snapshot]) -> float:
-    """Seconds that one step takes to be written while nothing else runs."""
+    """Measure the seconds to write one step while nothing else runs."""
     begin = time.perf_counter()
     for each in snapshots:
         write(each)
@@ -104,7 +105,8 @@ def inline(write: Write, snapshots: list[Snapshot]) -> float:
 
 
 def measure(args: argparse.Namespace, root: Path) -> tuple[list[str], Array, Array]:
-    """Names, and for each round the seconds a step: beside training (nothing written first), and inline."""
+    """Measure seconds a step in each round: while training (first without writing), and inline; also return the
+    names."""
     writes, train = writers(root), training_step()
     next_step = iter(range(10**9))
 
@@ -112,10 +114,10 @@ def measure(args: argparse.Namespace, root: Path) -> tuple[list[str], Array, Arr
         return [snapshot(next(next_step)) for _ in range(args.block)]
 
     for write in writes.values():
-        beside(train, write, block())
+        while_training(train, write, block())
     threaded, alone = [], []
     for _ in range(args.rounds):
-        threaded.append([beside(train, write, block()) for write in (None, *writes.values())])
+        threaded.append([while_training(train, write, block()) for write in (None, *writes.values())])
         alone.append([inline(write, block()) for write in writes.values()])
     return list(writes), np.array(threaded), np.array(alone)
 
@@ -137,7 +139,7 @@ def main() -> None:
     values = sum(ROWS.values()) * len(CHOSEN)
     note = (
         f"{values:,} values a step ({', '.join(op for op in CHOSEN)} of {sum(ROWS.values()):,} tensors). Medians of "
-        f"{args.rounds} rounds of {args.block} steps; a step of the training beside it takes "
+        f"{args.rounds} rounds of {args.block} steps; a step of that training takes "
         f"{milliseconds(float(np.median(threaded[:, 0])))}."
     )
     publish("What each sink and rule costs", [note, table(["", "added to a step", "inline"], rows)], args.output)

@@ -1,7 +1,7 @@
-"""Trains a small GPT on the source text of Python's standard library, with the monitor attached.
+"""Train a small GPT on the source text of Python's standard library, with the monitor attached.
 
-A plain MindSpore loop in dynamic graph mode, with gradient accumulation and clipping, to copy from. What is there for
-the monitor is marked "probe".
+A plain MindSpore loop in dynamic graph mode, with gradient accumulation and clipping, to copy from. Lines for the
+monitor are marked "probe".
 
     pip install mindspore && pip install -e path/to/probe
     python examples/train_gpt_mindspore.py --steps 100
@@ -31,7 +31,7 @@ CONTEXT, WIDTH, HEADS, LAYERS = 64, 96, 4, 2
 
 
 class Gpt(nn.Cell):
-    """Bytes ``(batch, time)`` in, logits ``(batch * time, 256)`` out."""
+    """Map bytes ``(batch, time)`` to logits ``(batch * time, 256)``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,20 +49,20 @@ class Gpt(nn.Cell):
 
 
 def read_text() -> np.ndarray:
-    """A million bytes of Python source."""
+    """Read a million bytes of Python source."""
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return np.frombuffer(b"".join(path.read_bytes() for path in sources)[:1_000_000], dtype=np.uint8)
 
 
 def micro_batch(text: np.ndarray, random: np.random.Generator, size: int = 8) -> tuple[Tensor, Tensor]:
-    """Bytes at random places, and the byte that follows each."""
+    """Draw bytes at random places, and the byte after each."""
     starts = random.integers(len(text) - CONTEXT, size=(size, 1))
     pieces = text[starts + np.arange(CONTEXT + 1)].astype(np.int32)
     return Tensor(pieces[:, :-1]), Tensor(pieces[:, 1:].flatten())
 
 
 def clipped(gradients: Sequence[Tensor], longest: float = 1.0) -> tuple[Tensor, ...]:
-    """The gradients, scaled such that all together are no longer than ``longest``."""
+    """Scale gradients so that their common norm is at most ``longest``."""
     length = ops.sqrt(sum(ops.square(gradient).sum() for gradient in gradients))
     factor = ops.minimum(longest / (length + 1e-6), Tensor(1.0))
     return tuple(gradient * factor for gradient in gradients)
@@ -72,32 +72,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT with the monitor attached.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--accumulate", type=int, default=2, help="micro batches in a step")
-    given = parser.parse_args()
+    args = parser.parse_args()
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     mindspore.set_seed(0)
     random, text, model = np.random.default_rng(0), read_text(), Gpt()
-    rates = [1e-3 * min(1.0, (step + 1) / 20) for step in range(given.steps)]
+    rates = [1e-3 * min(1.0, (step + 1) / 20) for step in range(args.steps)]
     optimizer = nn.AdamWeightDecay(model.trainable_params(), rates, weight_decay=0.01)
 
     def mean_loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        return ops.cross_entropy(model(tokens), targets) / given.accumulate
+        return ops.cross_entropy(model(tokens), targets) / args.accumulate
 
     loss_and_gradients = mindspore.value_and_grad(mean_loss, None, optimizer.parameters)
 
     monitor = TrainerMon(MONITOR)  # probe
-    monitor.set_monitor(model, grad_acc_steps=given.accumulate, optimizer=optimizer)  # probe
+    monitor.set_monitor(model, grad_acc_steps=args.accumulate, optimizer=optimizer)  # probe
 
-    for step in range(given.steps):
+    for step in range(args.steps):
         loss, gradients = loss_and_gradients(*micro_batch(text, random))
-        for _ in range(given.accumulate - 1):
+        for _ in range(args.accumulate - 1):
             another, more = loss_and_gradients(*micro_batch(text, random))
             loss, gradients = loss + another, [sum(pair) for pair in zip(gradients, more, strict=True)]
         optimizer(clipped(gradients))
-        if step % 10 == 0 or step == given.steps - 1:
+        if step % 10 == 0 or step == args.steps - 1:
             print(f"step {step:>4}  loss {float(loss):.3f}", end="  ")
             print(f"findings {len(monitor.findings)}")  # probe
 
-    monitor.stop()  # probe: writes what is pending; leaving it to the end of the program works as well
+    monitor.stop()  # probe: writes pending steps; the end of the program does so too
     print(f"written to {monitor.output_directory}")  # probe
 
 

@@ -1,7 +1,6 @@
-"""Trains a small GPT on the source text of Python's standard library, with the monitor attached.
+"""Train a small GPT on the source text of Python's standard library, with the monitor attached.
 
-A plain PyTorch loop with gradient accumulation and clipping, to copy from. What is there for the monitor is marked
-"probe".
+A plain PyTorch loop with gradient accumulation and clipping, to copy from. Lines for the monitor are marked "probe".
 
     pip install torch && pip install -e "path/to/probe[tensorboard]"
     python examples/train_gpt_pytorch.py --steps 100
@@ -34,7 +33,7 @@ CONTEXT, WIDTH, HEADS, LAYERS = 64, 96, 4, 2
 
 
 class Gpt(nn.Module):
-    """Bytes ``(batch, time)`` in, logits ``(batch, time, 256)`` out."""
+    """Map bytes ``(batch, time)`` to logits ``(batch, time, 256)``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +51,13 @@ class Gpt(nn.Module):
 
 
 def read_text() -> torch.Tensor:
-    """A million bytes of Python source."""
+    """Read a million bytes of Python source."""
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources)[:1_000_000]), dtype=torch.uint8)
 
 
 def micro_batch(text: torch.Tensor, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes at random places, and the byte that follows each."""
+    """Draw bytes at random places, and the byte after each."""
     starts = torch.randint(len(text) - CONTEXT, (size,)).tolist()
     pieces = torch.stack([text[start : start + CONTEXT + 1] for start in starts]).long()
     return pieces[:, :-1], pieces[:, 1:]
@@ -68,31 +67,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT with the monitor attached.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--accumulate", type=int, default=2, help="micro batches in a step")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.manual_seed(0)
     text, model = read_text(), Gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
 
     monitor = TrainerMon(MONITOR, params_have_main_grad=False)  # probe
-    monitor.set_monitor(model, grad_acc_steps=given.accumulate, optimizer=optimizer)  # probe
+    monitor.set_monitor(model, grad_acc_steps=args.accumulate, optimizer=optimizer)  # probe
 
-    for step in range(given.steps):
+    for step in range(args.steps):
         total = 0.0
-        for _ in range(given.accumulate):
+        for _ in range(args.accumulate):
             tokens, targets = micro_batch(text)
-            loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / given.accumulate
+            loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / args.accumulate
             loss.backward()
             total += loss.item()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 10 == 0 or step == given.steps - 1:
+        if step % 10 == 0 or step == args.steps - 1:
             print(f"step {step:>4}  loss {total:.3f}", end="  ")
             print(f"findings {len(monitor.findings)}")  # probe
 
-    monitor.stop()  # probe: writes what is pending; leaving it to the end of the program works as well
+    monitor.stop()  # probe: writes pending steps; the end of the program does so too
     print(f"written to {monitor.output_directory}")  # probe
 
 

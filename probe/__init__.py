@@ -1,4 +1,4 @@
-"""Watches the inside of a training run and names the first bad layer.
+"""Monitor of the inside of a training run, which names the first bad layer.
 
 The entry point is the framework's own: ``from probe.pytorch import TrainerMon``. Importing this package loads nothing.
 """

@@ -25,7 +25,7 @@ VERBS: dict[str, str] = {
     "report": "probe.cli.report:report",
     "targets": "probe.cli.targets:targets",
 }
-"""Where each verb is: a function, or a ``typer.Typer`` with verbs of its own. Imported when it is asked for."""
+"""Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""
 
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -44,7 +44,7 @@ def _load(verb: str) -> Any:
 
 
 class _LazyVerbs(TyperGroup):
-    """Imports a verb when it is run, and all of them to list them or to suggest the nearest one."""
+    """Group that imports a verb when it is run, and all verbs to list them or to suggest the nearest one."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
         return list(VERBS)
@@ -71,11 +71,11 @@ def _probe(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Watches the inside of a training run and names the first bad layer."""
+    """Watch the inside of a training run and name the first bad layer."""
 
 
 def main() -> None:
-    """Runs the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
+    """Run the command line; the console script starts here. Ctrl-C ends it with exit code 130."""
     interrupted = _Interrupts()
     try:
         app(prog_name="probe")
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class _Interrupts:
-    """Remembers SIGINT, which raises KeyboardInterrupt as ever; does nothing where it is ignored."""
+    """Record of SIGINT, which still raises KeyboardInterrupt; a process that ignores the signal keeps ignoring it."""
 
     def __init__(self) -> None:
         self.seen = False

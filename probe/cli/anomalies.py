@@ -1,4 +1,4 @@
-"""``probe anomalies``: what went wrong first in a run, and what followed from it."""
+"""``probe anomalies``: the first cause of a run's anomalies, and its consequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.core.analysis.anomaly_processor import first, write
-from probe.core.analysis.diagnosis.analyse import Analysis, StoryDiagnosis, analyse
+from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
@@ -27,9 +27,9 @@ from probe.core.storage.layout import cell_name
 from probe.core.storage.problems import Problems
 
 WIDTH = 160
-"""Characters of a line where there is no terminal."""
+"""Characters of a line without a terminal."""
 MOST_STEPS = 100_000
-"""That can be named with ``--steps``."""
+"""Most steps that ``--steps`` may name."""
 
 
 def anomalies(
@@ -42,12 +42,12 @@ def anomalies(
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
     as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Name the first cause in the files of all ranks: what, where, on which rank, at which step, and what followed.
+    """Name the first cause in the files of all ranks: kind, place, rank and step, and its consequences.
 
     The files are judged again by the rules of the run (the default ones if it had none), and replicas are compared.
 
     Exit code 0 if nothing was found in what was judged, 1 if something was found or data were skipped, 2 for wrong use
-    or if nothing could be judged: then what the run itself found is shown.
+    or if nothing could be judged: then the findings of the run itself are shown.
     """
     errors = Console(stderr=True)
     try:
@@ -74,7 +74,7 @@ def anomalies(
 
 
 def chosen(text: str) -> list[int]:
-    """The steps that ``10-20,25`` names.
+    """Parse steps such as ``10-20,25``.
 
     Raises:
         ValueError: if it cannot be read.
@@ -97,9 +97,9 @@ def _write(out: Path, analysis: Analysis, topk: int) -> Path:
 
 
 def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
-    """The first findings of the main story, then of the others."""
-    main = analysis.diagnosis.story.findings if analysis.diagnosis else []
-    return [*main, *(pair for other in analysis.others for pair in other.story.findings)][:topk]
+    """First findings of the main incident, then of the others."""
+    main = analysis.diagnosis.incident.findings if analysis.diagnosis else []
+    return [*main, *(pair for other in analysis.others for pair in other.incident.findings)][:topk]
 
 
 def _show(analysis: Analysis, topk: int) -> None:
@@ -115,11 +115,11 @@ def _show(analysis: Analysis, topk: int) -> None:
     console.print()
     console.print(_table(analysis, topk))
     for other in analysis.others:
-        console.print(printable(_briefly(other)), highlight=False, markup=False)
+        console.print(printable(_brief(other)), highlight=False, markup=False)
 
 
 def _show_dumped(directory: Path, topk: int) -> None:
-    """The findings of the latest run where there are no files of any: a run with the format api alone writes none."""
+    """Show the findings of the latest run if no run has files: a run with the format api alone writes none."""
     with suppress(ValueError):
         find(directory, Problems())
         return  # there are files, and something else is wrong
@@ -128,13 +128,13 @@ def _show_dumped(directory: Path, topk: int) -> None:
         found = first(kept, topk)
     except ValueError:  # there are none
         return
-    typer.echo(printable(f"nothing could be judged; the rules of {kept.of} found {kept.number:,} while it went on:"))
+    typer.echo(printable(f"nothing could be judged; the rules of {kept.of} reported {kept.number:,} while it ran:"))
     for _, each in found:
         typer.echo(printable(each.message))
 
 
 def _console() -> Console:
-    """As wide as the terminal; wide where there is none, so that no name is cut."""
+    """Console as wide as the terminal; wide if there is none, so that no name is cut."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 
@@ -153,5 +153,5 @@ def _table(analysis: Analysis, topk: int) -> Table:
     return table
 
 
-def _briefly(other: StoryDiagnosis) -> str:
-    return f"Apart from it, steps {other.story.first} to {other.story.last}: {other.text}"
+def _brief(other: IncidentDiagnosis) -> str:
+    return f"Separate incident, steps {other.incident.first} to {other.incident.last}: {other.text}"

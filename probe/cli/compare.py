@@ -19,24 +19,24 @@ def compare(
     a: Annotated[Path, typer.Argument(help="Where the ranks of one run have written, or a folder of `probe merge`.")],
     b: Annotated[Path, typer.Argument(help="The same of the other.")],
     mapping: Annotated[
-        Path | None, typer.Option("--map", help="JSON or YAML: names of A and what B calls them; see docs/compare.md.")
+        Path | None, typer.Option("--map", help="JSON or YAML: names of A with those of B; see docs/compare.md.")
     ] = None,
     steps: Annotated[str, typer.Option(help="Steps of A, both included: 0-99, 100- or 7.")] = "",
-    step_offset: Annotated[int, typer.Option(help="What is added to a step of A to get that of B.")] = 0,
+    step_offset: Annotated[int, typer.Option(help="Number that is added to a step of A to get that of B.")] = 0,
     rank: Annotated[
         str, typer.Option(help="One rank of both, or one of A and one of B: 0:3. Else all in common.")
     ] = "",
     signals: Annotated[str, typer.Option(help="Signals, separated by commas: actv,grad_reduced. Else all.")] = "",
     ops: Annotated[str, typer.Option(help="Numbers, separated by commas: norm,mean. Else all.")] = "",
     rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance; else by the coarsest dtype.")] = None,
-    common: Annotated[bool, typer.Option("--common", help="What only one run has is no difference.")] = False,
+    common: Annotated[bool, typer.Option("--common", help="Ignore data that only one run has.")] = False,
     most: Annotated[int, typer.Option("--top", "-k", min=1, help="How many rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, such as compare.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
 ) -> None:
-    """Compare two runs: the first row that differs by more than rounding does, in the order of cause and effect.
+    """Compare two runs: print the first row that differs by more than rounding, in causal order.
 
-    They may be of whatever machine, framework, version or precision. Exit code 0 if the runs are the same within the
+    The runs may differ in machine, framework, version and precision. Exit code 0 if the runs are the same within the
     tolerance; 1 if they differ, or if data had to be left out; 2 for wrong use.
     """
     from probe.core.analysis.compare.compare import compare as compared
@@ -63,7 +63,7 @@ def _write(out: Path, found: Comparison) -> None:
     from probe.core.storage.atomic_files import replacing
 
     if not out.resolve().parent.is_dir():
-        raise ValueError(f"{out}: expected a folder that is there")
+        raise ValueError(f"{out}: expected a folder that exists")
     text = page(found)
     try:
         with replacing(out) as file:

@@ -1,4 +1,4 @@
-"""``probe config``: checks a configuration file, and explains every key."""
+"""``probe config``: check a configuration file, and explain every key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from probe.core.fields import Variants, describe, peel
 from probe.core.messages import complain, plural, printable_lines
 
 MOST_NAMED = 20
-"""Targets whose names a summary has."""
+"""Most targets that a summary names."""
 
 logger = logging.getLogger("probe.settings")
 app = typer.Typer(no_args_is_help=True, help="Check a configuration file, or read what its keys mean.")
@@ -44,11 +44,11 @@ This page is printed by `probe config explain --markdown`.
 
 
 class KeyReference(NamedTuple):
-    """The reference of one key."""
+    """Reference of one key."""
 
     key: str
     rule: str
-    """The alert rule whose argument this is, or nothing."""
+    """Alert rule whose argument this is, or empty."""
     type: str
     default: str
     range: str
@@ -56,12 +56,12 @@ class KeyReference(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The first sentence of the meaning."""
+        """First sentence of the meaning."""
         return re.split(r"(?<=\.) ", self.meaning, maxsplit=1)[0]
 
 
 def entries(model: type[BaseModel] = Settings, above: str = "", rule: str = "") -> Iterator[KeyReference]:
-    """The reference of every key of ``model`` and of the mappings inside it, in the order of their declaration."""
+    """Reference of every key of ``model`` and of the mappings inside it, in the order of their declaration."""
     for name, field in model.model_fields.items():
         key = f"{above}.{name}" if above else name
         form = describe(field.annotation, field.metadata)
@@ -81,7 +81,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
-    """The mappings of known keys that a field holds, each with the rule that it belongs to."""
+    """Mappings of known keys that a field holds, each with the rule that it belongs to."""
     bare, metadata = peel(field.annotation, field.metadata)
     for variants in metadata:
         if isinstance(variants, Variants):
@@ -92,14 +92,14 @@ def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
 
 
 def full_markdown() -> str:
-    """The text of docs/configuration.md."""
+    """Text of docs/configuration.md."""
     head = ("key", "type", "default", "range or values", "meaning")
     rows = [(_code(e), e.type, f"`{e.default}`", e.range, e.meaning) for e in entries()]
     return f"{INTRODUCTION}\n{_table(head, rows)}"
 
 
 def short_markdown() -> str:
-    """The table of keys, with the first sentence of each meaning."""
+    """Table of keys, with the first sentence of each meaning."""
     return _table(
         ("key", "type", "default", "meaning"), [(_code(e), e.type, f"`{e.default}`", e.short) for e in entries()]
     )
@@ -130,7 +130,7 @@ def explain(
     markdown: Annotated[bool, typer.Option(help="Print the table of docs/configuration.md.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
 ) -> None:
-    """Say what a key takes, what it is by default and what it means."""
+    """Print the type, range, default and meaning of a key."""
     if markdown:
         typer.echo(short_markdown() if short else full_markdown(), nl=False)
         return
@@ -147,7 +147,7 @@ def explain(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) -> None:
-    """Name everything that is wrong with a configuration file, or say what it collects.
+    """List all mistakes in a configuration file, or, if there are none, print what it collects.
 
     Exit code 0 if it is correct, 1 if not, 2 for wrong use.
     """
@@ -163,15 +163,13 @@ def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) ->
 
 
 def summary(settings: Settings) -> Iterator[tuple[str, str]]:
-    """What a configuration makes probe do, in pairs of a heading and a text."""
+    """Summary of a configuration, in pairs of a heading and a text."""
     collected = list(_collected(settings))
     yield "collects", ", ".join(collected) or "nothing: switch on xy_, wg_, param_ or mv_distribution"
     yield "of", _named(settings)
     yield "numbers", ", ".join((*settings.statistics, "shape", "dtype"))
     last = f", at most {settings.collect_times} of them" if settings.collect_times != 100_000_000 else ""
-    budget = (
-        "" if settings.max_overhead is None else f", or as seldom as keeps within {settings.max_overhead:g} of the time"
-    )
+    budget = "" if settings.max_overhead is None else f", or less often, within {settings.max_overhead:g} of the time"
     yield "steps", f"from {settings.start_step}, every {settings.step_interval}{last}{budget}"
     yield "ranks", ", ".join(map(str, settings.module_ranks)) or "all"
     yield "writes", _written(settings)
@@ -195,7 +193,7 @@ def _collected(settings: Settings) -> Iterator[str]:
         return
     values = settings.xy_distribution and not settings.backward_only
     gradients = settings.xy_distribution and not settings.forward_only
-    told = {
+    signals = {
         "parameters before and after the update": settings.param_distribution,
         "module inputs and outputs": values,
         "gradients of module inputs and outputs": gradients,
@@ -207,11 +205,11 @@ def _collected(settings: Settings) -> Iterator[str]:
         "collective communication": collectives.enable,
         "call stacks of modules": settings.stack_info and "csv" in settings.formats,
     }
-    yield from (what for what, switched_on in told.items() if switched_on)
+    yield from (what for what, switched_on in signals.items() if switched_on)
 
 
 def _features(settings: Settings) -> Iterator[str]:
-    """Of an empty list linear_hook makes every module, the others none."""
+    """Features with modules: an empty list means every module to linear_hook, and none to the others."""
     return (hook for hook, names in settings.l2_targets if names or (hook == "linear_hook" and names is not None))
 
 

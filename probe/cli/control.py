@@ -1,4 +1,4 @@
-"""``probe control``: switches a run on and off while it trains, changes what it collects, and watches it."""
+"""``probe control``: start and stop collecting while a run trains, change its configuration, and watch it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from probe.core.messages import complain, printable
 
 
 class _DirectoryFirst(TyperGroup):
-    """Takes ``DIR VERB`` as well as ``VERB DIR``."""
+    """Group that takes ``DIR VERB`` as well as ``VERB DIR``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What is in second place is the verb if it is one, or if what comes first is a directory."""
+        """Swap the first two arguments if the second is a verb, or if the first is a directory."""
         if len(args) > 1 and args[0] not in self.commands and (args[1] in self.commands or Path(args[0]).is_dir()):
             args = [args[1], args[0], *args[2:]]
         return super().parse_args(ctx, args)
@@ -30,20 +30,20 @@ app = typer.Typer(
     cls=_DirectoryFirst,
     no_args_is_help=True,
     subcommand_metavar="DIR COMMAND [ARGS]...",
-    help="Switch a run on and off while it trains, change what it collects, and watch it. DIR is the run's "
+    help="Start and stop collecting while a run trains, change its configuration, and watch it. DIR is the run's "
     "MONITOR_OUTPUT_DIR; the run must have been started with DYNAMIC_MONITOR=True and a configuration file.",
 )
 
 Directory = Annotated[Path, typer.Argument(help="Where the run writes: its MONITOR_OUTPUT_DIR.")]
 Wait = Annotated[
-    float, typer.Option(min=0, help="Seconds to wait until every rank has taken the change up; 0: do not.")
+    float, typer.Option(min=0, help="Seconds to wait until every rank has applied the change; 0: do not wait.")
 ]
 SECONDS = 60.0
 
 
 @app.command()
 def status(directory: Directory) -> None:
-    """What every rank does now. Exit code 0; 2 if there is no run."""
+    """Show the state of every rank. Exit code 0; 2 if there is no run."""
     try:
         _show(live.states(directory))
     except ValueError as error:
@@ -68,7 +68,7 @@ def put(
     assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Such as collect_times=10.")],
     wait: Wait = SECONDS,
 ) -> None:
-    """Change the configuration; one with mistakes is refused, and they are listed. Exit codes as of start."""
+    """Change the configuration; a change with mistakes is refused, and they are listed. Exit codes as of start."""
     try:
         values = live.assigned(assignments)
     except ValueError as error:
@@ -94,7 +94,7 @@ def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
         done = live.wait(directory, before, wait, lambda _: None)
     _show(live.states(directory))
     if not done:
-        complain(f"not every rank has taken it up within {wait:g} s; it still may at a later step", "warning")
+        complain(f"not every rank has applied it within {wait:g} s; it still may at a later step", "warning")
         raise typer.Exit(1)
 
 
@@ -107,6 +107,5 @@ def _show(states: list[live.RankState]) -> None:
 
 
 def _refused(error: Exception) -> typer.Exit:
-    told = "\n".join(error.problems) if isinstance(error, ConfigError) else str(error)
-    complain(told)
+    complain("\n".join(error.problems) if isinstance(error, ConfigError) else str(error))
     return typer.Exit(2)

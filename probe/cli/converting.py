@@ -1,4 +1,4 @@
-"""What the verbs that convert take and say alike."""
+"""Arguments and output of the verbs that convert."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ OutputFolder = Annotated[
 
 
 def listed(names: str | None) -> list[str] | None:
-    """The names in a list separated by commas."""
+    """Names in a list separated by commas."""
     return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
 @contextmanager
 def progress(unit: str) -> Iterator[Told]:
-    """A bar for as long as it takes; shown on standard error, and only in a terminal."""
+    """Progress bar on standard error, shown only in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     console = Console(stderr=True)
-    hidden = not console.is_terminal  # an empty line would be left of it
+    hidden = not console.is_terminal  # it would leave an empty line
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("converting", total=None)
         yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
 def ended(summary: str, problems: Problems) -> None:
-    """Says what was done and what is wrong, and ends the command accordingly."""
+    """Print the summary and the problems, and end the command with the exit code that fits them."""
     typer.echo(printable(summary))
     for line in problems.lines():
         typer.echo(line)

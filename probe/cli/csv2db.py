@@ -34,7 +34,7 @@ def csv2db(
     ] = None,
     output_dirpath: OutputFolder = None,
 ) -> None:
-    """Convert a run's CSV and Parquet files to OUTPUT/monitor_metrics.db; go on with one that is there.
+    """Convert a run's CSV and Parquet files to OUTPUT/monitor_metrics.db; add to it if it exists.
 
     Exit code 0 if all was converted; 1 if something could not be read, or the database not be written; 2 for wrong use.
     """
@@ -42,8 +42,8 @@ def csv2db(
         config = CSV2DBConfig(
             monitor_path, time_start, time_end, process_num, listed(data_type_list), step_partition, output_dirpath
         )
-        with progress("files") as told:
-            done = convert(config, told)
+        with progress("files") as observe:
+            done = convert(config, observe)
     except ValueError as error:
         complain(str(error))
         raise typer.Exit(2) from None

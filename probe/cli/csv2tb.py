@@ -32,9 +32,9 @@ def csv2tb(
     Exit code 0 if all was converted; 1 if something could not be read or written; 2 for wrong use.
     """
     try:
-        with progress("folders") as told:
+        with progress("folders") as observe:
             done = convert(
-                monitor_path, time_start, time_end, process_num, listed(data_type_list), output_dirpath, told
+                monitor_path, time_start, time_end, process_num, listed(data_type_list), output_dirpath, observe
             )
     except ValueError as error:
         complain(str(error))

@@ -1,4 +1,4 @@
-"""``probe demo``: trains a small GPT, breaks one of its layers, and names it."""
+"""``probe demo``: train a small GPT, break one of its layers, and name it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEWEST_STEPS = 24
 
 
 class FaultKind(str, Enum):
-    """What may be broken; see :mod:`probe.demo.faults`."""
+    """Kinds of faults; see :mod:`probe.demo.faults`."""
 
     nan = "nan"
     overflow = "overflow"
@@ -28,27 +28,29 @@ class FaultKind(str, Enum):
 
 
 class FrameworkChoice(str, Enum):
-    """What the demonstration may train with."""
+    """Frameworks of the demonstration."""
 
     pytorch = "pytorch"
     mindspore = "mindspore"
 
 
 PACKAGES = {FrameworkChoice.pytorch: ("PyTorch", "torch"), FrameworkChoice.mindspore: ("MindSpore", "mindspore")}
-"""What each is called, and what is installed to have it."""
+"""Title and package of each framework."""
 
 
 def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
-    fault: Annotated[FaultKind | None, typer.Option(help="What to break; one of the first three by chance.")] = None,
-    framework: Annotated[FrameworkChoice, typer.Option(help="What to train with.")] = FrameworkChoice.pytorch,
-    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="How long to train.")] = 70,
-    output: Annotated[Path | None, typer.Option(help="Where to write; MONITOR_OUTPUT_DIR if not given.")] = None,
+    fault: Annotated[
+        FaultKind | None, typer.Option(help="Kind of fault; else one of the first three by chance.")
+    ] = None,
+    framework: Annotated[FrameworkChoice, typer.Option(help="Framework to train with.")] = FrameworkChoice.pytorch,
+    steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="Number of steps.")] = 70,
+    output: Annotated[Path | None, typer.Option(help="Where to write; else MONITOR_OUTPUT_DIR.")] = None,
 ) -> None:
     """Train a small GPT on Python's standard library, break one layer on the way, and name it.
 
-    Ends with 0 if the named place and step are those that were broken (or, with nothing broken, if nothing was found),
-    with 1 if not, and with 2 if the demonstration cannot run.
+    Exit code 0 if the named place and step are those that were broken (or, with nothing broken, if nothing was found),
+    1 if not, 2 if the demonstration cannot run.
     """
     _check(framework)
     from rich.console import Console
@@ -71,7 +73,7 @@ def demo(
 
 
 def _check(framework: FrameworkChoice) -> None:
-    """Ends the command if it lacks what it trains with."""
+    """End the command if its framework is not installed."""
     title, package = PACKAGES[framework]
     if find_spec(package) is None:
         _refuse(f"{title} is not installed: pip install {package}, or in the clone of probe {install(framework.value)}")
@@ -83,7 +85,7 @@ def _refuse(why: str) -> None:
 
 
 def _formats() -> list[str]:
-    """What can be written; says so if that is not everything."""
+    """Formats that can be written; warn if that is not all of them."""
     if find_spec("tensorboardX") is not None:
         return ["csv", "tensorboard"]
     complain(f"only CSV is written: {missing('TensorBoard', 'tensorboardX', 'tensorboard')}", "warning")

@@ -1,4 +1,4 @@
-"""``probe merge``: the numbers of whole tensors from the files of the ranks that shared them out."""
+"""``probe merge``: the numbers of whole tensors from the files of the ranks that share them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def merge(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; else DIRECTORY/merged.")] = None,
 ) -> None:
-    """Merge the ranks' files: the numbers of whole tensors that FSDP, ZeRO or tensor parallelism have shared out.
+    """Merge the ranks' files: the numbers of whole tensors that FSDP, ZeRO or tensor parallelism divide among ranks.
 
-    Exit code 0 if all tensors could be merged; 1 if parts are missing, a file cannot be read, ranks differ in what they
-    should hold alike, or there is more than one run; 2 for wrong use.
+    Exit code 0 if all tensors could be merged; 1 if parts are missing, a file cannot be read, ranks differ in tensors
+    that they should hold alike, or there is more than one run; 2 for wrong use.
     """
     console = Console()
     target = out or directory / "merged"
@@ -37,5 +37,5 @@ def merge(
         are = plural(report.incomplete, "row is", "rows are")
         console.print(f"{report.incomplete} {are} incomplete (column complete is 0): parts are missing")
     for tensor in report.differing[:10]:
-        console.print(printable(f"ranks hold this alike, but their numbers differ: {tensor}"), markup=False)
+        console.print(printable(f"ranks hold the same tensor, but their numbers differ: {tensor}"), markup=False)
     raise typer.Exit(1 if report.problems or report.incomplete or report.differing else 0)

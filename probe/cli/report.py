@@ -1,4 +1,4 @@
-"""``probe report``: one HTML page about a run."""
+"""``probe report``: an HTML page about a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     judge: Annotated[
         bool,
-        typer.Option(help="Judge the files for the first cause; else show what the run found."),
+        typer.Option(help="Judge the files for the first cause; else show the run's own findings."),
     ] = True,
 ) -> None:
     """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
 
-    The file needs no network and nothing but a browser. Exit code 0 if everything was read; 1 if data were left out,
-    which is told line by line; 2 for wrong use.
+    The file needs no network and nothing but a browser. Exit code 0 if everything was read; 1 if data were left out, as
+    printed line by line; 2 for wrong use.
     """
     from probe.core.analysis.diagnosis.analyse import analyse
     from probe.core.analysis.report.findings import card
@@ -33,7 +33,7 @@ def report(
     try:
         with console.status("reading") as status:
             check_target(out)
-            analysis = analyse(directory, told=status.update) if judge else None
+            analysis = analyse(directory, progress=status.update) if judge else None
             if analysis is None:
                 written = write_report(directory, out, observe=status.update)
             else:

@@ -23,11 +23,11 @@ def targets(
     match: Annotated[str, typer.Option(help="Modules of these names only: a shell pattern such as '*.mlp'.")] = "*",
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print YAML instead of JSON.")] = False,
 ) -> None:
-    """Print the targets block that watches the modules of a file, each as it was there: a configuration to begin with.
+    """Print the targets block that watches the modules in a file: a configuration to begin with.
 
-    A module with one tensor in each place gets element selectors; any other gets {}, which is all tensors in all
-    places. Modules that took no part in the step are left out. Exit code 1 if entries had to be left out because they
-    could not be read, 2 if nothing could be.
+    A module with one tensor in each place gets element selectors; any other gets {}, which means all tensors in all
+    places. Modules that did not run in the step are left out. Exit code 1 if entries could not be read and were left
+    out, 2 if nothing could be read.
     """
     try:
         structure = _read(file)
@@ -49,13 +49,13 @@ def targets(
 
 
 def target(entry: Mapping[str, Any]) -> dict[str, str]:
-    """What in ``targets`` watches exactly the tensors of a module's entry."""
+    """Entry of ``targets`` that watches exactly the tensors of a module."""
     selectors = {place: _selector(place, entry[place]) for place in PLACES if _tensors(entry.get(place))}
     return {} if None in selectors.values() else {place: str(selector) for place, selector in selectors.items()}
 
 
 def _selector(place: str, tree: Mapping[str, Any]) -> str | None:
-    """What selects all tensors of ``tree``; None if they are not one element."""
+    """Selector of all tensors of ``tree``; None if they are not one element."""
     form = str(tree.get("config"))
     if form == "tensor":
         return form
@@ -68,7 +68,7 @@ def _selector(place: str, tree: Mapping[str, Any]) -> str | None:
 
 
 def _tensors(tree: object) -> bool:
-    """Whether any tensor is there."""
+    """Return whether ``tree`` has any tensor."""
     if isinstance(tree, Mapping):
         return any(_tensors(inner) for inner in tree.values())
     return isinstance(tree, str) and tree.startswith("size=")
@@ -103,12 +103,14 @@ def _matching(structure: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     chosen = {name: entry for name, entry in structure.items() if any(fnmatchcase(n, pattern) for n in _names(name))}
     if not chosen:
         close = nearest(pattern, [each for name in structure for each in _names(name)])
-        raise ValueError(f"--match {pattern}: no module is called so" + (f"; did you mean {close}?" if close else ""))
+        raise ValueError(
+            f"--match {pattern}: no module has such a name" + (f"; did you mean {close}?" if close else "")
+        )
     return chosen
 
 
 def _names(name: str) -> Iterator[str]:
-    """With and without its stage."""
+    """Name with and without its stage."""
     yield name
     if prefix := re.match(r"\d+:", name):
         yield name[prefix.end() :]
@@ -125,5 +127,5 @@ def _yaml(block: Mapping[str, Any]) -> str:
 
 
 def _entry(name: str, entry: Mapping[str, str]) -> str:
-    """One line that both formats read alike."""
+    """Line that means the same in both formats."""
     return f"{printable_json(json.dumps(name, ensure_ascii=False))}: {json.dumps(entry)}"

@@ -1,4 +1,4 @@
-"""Everything that needs no framework."""
+"""Core of the monitor, which needs no framework."""
 
 from probe.core import messages
 

@@ -1,4 +1,4 @@
-"""The documented path of :mod:`probe.core.analysis.anomaly_processor`: ``python -m probe.core.anomaly_processor``."""
+"""Documented path of :mod:`probe.core.analysis.anomaly_processor`: ``python -m probe.core.anomaly_processor``."""
 
 import sys
 

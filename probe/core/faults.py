@@ -1,4 +1,4 @@
-"""What went wrong inside probe itself: counted, logged once a window, never raised into training."""
+"""Faults inside probe itself: counted, logged once a window, never raised into training."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from collections import Counter
 from contextlib import AbstractContextManager
 
 WINDOW_SECONDS = 60.0
-"""The same fault is logged at most once in this time."""
+"""Time in which the same fault is logged at most once."""
 MOST_LOGGED = 20
-"""Different faults that are logged in this time; all are counted."""
+"""Most different faults that are logged in this time; all are counted."""
 LOG = "log: faults that could not be logged"
-"""Counted where a handler of logging has raised."""
+"""Kind that is counted if a handler of logging raises."""
 DEEP = "hooks: RecursionError"
-"""Counted, not logged: at the recursion limit there is no room for logging."""
+"""Kind that is counted, not logged: at the recursion limit there is no room for logging."""
 
 _log = logging.getLogger("probe")
 
 
 class Faults:
-    """Counts of what failed, by place and kind."""
+    """Counts of faults, by place and kind."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
         self.uncounted = 0
-        """Failures where not even :meth:`note` could be called, at the end of the stack: a number alone can be changed
-        there."""
+        """Number of faults at the end of the stack, where not even :meth:`note` could be called."""
 
     def note(self, where: str, error: BaseException) -> None:
-        """Counts ``error``; the first of its kind in a window is logged with its traceback."""
+        """Count ``error``; log the first of its kind in a window with its traceback."""
         kind = f"{where}: {type(error).__name__}"
         with self._locked():
             self._counts[kind] += 1
@@ -56,19 +55,19 @@ class Faults:
             self.lost(LOG, 1)
 
     def lost(self, where: str, rows: int) -> None:
-        """Counts what was dropped by choice or at shutdown."""
+        """Count rows that were dropped by choice or at shutdown."""
         with self._locked():
             self._counts[where] += rows
 
     @property
     def counts(self) -> dict[str, int]:
-        """Everything counted so far."""
+        """Counts so far, by place and kind."""
         with self._locked():
             return dict(self._counts) | ({DEEP: self.uncounted} if self.uncounted else {})
 
     def _locked(self) -> AbstractContextManager[object]:
-        """Reentrant, since a signal handler may come while the lock is held; a forked child makes its own, since nobody
-        there will release the one that the delivery thread holds."""
+        """Lock, reentrant because a signal handler may run while it is held. A forked child makes its own, since no
+        thread there will release the one that the delivery thread holds."""
         if os.getpid() != self._process:
             self._lock, self._process = threading.RLock(), os.getpid()
         return self._lock

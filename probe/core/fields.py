@@ -1,4 +1,5 @@
-"""The kinds of value a configuration takes: what each accepts, and how the reference and the errors describe it."""
+"""Kinds of value in a configuration: the values that each accepts, and its description in the reference and in
+errors."""
 
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Section(BaseModel):
-    """A mapping of known keys, read once and never changed; the docstring under each field is its reference."""
+    """Mapping of known keys, read once and never changed; the docstring under each field is its reference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Form(NamedTuple):
-    """How a kind of value is described. As metadata of an annotation it replaces the description made from it."""
+    """Description of a kind of value. As metadata of an annotation it replaces the description made from it."""
 
     type: str
     range: str = ""
     phrase: str = ""
-    """What an error says was expected, if that is not an article, the type and the range."""
+    """Phrase for the expected value in errors, if it is not an article, the type and the range."""
 
     @property
     def expected(self) -> str:
@@ -51,7 +52,7 @@ class Names:
 
     @property
     def listed(self) -> str:
-        """The names as users read them, in quotes where they hold commas themselves."""
+        """Names as users read them, in quotes if they contain commas."""
         return ", ".join(f'"{name}"' if "," in name else name for name in self.names)
 
     def check(self, value: str) -> str:
@@ -67,25 +68,25 @@ class Names:
 
 @dataclass(frozen=True)
 class Variants:
-    """Metadata of a mapping whose keys depend on a name given beside it."""
+    """Metadata of a mapping whose keys depend on the name next to it."""
 
     models: Mapping[str, type[Section]]
 
 
 def wrong(expected: str) -> PydanticCustomError:
-    """The error of a validator that expected something else."""
+    """Error of a validator that expected another value."""
     return PydanticCustomError("expected", "expected {expected}", {"expected": expected})
 
 
 def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``values``. Not pydantic's own check of the length, which counts wrong elements as missing."""
+    """Check that ``values`` has elements. Pydantic's own check of the length counts wrong elements as missing."""
     if not values:
         raise PydanticCustomError("empty", "empty")
     return values
 
 
 def _integral(value: object) -> object:
-    """JSON writers print whole numbers as 1e8; what is not whole is left to the strict check."""
+    """Convert whole numbers, which JSON writers print as 1e8; leave others to the strict check."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -101,7 +102,7 @@ _ADDRESS_FORM = Form("boolean or address", "", 'true, false, or a host and a por
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port.
+    """Parse host and port.
 
     Raises:
         ValueError: if ``text`` is no address.
@@ -129,18 +130,18 @@ _SELECTOR_FORM = Form("element selector", 'such as "tensor", "tuple[2]:0", "list
 
 @dataclass(frozen=True)
 class Selector:
-    """Which element of a module's inputs or outputs is watched."""
+    """Selector of one element of a module's inputs or outputs."""
 
     kind: str
     """``tensor``, ``tuple``, ``list`` or ``dict``."""
     length: int
-    """Number of elements that are expected; 1 for a tensor."""
+    """Expected number of elements; 1 for a tensor."""
     index: int = 0
     """Position of the element, from 0; within a dict in the order of its keys."""
 
     @classmethod
     def parse(cls, text: str) -> Selector:
-        """The selector written as ``text``; without an index it means element 0.
+        """Parse the selector ``text``; without an index it means element 0.
 
         Raises:
             ValueError: if ``text`` is no selector or its index is not below its length.
@@ -176,7 +177,7 @@ Place = Annotated[
 
 
 def peel(annotation: Any, metadata: Sequence[object] = ()) -> tuple[Any, list[object]]:
-    """The bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
+    """Bare type under ``Annotated`` and ``... | None``, and all metadata, outermost first."""
     found = [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]
     origin = get_origin(annotation)
     if origin is Annotated:
@@ -194,7 +195,7 @@ _NOUNS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
-    """How values of an annotated type are described."""
+    """Description of values of an annotated type."""
     bare, found = peel(annotation, metadata)
     for item in found:
         if isinstance(item, Form):

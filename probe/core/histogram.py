@@ -1,8 +1,8 @@
 """Histograms over powers of two: counts by sign and exponent, which add up exactly over parts of a tensor.
 
 One vector of ``BINS`` counts a tensor, in the order of the numbers: minus infinity, large to small negative ones, zero,
-small to large positive ones, infinity; NaN last. An octave ``[2**e, 2**(e + 1))`` is a bin. What is smaller than
-``2**LOW`` counts in a bin beside zero, what is not smaller than ``2**HIGH`` in one beside infinity.
+small to large positive ones, infinity; NaN last. An octave ``[2**e, 2**(e + 1))`` is a bin. Magnitudes below ``2**LOW``
+count in a bin next to zero, those of ``2**HIGH`` or more in one next to infinity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 HISTOGRAM = "histogram"
-"""The op, and the column that holds ``rows x BINS`` counts."""
+"""Name of the op, and of the column that holds ``rows x BINS`` counts."""
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 """Ops that are derived from a histogram."""
 LOW, HIGH = -64, 32
@@ -33,22 +33,23 @@ _CELL = re.compile(r"(-?)(2\^(-?\d+)|0|inf|nan):(\d+)")
 
 
 def _lower_edges() -> Array:
-    """The smallest magnitude of the bins at each distance from zero."""
+    """Smallest magnitude of the bins at each distance from zero."""
     return np.array([0.0, 0.0, *(2.0**e for e in range(LOW, HIGH + 1)), math.inf])
 
 
 LOWER = _lower_edges()
 UPPER = np.array([0.0, *LOWER[2:-1], math.inf, math.inf])
-"""Where magnitudes begin to be too large for the bins at each distance from zero, itself and infinity excepted."""
+"""Magnitudes from which on values are too large for the bins at each distance from zero, except zero and infinity."""
 
 
 def width(columns: Sequence[str]) -> int:
-    """How many numbers a row of ``columns`` has."""
+    """Number of values in a row of ``columns``."""
     return len(columns) + (BINS - 1) * columns.count(HISTOGRAM)
 
 
 def counts(array: npt.NDArray[Any]) -> Array:
-    """The ``BINS`` counts of a float32 or float64 array, by the bits of its elements: one pass over whole numbers."""
+    """Compute the ``BINS`` counts of a float32 or float64 array, by the bits of its elements: one pass over
+    integers."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.dtype == np.float32:
         bias, bits = 127, (flat.view(np.uint32) >> np.uint32(23)).astype(np.int64)
@@ -60,7 +61,7 @@ def counts(array: npt.NDArray[Any]) -> Array:
     row = np.zeros(BINS)
     for sign, of_sign in zip((1, -1), kinds, strict=True):
         np.add.at(row, ZERO + sign * distances, of_sign[1:-1])
-    if kinds[:, 0].any():  # zeros, and what is too small for a whole mantissa
+    if kinds[:, 0].any():  # zeros and subnormal numbers
         row[ZERO] += np.count_nonzero(flat == 0)
         small = np.abs(flat) < np.finfo(flat.dtype).tiny
         row[ZERO + 1] += np.count_nonzero(small & (flat > 0))
@@ -73,8 +74,8 @@ def counts(array: npt.NDArray[Any]) -> Array:
 
 
 def shifted(histograms: Array, scale: Array) -> Array:
-    """Histograms of ``x / scale`` from those of ``x``; exact for powers of two, else to the nearest of them. What had
-    no bin of its own stays where it is."""
+    """Histograms of ``x / scale`` from those of ``x``; exact for powers of two, else to the nearest of them. Elements
+    in bins that are no octaves stay where they are."""
     with np.errstate(all="ignore"):
         powers = np.nan_to_num(np.rint(np.log2(scale)), posinf=0.0, neginf=0.0).astype(np.int64)
     result = histograms.copy()
@@ -93,11 +94,10 @@ def shifted(histograms: Array, scale: Array) -> Array:
 
 
 def quantile(histograms: Array, q: float) -> Array:
-    """The quantile of the elements that are not NaN, as ``numpy.quantile`` defines it; NaN if there are none.
+    """Quantile of the elements that are not NaN, as ``numpy.quantile`` defines it; NaN if there are none.
 
-    Elements are taken to lie evenly (in their logarithm) within their bin, so that each is off by less than its bin's
-    width: a factor of 2 at most. Zero and infinity are exact, and so is the sign; what is larger than ``2**HIGH`` is
-    taken for that.
+    Elements are assumed to lie evenly (in their logarithm) within their bin, so that each is off by less than its bin's
+    width: a factor of 2 at most. Zero, infinity and the sign are exact; magnitudes above ``2**HIGH`` count as that.
     """
     numbers = histograms[:, :NAN]
     totals = numbers.sum(axis=1)
@@ -111,7 +111,7 @@ def quantile(histograms: Array, q: float) -> Array:
 
 
 def _element(numbers: Array, at: Array) -> Array:
-    """About the ``at``-th smallest element of each row."""
+    """Estimate the ``at``-th smallest element of each row."""
     ends = np.cumsum(numbers, axis=1)
     bins = np.minimum((ends <= at[:, None]).sum(axis=1), NAN - 1)
     rows = np.arange(len(numbers))
@@ -128,8 +128,8 @@ def _element(numbers: Array, at: Array) -> Array:
 
 
 def buckets(histogram: Array) -> dict[str, Any]:
-    """As TensorBoard has it: the finite numbers by the right ends of adjoining buckets, with sums as good as the
-    middles of the bins are. What lies beyond ``2**HIGH`` is taken for less than twice that."""
+    """Histogram as TensorBoard has it: the finite numbers by the right ends of adjoining buckets, with sums computed
+    from the middles of the bins. Magnitudes above ``2**HIGH`` are assumed to be less than twice that."""
     finite = histogram[1 : NAN - 1]
     filled = np.flatnonzero(finite)
     if not len(filled):
@@ -140,7 +140,7 @@ def buckets(histogram: Array) -> dict[str, Any]:
     left, right = np.where(distances < 0, -outer, inner), np.where(distances < 0, -inner, outer)
     middles, first, last = (left + right) / 2, filled[0], filled[-1]
     limits, numbers = right[first : last + 1].tolist(), finite[first : last + 1].tolist()
-    if first:  # an empty bucket says where the first one begins
+    if first:  # an empty bucket marks where the first one begins
         limits, numbers = [float(left[first]), *limits], [0.0, *numbers]
     return {
         "min": float(left[first]),
@@ -154,8 +154,8 @@ def buckets(histogram: Array) -> dict[str, Any]:
 
 
 def text_of(histogram: Array) -> str:
-    """As a cell of a table: ``-2^-3:5;0:7;2^4:1``, of each bin that is not empty its smallest magnitude and count.
-    ``2^-65`` stands for everything below ``2^-64``, ``2^32`` for everything from there on."""
+    """Text for a cell of a table: ``-2^-3:5;0:7;2^4:1``, for each bin that is not empty its smallest magnitude and
+    count. ``2^-65`` stands for all magnitudes below ``2^-64``, ``2^32`` for all from there on."""
     filled = np.flatnonzero(histogram)
     return ";".join(f"{_name(int(at))}:{histogram[at]:.0f}" for at in filled)
 
@@ -170,10 +170,10 @@ def _name(at: int) -> str:
 
 
 def parsed(text: str) -> Array:
-    """The counts in what :func:`text_of` has written.
+    """Parse the text that :func:`text_of` has written.
 
     Raises:
-        ValueError: if it is something else.
+        ValueError: if it is another text.
     """
     row = np.zeros(BINS)
     for cell in text.split(";") if text else ():

@@ -1,4 +1,4 @@
-"""Lines on standard error: ``probe: warning: ...``, from the logger ``probe`` and from the command line alike.
+"""Lines on standard error: ``probe: warning: ...``, from the logger ``probe`` and from the command line.
 
 Names that come from files are escaped: no character moves a terminal's cursor or reverses the direction of text.
 """
@@ -13,37 +13,37 @@ LOGGER = "probe"
 
 
 def lines(level: str, text: str) -> str:
-    """``text`` with its level; every further line begins with ``probe:`` too. Control characters are escaped."""
+    """Prefix ``text`` with its level; every further line begins with ``probe:`` too. Control characters are escaped."""
     first, *others = map(printable, text.rstrip("\n").split("\n"))
     return "\n".join([f"probe: {level}: {first}", *(f"probe:   {other}".rstrip() for other in others)])
 
 
 def complain(text: str, level: str = "error") -> None:
-    """Writes ``text`` to standard error."""
+    """Write ``text`` to standard error."""
     sys.stderr.write(lines(level, text) + "\n")
 
 
 def plural(number: float, noun: str, several: str = "") -> str:
-    """``noun`` for one, ``several`` (``noun`` with an s if empty) for any other number."""
+    """Return ``noun`` for one, ``several`` (``noun`` with an s if empty) for any other number."""
     return noun if number == 1 else several or f"{noun}s"
 
 
 class Messages(logging.Handler):
-    """Writes warnings and errors to standard error where the program has set up no logging of its own.
+    """Handler that writes warnings and errors to standard error if the program has set up no logging of its own.
 
-    Python's last resort would print them bare. As soon as any other handler gets a record, this one leaves it to that.
-    ``logging.getLogger("probe").removeHandler(probe.core.messages.HANDLER)`` takes it away.
+    Python's last resort would print them bare. If any other handler gets a record, this one ignores it.
+    ``logging.getLogger("probe").removeHandler(probe.core.messages.HANDLER)`` removes it.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether no other handler gets ``record``."""
+        """Return whether no other handler gets ``record``."""
         return not self._others(logging.getLogger(record.name)) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes ``record``, with its traceback if it has one; what fails there is logging's to report."""
+        """Write ``record``, with its traceback if it has one; logging reports what fails here."""
         try:
             complain(self.format(record), record.levelname.lower())
         except Exception:  # noqa: BLE001 - as every handler of logging does
@@ -61,7 +61,7 @@ HANDLER = Messages()
 
 
 def install() -> None:
-    """Adds the handler to the logger ``probe``, once."""
+    """Add the handler to the logger ``probe``, once."""
     logging.getLogger(LOGGER).addHandler(HANDLER)
 
 
@@ -70,15 +70,15 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, each control character as Python writes it, such as ``\\x1b`` or ``\\n``."""
+    """Return ``text`` on one line, each control character as Python writes it, such as ``\\x1b`` or ``\\n``."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def printable_json(text: str) -> str:
-    """JSON, in which each control character is escaped as JSON and YAML escape it: ``\u001b``."""
+    """Return JSON with each control character escaped as in JSON and YAML: ``\u001b``."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def printable_lines(text: str) -> str:
-    """As :func:`printable`, with the line feeds of ``text`` kept: for what has several lines on purpose."""
+    """Apply :func:`printable` to each line of a ``text`` of several lines."""
     return "\n".join(map(printable, text.split("\n")))

@@ -1,6 +1,6 @@
-"""The columns that one reduction of a tensor yields, and every op derived from them.
+"""Moments, the columns that one reduction of a tensor yields, and every op derived from them.
 
-A framework computes *moments*; their meaning is decided here, on the host, in float64 NumPy. Moments of shards merge
+A framework computes moments; this module defines their meaning, on the host, in float64 NumPy. Moments of shards merge
 exactly. To add an op, add a line to ``OPS``.
 """
 
@@ -28,12 +28,12 @@ MOMENTS: dict[str, str] = {
     "infs": "number of infinite elements",
     "below": "number of elements whose magnitude is below eps",
 }
-"""Every moment a framework may be asked for. Complex elements count by their magnitude, bool as 0 and 1."""
+"""Moments that a framework computes. Complex elements count by their magnitude, bool as 0 and 1."""
 
 EMPTY: dict[str, float] = {
     "min": np.nan, "max": np.nan, "sum": 0.0, "sumsq": 0.0, "m2": 0.0, "nans": 0.0, "infs": 0.0, "below": 0.0
 }  # fmt: skip
-"""The moments of a tensor without elements; no framework is asked for them."""
+"""Moments of a tensor without elements, which no framework computes."""
 
 
 def numels(shapes: Shapes) -> Array:
@@ -52,7 +52,7 @@ def _scalar(total: Array, shapes: Shapes) -> Array:
 
 
 class Op(NamedTuple):
-    """A number derived from one moment and the shape."""
+    """Op: a number derived from one moment and the shape."""
 
     moment: str
     derive: Callable[[Array, Shapes], Array]
@@ -70,7 +70,7 @@ OPS: dict[str, Op] = {
     "std": Op("m2", lambda x, shapes: np.sqrt(_mean(x, shapes)), "population standard deviation, as numpy.std"),
     "id": Op("sum", _scalar, "the value of a 0-d tensor; NaN for any other"),
 }
-"""Every op that can be configured, besides ``histogram``, and ``shape`` and ``dtype``, which are always written."""
+"""Ops that can be configured, besides ``histogram``, and ``shape`` and ``dtype``, which are always written."""
 
 
 def _quantile(q: float) -> Op:
@@ -86,21 +86,21 @@ COUNTS = frozenset({"nans", "infs", "global_nans", "global_infs", "merged"})
 
 
 def columns_for(ops: Iterable[str]) -> tuple[str, ...]:
-    """The moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No more is ever computed."""
+    """Moments that ``ops`` need, in the order of ``MOMENTS``, then the histogram. No other is computed."""
     ops = tuple(ops)
     needed = {OPS[op].moment if op in OPS else op for op in ops}
     if any(op in QUANTILES for op in ops):
-        needed |= {"min", "max"}  # between which they lie
+        needed |= {"min", "max"}  # quantiles are clipped to these
     return tuple(moment for moment in (*MOMENTS, HISTOGRAM) if moment in needed)
 
 
 def nothing(columns: Sequence[str]) -> Array:
-    """The row of a tensor without elements."""
+    """Row of a tensor without elements."""
     return np.concatenate([np.zeros(BINS) if name == HISTOGRAM else [EMPTY[name]] for name in columns])
 
 
 def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
-    """Values of ``op``, or of a column that a signal adds under that very name.
+    """Derive ``op``, or return the column that a signal adds under that name.
 
     Raises:
         KeyError: if neither the op's moment nor a column of that name was collected.
@@ -110,16 +110,16 @@ def derive(op: str, columns: Mapping[str, Array], shapes: Shapes) -> Array:
         return columns[op]
     values = known.derive(columns[known.moment], shapes)
     if op in QUANTILES and "min" in columns and "max" in columns:
-        within = np.fmax(np.fmin(values, columns["max"]), columns["min"])  # which are NaN where an element is
+        within = np.fmax(np.fmin(values, columns["max"]), columns["min"])  # these are NaN if an element is
         values = np.where(np.isnan(values), values, within)
     return values
 
 
 def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
-    """The moments that ``ops`` were derived from, of tensors with ``counts`` elements: what :func:`derive` undoes.
+    """Moments that ``ops`` were derived from, of tensors with ``counts`` elements: the inverse of :func:`derive`.
 
-    Of ``mean`` and ``id``, which come from the same moment, the first; ``m2`` only where ``mean`` is there too.
-    Histograms cannot be recovered from quantiles.
+    ``mean`` and ``id`` come from the same moment: the first of them is used. ``m2`` needs ``mean``. Histograms cannot
+    be recovered from quantiles.
     """
     ops = {op: values for op, values in ops.items() if op not in QUANTILES}
     undone: dict[str, Callable[[Array], Array]] = {
@@ -140,15 +140,15 @@ def moments_of(ops: Mapping[str, Array], counts: Array) -> dict[str, Array]:
 
 
 def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:
-    """The moments of ``times`` copies of what has the moments ``row``."""
+    """Moments of ``times`` copies of a tensor with the moments ``row``."""
     return {name: value if name in ("min", "max") else value * times for name, value in row.items()}
 
 
 def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float]:
-    """The moments of a tensor from those of its disjoint shards; exact up to rounding.
+    """Merge the moments of disjoint shards into those of the whole tensor; exact up to rounding.
 
     ``m2`` follows Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
-    (1979), and needs ``sum`` beside it.
+    (1979), and needs ``sum`` too.
     """
     full = [(shard, count) for shard, count in zip(shards, counts, strict=True) if count]
     merged = {name: _merged(name, [shard[name] for shard, _ in full]) for name in shards[0]}
@@ -162,15 +162,15 @@ def merge(shards: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
 def merge_columns(
     columns: Mapping[str, Array], counts: Array, wholes: npt.NDArray[np.int64], number: int
 ) -> dict[str, Array]:
-    """As :func:`merge`, for many tensors at once.
+    """Merge shards as :func:`merge` does, for many tensors at once.
 
     Args:
-        columns: the moments of every shard.
-        counts: how many elements each has.
-        wholes: which tensor each is a part of, from 0 to ``number - 1``.
+        columns: moments of every shard.
+        counts: number of elements of each shard.
+        wholes: index of the tensor that each shard is a part of, from 0 to ``number - 1``.
 
     Returns:
-        The moments of every tensor; ``m2`` only if ``sum`` is there, which it needs.
+        Moments of every tensor; ``m2`` only with ``sum``, which it needs.
     """
     full = counts > 0
     wholes, counts = wholes[full], counts[full]

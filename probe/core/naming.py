@@ -9,7 +9,7 @@ from probe.core.records import Key
 
 
 class Name(str):
-    """What a user calls a module or parameter, where something that wraps it has made the framework call it ``raw``."""
+    """Name of a module or parameter as the user knows it, if a wrapper makes the framework name it ``raw``."""
 
     raw: str
 
@@ -22,10 +22,10 @@ class Name(str):
 
 
 class Signal(NamedTuple):
-    """A thing that is measured, and where it stands in a training step."""
+    """Kind of measured tensor, with its place in a training step."""
 
     task: str
-    """How tags call it."""
+    """Name in tags."""
     phase: int
     """Causal rank within a step: weights, then forward, backward, communication, reduced gradients, state, updated
     weights."""
@@ -41,23 +41,23 @@ SIGNALS: dict[str, Signal] = {
     "moe_router_logit_hook": Signal("moe_router_logit_hook", 1, "entropy and load of a router's experts"),
     "actv_grad": Signal("actv_grad", 2, "gradients of module inputs and outputs"),
     "grad_unreduced": Signal("pre_grad", 2, "weight gradient of this rank before any reduction"),
-    "other": Signal("other", 3, "tensors given to (pre) and got from (post) collective communication"),
+    "other": Signal("other", 3, "inputs (pre) and outputs (post) of collective communication"),
     "grad_reduced": Signal("post_grad", 4, "weight gradient as the optimizer applies it"),
     "mg_direction": Signal("mg_direction", 5, "fraction of elements whose gradient and first moment agree in sign"),
     "param_updated": Signal("param_updated", 6, "parameter after the update"),
-    "update": Signal("adam_update", 6, "what Adam's moments make of a step, before the learning rate"),
+    "update": Signal("adam_update", 6, "Adam's update from its moments, before the learning rate"),
     "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
 }
-"""Every fixed signal. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
+"""Fixed signals. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 
 FEATURES = ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook")
-"""Signals of features that no moments make: see :mod:`probe.core.instrumentation.signals.features`."""
+"""Signals of features, whose columns are no moments: see :mod:`probe.core.instrumentation.signals.features`."""
 
 STATE_PHASE = 5
 
 
 def signal_of(name: str) -> Signal:
-    """The signal called ``name``; anything not fixed is optimizer state, under its own name."""
+    """Signal called ``name``; one that is not fixed is optimizer state, under its own name."""
     return SIGNALS.get(name) or Signal(name, STATE_PHASE, f"optimizer state {name}")
 
 
@@ -65,7 +65,7 @@ _SQUASH = [re.compile(rf"^(?:.*\.)?({head}.*)") for head in (r"layers?\.", r"emb
 
 
 def squash_name(name: str) -> str:
-    """The part of ``name`` from its last layer, embedding, final, output or norm component on.
+    """Shorten ``name`` to the part from its last layer, embedding, final, output or norm component on.
 
     The first of those five that begins a component decides; a name with none of them is returned as it is. A name that
     begins with it is kept whole, so that ``layers.0.norm1`` does not lose its layer.
@@ -77,17 +77,17 @@ def squash_name(name: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """``text`` with every lone surrogate, which no encoding holds, as in ``\\udc80``."""
+    """Escape every lone surrogate in ``text``, which no encoding holds, as in ``\\udc80``."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def row_name(key: Key) -> str:
-    """What a row is about: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
+    """Name of a row: ``fc.input_0`` for activations, ``fc.weight`` for parameters; fit to be written."""
     return encodable(f"{key.name}.{key.part}" if key.part else key.name)
 
 
 def tag(signal: str, key: Key, rank: int, micro_stepped: bool) -> str:
-    """The tag of a row without its op, such as ``0:fc.input:0/rank0/actv`` or ``0:fc.weight/rank0/post_grad``.
+    """Tag of a row without its op, such as ``0:fc.input:0/rank0/actv`` or ``0:fc.weight/rank0/post_grad``.
 
     A repetition of a module within one micro step reads ``0:fc.input:0.call1/rank0/actv``.
     """

@@ -1,4 +1,4 @@
-"""What flows from the hooks to the files: frozen, without behaviour of its own, knowing no framework."""
+"""Records that pass from the hooks to the files: frozen, without behaviour of their own, free of frameworks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from probe.core.moments import derive
 Array = npt.NDArray[np.float64]
 
 Outcome = Literal["applied", "skipped", "unknown", "partial"]
-"""End of a step: its update was applied, skipped (a gradient scaler), may be either; or the run ended within it."""
+"""Outcome of a step: its update was applied, skipped (by a gradient scaler), or either; or the run ended within it."""
 
 
 class Key(NamedTuple):
-    """Which tensor a row is about. Two rows of one signal and step never share a key."""
+    """Identity of the tensor of a row. Two rows of one signal and step never share a key."""
 
     name: str
     """Module or parameter as the user knows it, squashed if so configured; the root module is ``""``."""
@@ -33,17 +33,17 @@ class Key(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """Which elements of a tensor that several ranks share this rank's row is about."""
+    """Part of a tensor shared by several ranks that the row of one rank is about."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     part: str
-    """Which elements, as users read it (``0:1024``, ``rows 0:32``): rows of equal parts are about the same elements,
-    rows of other parts about others."""
+    """Elements as users read them (``0:1024``, ``rows 0:32``): rows of equal parts are about the same elements, rows of
+    other parts about others."""
     ranks: tuple[int, ...]
-    """Who hold the parts of one whole, this rank among them, in ascending order."""
+    """Ranks that hold the parts of one whole, this rank among them, in ascending order."""
     term: bool = False
-    """Whether the ranks hold terms of a sum, each of the whole shape, instead of parts: their moments do not merge."""
+    """True if the ranks hold terms of a sum, each of the whole shape, instead of parts: their moments do not merge."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,25 @@ class Batch:
     """All rows of one signal at one step, as columns."""
 
     signal: str
-    """What is measured; also the prefix of the CSV file: ``actv``, ``grad_reduced``, ``exp_avg``, ..."""
+    """Name of the signal; also the prefix of the CSV file: ``actv``, ``grad_reduced``, ``exp_avg``, ..."""
     step: int
     keys: tuple[Key, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    """The framework's own spelling, such as ``torch.float32``."""
+    """Dtypes in the framework's own spelling, such as ``torch.float32``."""
     order: npt.NDArray[np.int64]
-    """Call ids: the position of each reading in the order of this step's execution, over all signals."""
+    """Call ids: positions of readings in the order of this step's execution, over all signals."""
     columns: Mapping[str, Array]
-    """Moments (see :mod:`probe.core.moments`), and whatever a signal adds; each of ``len(keys)``."""
+    """Moments (see :mod:`probe.core.moments`), and columns that a signal adds; each of ``len(keys)``."""
     micro_stepped: bool = False
-    """Whether ``micro_step`` tells rows apart here (activations; unreduced gradients of each micro batch)."""
+    """True if rows are distinguished by ``micro_step`` (activations; unreduced gradients of each micro batch)."""
     coverage: tuple[Coverage | None, ...] = ()
-    """What each row covers of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
+    """Coverage of each row of a tensor that ranks share, None for a whole tensor; empty if all are whole."""
     distribution: bool = False
-    """Whether the histograms are written even where no op asks for them."""
+    """True if the histograms are written even if no op asks for them."""
 
     def op(self, name: str) -> Array:
-        """The column of an op such as ``norm``; ``len(self)`` float64 values.
+        """Column of an op such as ``norm``; ``len(self)`` float64 values.
 
         Raises:
             KeyError: if the op is unknown or its moments were not collected.
@@ -81,7 +81,7 @@ class Batch:
 
 
 class Finding(NamedTuple):
-    """One thing a rule found in one value."""
+    """Value that a rule reports."""
 
     rule: str
     signal: str
@@ -89,7 +89,7 @@ class Finding(NamedTuple):
     op: str
     value: float
     expected: float
-    """What the rule compared with (a history mean, a median, a threshold); NaN if nothing."""
+    """Value that the rule compared with (a history mean, a median, a threshold); NaN if none."""
     step: int
     rank: int
     order: int
@@ -100,7 +100,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything one step gave, as the sinks get it."""
+    """Everything collected in one step, as the sinks get it."""
 
     step: int
     rank: int
@@ -108,11 +108,11 @@ class Snapshot:
     """Seconds since the epoch at the end of the step."""
     batches: Sequence[Batch]
     ops: Sequence[str]
-    """The ops to write, in the order of the columns."""
+    """Ops to write, in the order of the columns."""
     findings: Sequence[Finding] = ()
-    """In causal order: the first is the first bad thing of this step."""
+    """Findings in causal order: the first is the likely cause of the others in this step."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
-    """What probe itself spent on this step, in seconds: ``hooks`` and ``drain`` on the training thread."""
+    """Time that probe itself spent on this step, in seconds: ``hooks`` and ``drain`` on the training thread."""
     outcome: Outcome = "applied"
     """``applied``, ``skipped`` (by a gradient scaler) or ``partial`` (the run ended inside the step)."""

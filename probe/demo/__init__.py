@@ -1,1 +1,1 @@
-"""The demonstration behind ``probe demo``: a small GPT trains, one layer is broken, and the monitor names it."""
+"""Demonstration behind ``probe demo``: a small GPT trains, one layer is broken, and the monitor names it."""

@@ -1,4 +1,4 @@
-"""What the monitor's findings say went wrong first. Nothing is known here of any fault but what was found."""
+"""Diagnosis from the monitor's findings alone: this module knows nothing of the injected fault."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from probe.core.rules.evaluate import diagnose, explain, module_of
 
 
 class FirstBad(NamedTuple):
-    """The first bad thing, and what followed."""
+    """First finding in causal order, and those that followed."""
 
     first: Finding
     module: str
-    """The first bad layer."""
+    """First bad layer."""
     row: str
-    """The tensor in it, as CSV files call it."""
+    """Name of the tensor in CSV files."""
     sentence: str
     later: list[Finding]
-    """The first finding at each of the next places, in causal order."""
+    """First finding at each of the next places, in causal order."""
     by_rule: dict[str, int]
-    """Number of findings."""
+    """Number of findings of each rule."""
 
 
 def name_first_bad(findings: Iterable[Finding], follow: int = 5) -> FirstBad | None:
-    """The diagnosis of a run, or None if nothing was found.
+    """Diagnosis of a run, or None if nothing was found.
 
     Args:
-        follow: how many later places to give.
+        follow: number of later places to return.
     """
     ordered = sorted(findings, key=causal_order)
     first = diagnose(ordered)

@@ -1,15 +1,15 @@
-"""Which module breaks, how and at which step. Nothing here is known to the monitor, nor is here what it finds.
+"""Faults that the demonstration injects: the broken module, the kind and the step. The monitor knows nothing of them.
 
-A fault is part of the model: it is attached before the monitor, whose hooks see what the broken module really gives.
-What counts as the first bad place:
+A fault is part of the model: it is attached before the monitor, whose hooks see the outputs of the broken module. The
+first bad place is:
 
 ``nan``
-    A weight has a NaN when its step begins: the parameter itself, before anything is computed with it.
+    The parameter: a weight has a NaN when its step begins, before anything is computed with it.
 ``overflow``
-    A module's output leaves the range of float32: that module, whose inputs were still right.
+    The module whose output leaves the range of float32, while its inputs are still right.
 ``gradient``
-    The backward of a module hands on a gradient that is too large by a factor of 1e4 to 1e6, and finite, although the
-    one that it received was right: that module, whose own weights and inputs get the wrong gradient.
+    The module whose backward receives a right gradient and returns one that is too large by a factor of 1e4 to 1e6, but
+    finite: its own weights and inputs get the wrong gradient.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ KINDS = ("nan", "overflow", "gradient")
 
 
 class Injection(NamedTuple):
-    """A fault: what, where and when."""
+    """Kind, place and step of a fault."""
 
     kind: str
     place: str
     """Name of the broken module; for ``nan`` of the parameter."""
     step: int
     detail: str
-    """How it is broken, in words."""
+    """Description of the fault."""
     strength: float = 0.0
-    """The factor of an overflow or a gradient."""
+    """Factor of an overflow or a gradient."""
     element: int = 0
-    """Which element of the parameter becomes NaN."""
+    """Index of the element of the parameter that becomes NaN."""
 
 
 class FaultPlaces(NamedTuple):
-    """Where a model can break, by name and in its order."""
+    """Places where a model can break, by name and in its order."""
 
     parameters: Mapping[str, int]
-    """The number of elements of each."""
+    """Parameters with their numbers of elements."""
     computing: Sequence[str]
-    """Modules with a forward of their own, which a mere list has not; the whole model left out."""
+    """Modules with a forward of their own, unlike mere lists; without the whole model."""
     weighted: Sequence[str]
-    """Modules with parameters of their own: in the others, a part of them is where a gradient goes wrong first."""
+    """Modules with parameters of their own: in others, the first bad gradient would be one of a submodule."""
 
 
 class Fault:
-    """An injection in a model. Set :attr:`step` as training goes on; it strikes in the forward of its own step."""
+    """Injection in a model. Set :attr:`step` as training goes on; the fault strikes in the forward of its own step."""
 
     def __init__(self, injection: Injection) -> None:
         self.injection = injection
         self.step = -1
 
     def strikes(self) -> bool:
-        """Whether the model is to be broken now."""
+        """Return whether the model is to be broken now."""
         return self.step == self.injection.step
 
 
 def draw(kind: str | None, places: FaultPlaces, steps: tuple[int, int], seed: int) -> Injection:
-    """A fault of ``kind``, or of any kind if it is None, at a random place and step.
+    """Draw a fault of ``kind``, or of any kind if it is None, at a random place and step.
 
     Args:
-        steps: the first step at which it may happen, and the first at which it may not any more.
+        steps: first step at which it may happen, and the first step at which it may not.
     """
     random = np.random.default_rng([seed, 0xFA])
     any_kind = str(random.choice(KINDS))  # drawn in any case, so that a seed means the same place for each kind

@@ -1,4 +1,4 @@
-"""What the demonstration trains, and how, as far as no framework is needed: the same numbers on every framework."""
+"""Model sizes, initial weights and batches of the demonstration: the same numbers on every framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = 256
 BATCH = 16
 LEARNING_RATE = 1e-3
 WARM_UP = 20
-"""Steps in which the learning rate rises to its value, and before which nothing breaks."""
+"""Steps in which the learning rate rises to its value; no fault strikes before their end."""
 LONGEST_GRADIENT = 1.0
 """Norm of all gradients together to which they are clipped."""
 DEVIATION = 0.02
@@ -25,28 +25,28 @@ Bytes = npt.NDArray[np.int64]
 
 
 class Size(NamedTuple):
-    """How large the model is."""
+    """Size of the model."""
 
     layers: int = 4
     width: int = 192
     heads: int = 4
     context: int = 128
-    """Bytes that the model sees at once."""
+    """Number of bytes in a sequence."""
 
 
 def warm_up(step: int) -> float:
-    """The factor on the learning rate."""
+    """Factor on the learning rate."""
     return min(1.0, (step + 1) / WARM_UP)
 
 
 def initial_weights(shapes: Mapping[str, Sequence[int]], layers: int, seed: int) -> dict[str, Floats]:
-    """What each parameter starts as: normal matrices, zero biases, norms that change nothing.
+    """Initial values of each parameter: normal matrices, zero biases, norms that change nothing.
 
-    What each layer adds to the residual stream is scaled by 1 / sqrt(number of additions). Both as GPT-2 has it
+    The projections that each layer adds to the residual stream are scaled by 1 / sqrt(number of additions), as in GPT-2
     (Radford et al., 2019, section 2.3).
 
     Args:
-        shapes: the shape of every parameter by name, in the model's order.
+        shapes: shape of every parameter by name, in the model's order.
     """
     random = np.random.default_rng([seed, 0x6E])
     residual = (2 * layers) ** -0.5
@@ -63,7 +63,7 @@ def _initial(name: str, shape: Sequence[int], scale: float, random: np.random.Ge
 
 
 def batches(steps: int, context: int, seed: int) -> Iterator[tuple[Bytes, Bytes]]:
-    """For each step, bytes at random places of the text and the bytes that follow each: ``(BATCH, context)`` both."""
+    """Yield, for each step, bytes at random places of the text and the byte after each: ``(BATCH, context)`` both."""
     text: npt.NDArray[Any] = np.frombuffer(standard_library(), dtype=np.uint8)
     random = np.random.default_rng([seed, 0x7E])
     within = np.arange(context + 1)

@@ -1,4 +1,4 @@
-"""What the demonstration shows: a live line while it trains, tables at the end."""
+"""Output of the demonstration: a live line while it trains, tables at the end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from probe.demo.faults import Injection
 from probe.demo.training import LOG, DemoOutcome, DemoPlan, Progress
 
 EVERY = 10
-"""Steps from one plain line to the next where there is no terminal."""
+"""Steps from one plain line to the next without a terminal."""
 
 
 def begin(console: Console, plan: DemoPlan) -> None:
-    """Says what is going to happen, and how to have it again."""
+    """Print what will be run, with the seed that repeats it."""
     broken = {None: "one layer breaks on the way", "none": "nothing breaks"}.get(plan.fault, f"fault: {plan.fault}")
     console.print(
         f"A small GPT trains on Python's standard library for {plan.steps} steps; {broken}; --seed {plan.seed}",
@@ -40,7 +40,7 @@ def begin(console: Console, plan: DemoPlan) -> None:
 
 @contextmanager
 def progress(console: Console, steps: int) -> Iterator[Callable[[Progress], None]]:
-    """Gives what to call after each step: it renews one line of a terminal, or prints a line now and then."""
+    """Yield a function to call after each step: it updates one line of a terminal, or prints every tenth line."""
     if console.is_terminal:
         with Live(Text("starting"), console=console, refresh_per_second=4) as live:
             yield lambda now: live.update(Text(_line(now, steps)))
@@ -65,7 +65,7 @@ def _count(findings: int) -> str:
 
 
 def show(console: Console, plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None, matched: bool) -> None:
-    """The verdict, what was found, and where to look at it."""
+    """Print the verdict, the findings, and where to look at them."""
     console.print(_comparison(outcome.injection, diagnosis))
     colour = "green" if matched else "red"
     console.print(f"[bold {colour}]{'match' if matched else 'no match'}[/]: {_verdict(outcome.injection, matched)}\n")
@@ -112,7 +112,7 @@ def _found(diagnosis: FirstBad | None) -> Iterator[str]:
 
 
 def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) -> Iterator[str]:
-    """Lines, not a table: what is to be copied must not be folded."""
+    """Lines, not a table: commands to copy must not be folded."""
     directory = outcome.directory
     yield "Where to look next:"
     if diagnosis is not None:
@@ -128,7 +128,7 @@ def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) ->
 
 
 def _probe() -> str:
-    """How to call the command, from wherever this runs."""
+    """Path of the command that belongs to this interpreter."""
     beside = Path(sys.executable).with_name("probe")
     return shlex.quote(str(beside)) if beside.exists() else "probe"
 
@@ -145,7 +145,7 @@ def _costs(outcome: DemoOutcome) -> Iterator[str]:
     yield (
         f"\nTraining took {outcome.seconds:.1f} s; it waited {waited:.1f} s of that for the monitor "
         f"({waited / outcome.seconds:.1%}, {1000 * waited / steps:.0f} ms a step), which judged and wrote for "
-        f"{cost.get('delivery', 0.0):.1f} s beside it."
+        f"{cost.get('delivery', 0.0):.1f} s in a thread of its own."
     )
     if outcome.faults:
         yield f"The monitor itself failed in places: {', '.join(f'{f} ({n})' for f, n in outcome.faults.items())}."

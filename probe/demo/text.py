@@ -1,4 +1,4 @@
-"""The text that the demonstration trains on: the source of Python's own standard library."""
+"""Text that the demonstration trains on: the source of Python's own standard library."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sysconfig
 from pathlib import Path
 
 LIMIT = 2_000_000
-"""Bytes to read at most."""
+"""Most bytes to read."""
 
 
 def standard_library(limit: int = LIMIT) -> bytes:
-    """The top-level modules of the standard library, one after the other by name; at most ``limit`` bytes.
+    """Source of the top-level modules of the standard library, one after the other by name; at most ``limit`` bytes.
 
     Raises:
         FileNotFoundError: if this Python comes without its sources.

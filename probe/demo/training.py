@@ -1,4 +1,4 @@
-"""The training run of the demonstration: an ordinary loop, with the monitor attached to it."""
+"""Training run of the demonstration: an ordinary loop, with the monitor attached to it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from probe.demo import recipe
 from probe.demo.faults import Fault, FaultPlaces, Injection, draw
 
 REMAINING = 3
-"""Steps that follow the broken one at least."""
+"""Least number of steps after the broken one."""
 LOG = "probe.log"
-"""File in the run's directory that gets what the monitor logs."""
+"""File in the run's directory that gets the monitor's log."""
 
 
 class DemoPlan(NamedTuple):
-    """What to run."""
+    """Options of a run."""
 
     framework: str
     seed: int
     fault: str | None
-    """A kind of :data:`probe.demo.faults.KINDS`, ``none``, or None for any of the kinds."""
+    """Kind of :data:`probe.demo.faults.KINDS`, ``none``, or None for any of the kinds."""
     steps: int
     output: Path
     """Directory that gets the run's own directory."""
@@ -38,7 +38,7 @@ class DemoPlan(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where the run is."""
+    """Progress of a run."""
 
     step: int
     loss: float
@@ -48,51 +48,51 @@ class Progress(NamedTuple):
 
 
 class DemoOutcome(NamedTuple):
-    """What a run gave."""
+    """Result of a run."""
 
     injection: Injection | None
     findings: list[Finding]
     directory: Path
-    """Where its files are."""
+    """Directory of its files."""
     seconds: float
     """Duration of training."""
     cost: dict[str, float]
     faults: dict[str, int]
-    """What failed inside the monitor."""
+    """Faults inside the monitor."""
 
 
 class Training(Protocol):
-    """The small GPT and its optimizer; nothing in it knows of the monitor."""
+    """Small GPT and its optimizer, which know nothing of the monitor."""
 
     model: Any
     optimizer: Any
 
     def step(self, tokens: recipe.Bytes, targets: recipe.Bytes) -> float:
-        """One training step; the loss before its update."""
+        """Run one training step; return the loss before its update."""
 
 
 class DemoFramework(Protocol):
-    """What the demonstration asks of a framework: a package of ``probe.demo``."""
+    """Framework of the demonstration: a package of ``probe.demo``."""
 
     @property
     def TrainerMon(self) -> type[Monitor]:  # noqa: N802 - it is a class
-        """The monitor."""
+        """Monitor of the framework."""
 
     def begin(self, size: recipe.Size, seed: int) -> Training:
-        """A training run at its beginning, as :mod:`probe.demo.recipe` has it."""
+        """Begin a training run, as :mod:`probe.demo.recipe` defines it."""
 
     def places(self, model: Any) -> FaultPlaces:
-        """Where ``model`` can break."""
+        """Places where ``model`` can break."""
 
     def inject(self, model: Any, fault: Fault) -> None:
-        """Makes the fault a part of ``model``."""
+        """Make the fault a part of ``model``."""
 
     def few_threads(self) -> AbstractContextManager[None]:
-        """Has the framework compute with as few threads as are best for a small model on shared cores."""
+        """Limit the framework to as few threads as are best for a small model on shared cores."""
 
 
 def configuration(formats: Sequence[str]) -> dict[str, Any]:
-    """Everything watched, both rules on."""
+    """Configuration that watches everything, with both rules."""
     return {
         "param_distribution": True,
         "wg_distribution": True,
@@ -108,7 +108,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
 
 
 def run(plan: DemoPlan, observe: Callable[[Progress], None]) -> DemoOutcome:
-    """Trains, breaks, watches; ``observe`` is told of every step."""
+    """Train, inject the fault and monitor; call ``observe`` after every step."""
     framework = _framework(plan.framework)
     training = framework.begin(plan.size, plan.seed)
     fault = _break(framework, training.model, plan)
@@ -138,7 +138,7 @@ def _framework(name: str) -> DemoFramework:
 
 
 def _train(training: Training, fault: Fault | None, plan: DemoPlan) -> Iterator[float]:
-    """The loss of each step."""
+    """Yield the loss of each step."""
     for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.size.context, plan.seed)):
         if fault is not None:
             fault.step = step
@@ -161,7 +161,7 @@ def _waited(cost: dict[str, float]) -> float:
 
 @contextmanager
 def _output(directory: Path) -> Iterator[None]:
-    """Has monitors write to ``directory``."""
+    """Make monitors write to ``directory``."""
     before = os.environ.get("MONITOR_OUTPUT_DIR")
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
     try:
@@ -175,7 +175,7 @@ def _output(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _log_in(path: Path) -> Iterator[None]:
-    """Sends what the monitor logs to a file: the terminal has the line that shows how far the run is."""
+    """Send the monitor's log to a file, since the terminal shows the progress of the run."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger("probe")

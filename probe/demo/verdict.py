@@ -1,4 +1,4 @@
-"""Whether what was named is what was injected: the one place that knows both."""
+"""Comparison of the diagnosis with the injected fault: the one place that knows both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from probe.demo.faults import Injection
 
 
 def matches(injection: Injection | None, diagnosis: FirstBad | None) -> bool:
-    """Whether the diagnosis names the broken module, or parameter, and the step; nothing if nothing was broken."""
+    """Return whether the diagnosis names the broken module, or parameter, and the step; nothing if nothing was
+    broken."""
     if injection is None or diagnosis is None:
         return injection is None and diagnosis is None
     return diagnosis.first.step == injection.step and injection.place in (diagnosis.module, diagnosis.row)

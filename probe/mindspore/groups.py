@@ -36,6 +36,6 @@ def ranks_of(group: Any) -> list[int]:
         if isinstance(group, str) and _ready():
             members = range(communication.get_group_size(group))
             return [int(communication.get_world_rank_from_group_rank(group, member)) for member in members]
-    except (ValueError, RuntimeError):  # of no group
+    except (ValueError, RuntimeError):  # no such group: the error below names it
         pass
     raise ValueError(f"expected the name of a group that mindspore.communication.create_group has made, got {group!r}")

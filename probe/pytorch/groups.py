@@ -34,6 +34,6 @@ def ranks_of(group: Any) -> list[int]:
     try:
         if known and isinstance(group, dist.ProcessGroup):
             return list(dist.get_process_group_ranks(group)) if _ready() else [rank()]
-    except KeyError:  # of a group that was destroyed
+    except KeyError:  # the group was destroyed: the error below names it
         pass
     raise ValueError(f"expected a process group, such as torch.distributed.new_group() makes, got {group!r}")

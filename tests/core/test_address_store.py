@@ -1,4 +1,4 @@
-"""The store that the first rank keeps at an address: who is admitted, where it listens, what it sends."""
+"""The store that the first rank keeps at an address: its members, its address, and the values that it sends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def until(found: Any) -> None:
 
 
 def test_what_is_first_stays_and_comes_to_all(kept: Kept) -> None:
-    """To clients that were there before and to those that come later, in one part of the store."""
+    """Values reach clients that were there before and those that come later, in one part of the store."""
     one, other = kept.client(), kept.client()
     assert one.get("a") is None
     assert one.claim("a", b"1") == b"1"
@@ -65,14 +65,14 @@ def test_what_is_first_stays_and_comes_to_all(kept: Kept) -> None:
 
 
 def test_it_listens_at_the_address_given_and_nowhere_else(kept: Kept) -> None:
-    """Not at another address of the same host."""
+    """It does not listen at another address of the same host."""
     socket.create_connection(kept.address, SECONDS).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", kept.address[1]), SECONDS)
 
 
 def test_who_does_not_know_the_secret_is_refused(kept: Kept) -> None:
-    """Both sides say so, and nothing is kept or sent."""
+    """Both sides report it, and no value is kept or sent."""
     kept.client().claim("a", b"1")
     with pytest.raises(PermissionError, match="another secret"):
         kept.client(b"of somebody else altogether")
@@ -104,7 +104,7 @@ def test_a_frame_that_is_sent_again_or_altered_ends_the_connection(kept: Kept) -
 
 
 def test_strangers_keep_no_rank_out(kept: Kept) -> None:
-    """Connections that prove nothing are limited in number, and those who do are admitted once there is room."""
+    """Connections without a proof are limited in number, and those with one are admitted once there is room."""
     with ExitStack() as leaving:
         waiting = [leaving.enter_context(socket.create_connection(kept.address, SECONDS)) for _ in range(STRANGERS)]
         assert all(len(each.recv(32)) == 32 for each in waiting)

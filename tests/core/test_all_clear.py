@@ -1,4 +1,4 @@
-"""That nothing was found is only said of rows that were judged; else what the run itself found."""
+"""Results without findings: reported only for rows that were judged, else with the findings of the run itself."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_run_without_rows_is_no_healthy_run(tmp_path: Path, form: str) -> None
     assert done.exit_code == 2
     said = flat(done.output)
     assert f"nothing could be judged: format {form}; rows are in csv, parquet and sqlite" in said
-    assert "The run's own rules found 14 while it went on (rank 0: 7, rank 1: 7)." in said
+    assert "While it ran, the run's rules reported 14 (rank 0: 7, rank 1: 7)." in said
     assert '"alert": {"dump": true}' in said
     assert "Nothing was found" not in said
     assert json.loads(anomalies(tmp_path, "--json").stdout)["run_found"] == {"0": 7, "1": 7}
@@ -94,12 +94,12 @@ def test_a_run_that_was_killed_says_nothing_of_what_it_found(tmp_path: Path) -> 
     unread(tmp_path, "tensorboard")
     done = anomalies(tmp_path)
     assert done.exit_code == 2
-    assert "What the run found on rank 0 is not in the manifest" in flat(done.stdout)
+    assert "The manifest of rank 0 has no number of findings" in flat(done.stdout)
 
 
 @pytest.mark.parametrize("number", ["many", -1.5, True, None, [3]])
 def test_a_wrong_number_of_findings_is_none(tmp_path: Path, number: object) -> None:
-    """What is no whole number in a manifest is not taken for one."""
+    """A field of a manifest that is no whole number is not taken for one."""
     unread(tmp_path, "tensorboard", findings=number)
     done = anomalies(tmp_path)
     assert done.exit_code == 2
@@ -107,7 +107,7 @@ def test_a_wrong_number_of_findings_is_none(tmp_path: Path, number: object) -> N
 
 
 def test_what_was_dumped_is_diagnosed_without_rows(tmp_path: Path) -> None:
-    """The first cause comes from anomaly.json where no table says more; so in the report."""
+    """The first cause comes from anomaly.json if no table has it; so in the report."""
     unread(tmp_path, "tensorboard", findings=2)
     dump(tmp_path, inf_at(5), inf_at(6, "fc2.weight"))
     done = anomalies(tmp_path)
@@ -123,7 +123,7 @@ def test_what_was_dumped_is_diagnosed_without_rows(tmp_path: Path) -> None:
 
 
 def test_a_report_without_rows_is_not_green(tmp_path: Path) -> None:
-    """Neither the card nor the command says that nothing was found."""
+    """Neither the card nor the command reports that nothing was found."""
     unread(tmp_path, "tensorboard", findings=3)
     done, page = report(tmp_path, "--no-judge")
     assert done.exit_code == 1
@@ -133,13 +133,13 @@ def test_a_report_without_rows_is_not_green(tmp_path: Path) -> None:
 
 
 def test_findings_that_no_row_shows_are_not_passed_over(tmp_path: Path) -> None:
-    """Rows are healthy, but the run counted findings: both are said, and the exit code is 1."""
+    """Rows are healthy, but the run counted findings: both are reported, and the exit code is 1."""
     write_run(tmp_path, 2, 4, findings=4)
     done = anomalies(tmp_path)
     assert done.exit_code == 1
     said = flat(done.stdout)
     assert "Nothing was found in what was judged (2 ranks, 4 sampled steps" in said
-    assert "But: The run's own rules found 8 while it went on (rank 0: 4, rank 1: 4)." in said
+    assert "But: While it ran, the run's rules reported 8 (rank 0: 4, rank 1: 4)." in said
     assert not card(analyse(tmp_path)).clear
 
 
@@ -157,7 +157,7 @@ def test_a_run_without_directories_is_known_by_its_dump(tmp_path: Path) -> None:
     done = anomalies(tmp_path)
     assert done.exit_code == 2
     said = flat(done.output)
-    assert "nothing could be judged; the rules of run Dec03_21-34-40-rank0-00000000 found 2 while it went on" in said
+    assert "nothing could be judged; the rules of run Dec03_21-34-40-rank0-00000000 reported 2 while it ran" in said
     assert "at step 5, current value inf." in said
 
 
@@ -169,7 +169,7 @@ def test_wrong_use_shows_no_findings(tmp_path: Path) -> None:
 
 
 def test_the_ordering_command_says_what_its_findings_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """None of a step that was asked for is no healthy run: how many there are is said."""
+    """A run without any of the requested steps is no healthy run: their number is printed."""
     dump(tmp_path, inf_at(5), inf_at(6))
     assert main(["-d", str(tmp_path), "-s", "[1]"]) == 0
     assert "0 of 2 findings of run Dec03_21-34-40-rank0-00000000 in " in capsys.readouterr().out

@@ -106,7 +106,7 @@ class Broken:
 
 
 def test_a_rule_that_fails_takes_no_other_down():
-    """What it raised is told; without anybody to tell it is raised."""
+    """Its exception is passed to ``failed``; without ``failed`` it is raised."""
     told = []
     configured = [Broken(), *rules("AnomalyNan")]
     found = find(configured, [batch("actv", 0, nan)], failed=lambda rule, error: told.append((rule, str(error))))
@@ -150,5 +150,5 @@ def test_modules_of_findings():
     ],
 )
 def test_findings_in_words(found, sentence):
-    """What, when, which number of what, where, and against what."""
+    """Kind, step, op, row, module and expected value."""
     assert explain(found) == sentence

@@ -166,14 +166,14 @@ def test_wrong_use(tmp_path: Path, words: list[str], said: str, capsys: pytest.C
 
 
 def test_a_file_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not said to be missing."""
+    """It is not reported as missing."""
     file = dump(tmp_path, IN_ORDER) / "rank0" / "anomaly.json"
     assert main(["-d", str(file)]) == 2
     assert f"{file}: expected a directory; this is a file" in capsys.readouterr().err
 
 
 def test_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory that is missing, empty or somebody else's: exit code 2 and what was expected there."""
+    """A directory that is missing, empty or of another program: exit code 2 and the expected content."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "anomaly.json").write_text("{}")
@@ -211,7 +211,7 @@ def test_what_cannot_be_read_is_told(
 
 
 def test_empty_file_and_unknown_fields_are_fine(tmp_path: Path) -> None:
-    """A run that has found nothing yet; a version that says more."""
+    """A run that has found nothing yet; a version with more fields."""
     folder = dump(tmp_path, [actv(step=1, colour="red")])
     (folder / "rank1").mkdir()
     (folder / "rank1" / "anomaly.json").touch()

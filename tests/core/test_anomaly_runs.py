@@ -32,7 +32,7 @@ def start_of(time: str) -> str:
 
 
 def attach(root: Path, time: str, rank: int = 0, first_step: int = 0, **fields: Any) -> None:
-    """What a rank leaves of a run, but for its rows."""
+    """Write the files of a rank, without its rows."""
     directory = root / name_of(time, rank)
     directory.mkdir(parents=True)
     known = {"rank": rank, "start_time": start_of(time), "first_step": first_step, "run": 0}
@@ -66,7 +66,7 @@ def test_a_healthy_second_run_has_no_findings_of_the_first(tmp_path: Path, capsy
 
 
 def test_ranks_of_a_run_begin_at_different_moments(tmp_path: Path) -> None:
-    """Their directories are called otherwise, and are one run all the same."""
+    """Their directories have other names, and are one run all the same."""
     for minute, times in ((0, (1, 3)), (9, (2, 0))):
         for rank, second in enumerate(times):
             time = f"Dec03_10-0{minute}-0{second}"
@@ -77,7 +77,7 @@ def test_ranks_of_a_run_begin_at_different_moments(tmp_path: Path) -> None:
 
 
 def test_directories_may_be_gone(tmp_path: Path) -> None:
-    """A folder of findings that was copied away says itself of which runs they are."""
+    """A folder of findings that was copied away names their runs itself."""
     for time, step in (("Dec03_10-00-00", 3), ("Dec04_09-00-00", 4)):
         found(tmp_path, time, step)
     assert ordered(tmp_path) == [(0, 4)]
@@ -85,7 +85,7 @@ def test_directories_may_be_gone(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_was_renamed_keeps_its_findings(tmp_path: Path) -> None:
-    """Its manifest says when it began, as the findings do."""
+    """Its manifest has its start time, as the findings do."""
     for time, step in (("Dec03_10-00-00", 3), ("Dec03_11-00-00", 4)):
         attach(tmp_path, time)
         found(tmp_path, time, step)
@@ -95,7 +95,7 @@ def test_a_directory_that_was_renamed_keeps_its_findings(tmp_path: Path) -> None
 
 
 def test_a_run_that_was_resumed_in_a_new_directory_is_one(tmp_path: Path) -> None:
-    """What was found in steps that were done again is of the past."""
+    """Findings in steps that were done again are left out."""
     attach(tmp_path, "Dec03_10-00-00")
     found(tmp_path, "Dec03_10-00-00", 3, 7)
     attach(tmp_path, "Dec03_12-00-00", first_step=5)
@@ -133,7 +133,7 @@ def test_two_monitors_of_a_process_are_two_runs(tmp_path: Path) -> None:
 
 
 def test_files_of_older_versions_are_taken_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no entry says of which run it is, all are; beside those that do, they are left out and counted."""
+    """If no entry names its run, all count; among entries that do, they are left out and counted."""
     AnomalyFile(context(tmp_path)).write([finding(1)])
     assert ordered(tmp_path) == [(0, 1)]
     found(tmp_path, "Dec03_10-00-00", 2)
@@ -154,7 +154,7 @@ def test_a_run_that_is_not_one(tmp_path: Path, name: str, said: str, capsys: pyt
 
 
 def test_other_readers_do_not_report_another_run(tmp_path: Path) -> None:
-    """Neither `probe anomalies` nor the report, though the steps are the same."""
+    """Neither `probe anomalies` nor the report has them, although the steps are the same."""
     write_rank(tmp_path, 0, range(12), time="Dec03_10-00-00", start_time=start_of("Dec03_10-00-00"))
     write_rank(tmp_path, 0, range(12), time="Dec03_11-00-00", start_time=start_of("Dec03_11-00-00"))
     found(tmp_path, "Dec03_10-00-00", 3)

@@ -30,7 +30,7 @@ def test_an_order_whose_steps_passed_at_rest_is_none(tmp_path: Path) -> None:
 
 
 def test_who_hears_of_it_late_looks_as_long_as_there_is(tmp_path: Path) -> None:
-    """And says so."""
+    """It logs that it does."""
     first, second = Faults(), Faults()
     one, other = arming(tmp_path, first), arming(tmp_path, second, rank=1)
     assert one.poll(10, [finding(9)]) is None

@@ -1,4 +1,4 @@
-"""Aims of benchmarks, and what is said of figures that miss them."""
+"""Aims of benchmarks, and the words for figures that miss them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = "met|MISSED|too noisy to say|not compared"
      ((1.1, 1.2), "MISSED")],
 )  # fmt: skip
 def test_a_figure_above_its_aim_is_a_miss(figure: tuple[float, ...], word: str) -> None:
-    """One figure by itself; an interval as a whole, or nothing is said."""
+    """One figure by itself; an interval as a whole, or there is no verdict."""
     assert runpy.run_path(str(ROOT / "benchmarks" / "_report.py"))["verdict"](1.0, *figure) == word
 
 

@@ -1,4 +1,4 @@
-"""Notices through a store: every rank reads the same ones in the same order, and nobody waits."""
+"""Announcements through a store: every rank reads the same ones in the same order, and no rank waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probe.core.faults import Faults
 ROOT = Path(__file__).parents[2]
 
 AHEAD = 3
-"""Steps after which all ranks have heard."""
+"""Steps after which all ranks have read a message."""
 
 
 SEAL = Seal(b"of this test, and of no other", "run 0")
@@ -61,7 +61,7 @@ def exchanged(store: Kept, *notices: StoreNotices) -> None:
 
 
 def test_all_read_what_was_given_first() -> None:
-    """Whoever comes second is passed over, and gives what comes next."""
+    """The second message at a place is skipped, and its rank writes the next one."""
     store, (one, other, third) = Kept(), ranks(3)
     other.give({"from": 1})
     one.give({"from": 0})
@@ -75,7 +75,7 @@ def test_all_read_what_was_given_first() -> None:
 
 
 def test_who_has_not_read_cannot_speak_of_what_comes_after() -> None:
-    """What was given twice before the first came back is the same notice."""
+    """Two equal messages before the first came back are one announcement."""
     store, (one, other) = Kept(), ranks(2)
     one.give({"number": 1})
     exchanged(store, one)
@@ -210,7 +210,7 @@ def test_what_ends_training_is_not_taken_from_another_rank(
 
 
 def test_who_comes_late_reads_everything() -> None:
-    """In the order in which it was said."""
+    """Changes are read in the order in which they were made."""
     store, (one, late) = Kept(), ranks(2)
     for number in range(3):
         one.give({"number": number})
@@ -265,13 +265,13 @@ def test_addresses(address: Any) -> None:
     "wrong", [1, None, "", "host", "host:", ":1", "host:0", "host:65536", "a b:1", "::1:5", "http://a:1"]
 )
 def test_what_is_no_address_is_told(wrong: Any) -> None:
-    """With what was expected."""
+    """The message has the expected form."""
     with pytest.raises(ConfigError, match=r"dynamic_broadcast.*expected true, false, or a host and a port"):
         load({"dynamic_broadcast": wrong})
 
 
 def test_what_is_said_is_the_configuration_that_the_first_rank_has() -> None:
-    """Whatever is in it."""
+    """Any content of the file is ignored."""
     files = [*(ROOT / "resources/configs").glob("*.json"), *(ROOT / "resources/configs").glob("*.y*ml")]
     assert files
     for file in files:
@@ -280,7 +280,7 @@ def test_what_is_said_is_the_configuration_that_the_first_rank_has() -> None:
 
 
 def test_many_ranks_look_more_seldom() -> None:
-    """And what is said then lies further ahead."""
+    """Its announcements then lie further ahead."""
     few, many = (Broadcast(Kept, SEAL, ranks, Faults()) for ranks in (8, 10_000))
     assert few.seen_seconds == 0.5
     assert many.seen_seconds == 25.0
@@ -320,8 +320,8 @@ class Host:
 def test_edits_of_the_first_ranks_file_hold_on_all_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edits: Any, taken: Any, behind: int
 ) -> None:
-    """In the order in which they were made; one whose step is far is replaced. ``behind`` is by how many steps the
-    other rank is, and hears, later."""
+    """In the order in which they were made; one whose step is far is replaced. ``behind`` is the number of steps by
+    which the other rank is, and reads, later."""
     monkeypatch.setenv("DYNAMIC_MONITOR", "True")
     store = Kept()
     one, other = Host(tmp_path, 0, store), Host(tmp_path, 1, store)
@@ -340,7 +340,7 @@ def test_edits_of_the_first_ranks_file_hold_on_all_hosts(
 
 
 def test_a_second_edit_waits_until_the_first_has_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the thread that carries notices gets its turn seldom, nothing is said on top of what nobody has heard."""
+    """If the thread that carries messages runs seldom, nothing is announced before the last announcement was read."""
     monkeypatch.setenv("DYNAMIC_MONITOR", "True")
     store = Kept()
     one, other = Host(tmp_path, 0, store), Host(tmp_path, 1, store)

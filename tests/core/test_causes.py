@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
-from probe.core.analysis.diagnosis.causality import Cause, Story
+from probe.core.analysis.diagnosis.causality import Cause, Incident
 from probe.core.analysis.diagnosis.evidence import Evidence
 from probe.core.analysis.diagnosis.explain import kind_of, paragraph
 from probe.core.analysis.diagnosis.export import as_json
@@ -39,7 +39,7 @@ def first(analysis: Analysis) -> tuple[int, int, str, str, int]:
 
 
 def classes(analysis: Analysis) -> dict[int, set[str]]:
-    """Which classes the findings of each rank have."""
+    """Classes of the findings of each rank."""
     found: dict[int, set[str]] = {}
     for located, cause in analysis.findings():
         found.setdefault(located.rank, set()).add(cause.value)
@@ -51,7 +51,7 @@ def rows_of(signal: str, ranks: tuple[int, ...], *names: str) -> list[tuple[str,
 
 
 def test_a_healthy_run(tmp_path: Path) -> None:
-    """Nothing is found, and nothing is wrong with the files."""
+    """There is no finding and no problem with the files."""
     write_run(tmp_path, 3, STEPS)
     analysis = analyse(tmp_path)
     assert analysis.diagnosis is None
@@ -60,7 +60,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
 
 
 def test_forward_through_a_pipeline(tmp_path: Path) -> None:
-    """What stage 0 gives is bad in stage 1 and comes back as a gradient: stage 0 began it, whose clock is late."""
+    """The output of stage 0 is bad in stage 1 and comes back as a gradient: stage 0 began it, whose clock is late."""
     places = rows_of("actv", (0,), "a.output:1", "b.input:1", "b.output:1") + rows_of("actv", (1,), "a.input:1")
     backward = [f"{module}.{part}:1" for module in ("b", "a") for part in ("output", "input")]
     places += rows_of("actv_grad", (0, 1), *backward) + rows_of("grad_reduced", (0, 1), "*")
@@ -80,7 +80,7 @@ def test_backward_through_a_pipeline(tmp_path: Path) -> None:
 
 
 def test_forwards_of_different_micro_batches_are_ambiguous(tmp_path: Path) -> None:
-    """The forward of one micro batch in stage 1 has no way to that of another in stage 0: it says between what."""
+    """The forward of one micro batch in stage 1 cannot reach that of another in stage 0: both are named."""
     places = [*rows_of("actv", (1,), "a.output:0"), *rows_of("actv", (0,), "b.output:1")]
     write_run(tmp_path, 2, STEPS, bad(*places), micro_steps=2, **STAGED)
     diagnosis = analyse(tmp_path).diagnosis
@@ -90,7 +90,7 @@ def test_forwards_of_different_micro_batches_are_ambiguous(tmp_path: Path) -> No
 
 
 def test_an_earlier_stage_explains_a_later_one(tmp_path: Path) -> None:
-    """Of one micro batch, stage 0 comes first, wherever in the stage it is and whatever the rank's number."""
+    """Within one micro batch stage 0 comes first, regardless of the place in the stage and of the rank's number."""
     places = [*rows_of("actv", (0,), "a.output"), *rows_of("actv", (1,), "b.output")]
     write_run(tmp_path, 2, STEPS, bad(*places), pp_stage=lambda rank: 1 - rank)
     analysis = analyse(tmp_path)
@@ -123,7 +123,7 @@ def test_two_replicas_at_different_places_are_ambiguous(tmp_path: Path) -> None:
 
 
 def test_the_same_place_on_all_ranks_at_once(tmp_path: Path) -> None:
-    """No rank had it from another: all are named, and no other place."""
+    """No rank received it from another: all are named, and no other place."""
     write_run(tmp_path, 3, STEPS, everything_after(AT, (0, 1, 2), bad(*rows_of("param_origin", (0, 1, 2), "b.weight"))))
     diagnosis = analyse(tmp_path).diagnosis
     assert diagnosis is not None
@@ -153,8 +153,8 @@ def test_a_weight_of_one_rank_is_not_in_anothers_next_forward(tmp_path: Path) ->
     assert classes(analyse(tmp_path)) == {0: {"initiating"}, 1: {"initiating"}}
 
 
-def test_a_spike_and_the_nan_that_follows_are_one_story(tmp_path: Path) -> None:
-    """The spike, which is another rule's, names the cause; that it became NaN is said."""
+def test_a_spike_and_the_nan_that_follows_are_one_incident(tmp_path: Path) -> None:
+    """The spike, which another rule found, names the cause; the paragraph adds that it became NaN."""
 
     def change(signal: str, rank: int, step: int, key: Key) -> float | None:
         if step == AT and (signal, key.name, key.part) == ("actv_grad", "b", "output"):
@@ -182,7 +182,7 @@ def test_a_spike_and_the_nan_that_follows_are_one_story(tmp_path: Path) -> None:
     ],
 )
 def test_bad_batches(tmp_path: Path, ids: bool, row: str, value: float, kind: str) -> None:
-    """What the model is given, or, where that is ids, a leap in what the first layer makes of them."""
+    """The first bad tensor is the model's input, or, for ids, the output of the first layer with a leap."""
     write_run(tmp_path, 2, STEPS, bad(("actv", 1, AT, row), ("actv", 1, AT, "b.output"), value=value), ids=ids)
     diagnosis = analyse(tmp_path).diagnosis
     assert diagnosis is not None
@@ -190,15 +190,15 @@ def test_bad_batches(tmp_path: Path, ids: bool, row: str, value: float, kind: st
 
 
 def test_a_bad_batch_is_one_ranks(tmp_path: Path) -> None:
-    """What all ranks are given at once is no bad batch of one."""
+    """A bad input of all ranks at once is no bad batch of one."""
     write_run(tmp_path, 2, STEPS, bad(*rows_of("actv", (0, 1), "a.input"), value=1e7))
     diagnosis = analyse(tmp_path).diagnosis
     assert diagnosis is not None
     assert diagnosis.kind.value == "spike"
 
 
-def test_what_is_long_over_is_another_story(tmp_path: Path) -> None:
-    """A leap forty steps before the NaN is told apart from it."""
+def test_a_finding_long_after_is_another_incident(tmp_path: Path) -> None:
+    """A leap forty steps before the NaN is another incident."""
 
     def change(signal: str, rank: int, step: int, key: Key) -> float | None:
         if (step, signal, key.name, key.part) == (15, "actv", "a", "output"):
@@ -212,7 +212,7 @@ def test_what_is_long_over_is_another_story(tmp_path: Path) -> None:
 
 
 def test_a_lost_peer_and_the_unfinished_step_are_no_cause(tmp_path: Path) -> None:
-    """Rank 1 ends at step 20; what rank 0 has in its buffers when it gives up in step 21 is teardown."""
+    """Rank 1 ends at step 20; rank 0's buffers when it gives up in step 21 are teardown."""
     ended = ("grad_reduced", "param_updated", "param_origin")
     write_rank(tmp_path, 1, range(AT + 1), world_size=2)
     exchange = Batch(
@@ -254,7 +254,7 @@ def test_what_an_unfinished_step_makes_small_is_no_cause(tmp_path: Path) -> None
 
 
 def exchanges(steps: range, gave: tuple[int, ...], got: tuple[int, ...]) -> Callable[[int, int], list[Batch]]:
-    """Rows of an all-reduce: finite but for those who gave or got NaN in ``steps``."""
+    """Rows of an all-reduce: finite except on ranks that sent or received NaN in ``steps``."""
 
     def rows(rank: int, step: int) -> list[Batch]:
         keys = tuple(Key("all_reduce.ranks0-2.train.py[7]", part) for part in ("pre", "post"))
@@ -308,7 +308,7 @@ def test_who_gave_nothing_bad_explains_nothing(tmp_path: Path) -> None:
 
 
 def dump(root: Path, rank: int, **fields: object) -> None:
-    """What a rank's own rules have found while it ran."""
+    """Write the findings of a rank's own rules while it ran."""
     tag = f"0:all_reduce.ranks0-2.train.py[7].pre/rank{rank}/other"
     message = f"Rule AnomalyCommNan reports anomaly signal in ('{tag}', 'nonfinite') at step {AT}, current value 4.0."
     values = {"rank": rank, "step": AT, "micro_step": 0, "pp_stage": 0, "vpp_stage": 0, "call_id": 5, "tag_name": tag}
@@ -318,7 +318,7 @@ def dump(root: Path, rank: int, **fields: object) -> None:
 
 
 def test_who_gave_nan_by_its_own_account_comes_first(tmp_path: Path) -> None:
-    """AnomalyCommNan saw the order of calls, which files do not tell: of two ranks that gave NaN, it names one."""
+    """AnomalyCommNan saw the order of calls, which files lack: of two ranks that sent NaN, it names one."""
     places = [*rows_of("actv", (1, 2), "a.output"), *rows_of("actv", (0, 1, 2), "b.input")]
     change = everything_after(AT, (0, 1, 2), bad(*places))
     for rank in range(3):
@@ -339,7 +339,7 @@ def test_dumps_of_other_runs_are_left_out(tmp_path: Path) -> None:
     dump(tmp_path, 0)
     analysis = analyse(tmp_path)
     assert analysis.diagnosis is None
-    assert any("may be another run's" in line for line in analysis.problems.lines())
+    assert any("may belong to another run" in line for line in analysis.problems.lines())
 
 
 def test_what_files_do_not_confirm_is_another_runs(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_what_files_do_not_confirm_is_another_runs(tmp_path: Path) -> None:
 
 
 def test_dumped_positions_are_kept(tmp_path: Path) -> None:
-    """What files and dump both have gets the dumped call id."""
+    """A finding of files and dump gets the dumped call id."""
     write_run(tmp_path, 1, STEPS, bad(("actv", 0, AT, "b.output")))
     dump(tmp_path, 0, tag_name="0:b.output:0/rank0/actv", call_id=4711, message="")
     told = as_json(analyse(tmp_path))
@@ -361,7 +361,7 @@ def test_dumped_positions_are_kept(tmp_path: Path) -> None:
 
 
 def test_without_the_collective_the_same_is_ambiguous(tmp_path: Path) -> None:
-    """Nothing recorded leads from one rank to the others: all that began at that step are named."""
+    """No recorded data lead from one rank to the others: all that began at that step are named."""
     places = [*rows_of("actv", (1,), "a.output"), *rows_of("actv", (0, 2), "b.input")]
     write_run(tmp_path, 3, STEPS, everything_after(AT, (0, 1, 2), bad(*places)))
     diagnosis = analyse(tmp_path).diagnosis
@@ -390,7 +390,7 @@ def test_one_of_three_replicas_differs(tmp_path: Path) -> None:
 
 
 def test_how_long_replicas_differ_is_told(tmp_path: Path) -> None:
-    """It is reported as it begins only: that nothing is reported later does not say that it is over."""
+    """A difference is reported only as it begins: the lack of later findings does not mean that it is over."""
 
     def for_a_while(signal: str, rank: int, step: int, key: Key) -> float | None:
         return (
@@ -402,7 +402,7 @@ def test_how_long_replicas_differ_is_told(tmp_path: Path) -> None:
         diagnosis = analyse(tmp_path / root).diagnosis
         assert diagnosis is not None
         assert f"The last step at which replicas differ is {last}; the run's last is {STEPS - 1}." in diagnosis.text
-        assert "nothing is found any more" not in diagnosis.text
+        assert "there are no more findings" not in diagnosis.text
 
 
 def test_of_two_replicas_it_cannot_be_said_which(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_of_two_replicas_it_cannot_be_said_which(tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_no_replicas_are_not_compared(tmp_path: Path) -> None:
-    """Two ranks whose weights have nothing in common from the first step on; unless the run says that they are."""
+    """Two ranks whose weights have nothing in common from the first step on; unless the run names them replicas."""
     other = {"groups": lambda _: {"data_parallel": [0, 1]}}
 
     def change(signal: str, rank: int, step: int, key: Key) -> float | None:
@@ -438,11 +438,11 @@ def test_pipeline_stages_are_no_replicas(tmp_path: Path) -> None:
     write_run(tmp_path, 2, STEPS, change, **STAGED)
     analysis = analyse(tmp_path)
     assert analysis.diagnosis is None
-    assert analysis.notes == ("dead layers cannot be told: the op zeros was not collected",)
+    assert analysis.notes == ("dead layers cannot be recognised: the op zeros was not collected",)
 
 
 def test_only_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    """What was found before is left out, although rules have learned from it."""
+    """Earlier findings are left out, although rules have learned from these steps."""
     places = [("actv", 0, AT, "b.output"), ("actv", 0, AT + 2, "a.output")]
     write_run(tmp_path, 1, STEPS, bad(*places))
     assert first(analyse(tmp_path))[1] == AT
@@ -458,7 +458,7 @@ def test_evidence_is_the_row_in_the_file(tmp_path: Path) -> None:
     lines = [line.split(",") for line in path.read_text().splitlines() if ",b.output," in line]
     assert diagnosis.evidence.values[-1] == (AT, float(next(line for line in lines if line[2] == str(AT))[4]))
     assert [step for step, _ in diagnosis.evidence.values] == [AT - 2, AT - 1, AT]
-    assert "what the module was given was finite, and so were its parameters" in diagnosis.text
+    assert "the module's inputs were finite, and so were its parameters" in diagnosis.text
 
 
 def test_everything_is_said_in_json_too(tmp_path: Path) -> None:
@@ -492,18 +492,18 @@ def test_everything_is_said_in_json_too(tmp_path: Path) -> None:
     ],
 )
 def test_kinds(fields: dict[str, Any], kind: str) -> None:
-    """What it is called, by the rule, the number and the tensor; and there is always something to look at next."""
+    """The kind follows from the rule, the number and the tensor; and there is always a place to look at next."""
     located = Located(finding(AT, **fields), AT)
-    story = Story([(located, Cause.initiating)], number=1, by_rank={0: 1})
-    named = kind_of(story, located, [0])
+    incident = Incident([(located, Cause.initiating)], number=1, by_rank={0: 1})
+    named = kind_of(incident, located, [0])
     assert named.value == kind
-    text = paragraph(named, story, [located], Evidence("f.csv", "norm", ((AT, 1.0),)), [])
+    text = paragraph(named, incident, [located], Evidence("f.csv", "norm", ((AT, 1.0),)), [])
     assert text.startswith(f"First cause: {kind}. It began in fc.weight (")
     assert "Look next at " in text
 
 
 def test_pipelines_that_dumps_tell(tmp_path: Path) -> None:
-    """Where only a dump names the pipeline's ranks, a stage of another pipeline is no neighbour."""
+    """If only a dump names the pipeline's ranks, a stage of another pipeline is no neighbour."""
     stage = {"pp_stage": lambda rank: rank // 2}
     places = [*rows_of("actv", (0,), "b.output"), *rows_of("actv", (3,), "a.output")]
     write_run(tmp_path / "known", 4, STEPS, bad(*places), **stage)

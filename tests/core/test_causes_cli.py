@@ -28,7 +28,7 @@ def run(*words: object) -> Result:
 
 
 def flat(text: str) -> str:
-    """Without the breaks of lines."""
+    """Text without line breaks."""
     return " ".join(text.split())
 
 
@@ -51,7 +51,7 @@ def test_found(tmp_path: Path) -> None:
         "b.output (activation: module inputs and outputs) in module b, rank 1, step 20, micro step 0",
         "found by AnomalyNan",
         "rank1-00000001/actv_20-24.csv",
-        "what the module was given was finite",
+        "the module's inputs were finite",
         "reached rank 0",
         "Look next at",
     ):
@@ -61,7 +61,7 @@ def test_found(tmp_path: Path) -> None:
 
 
 def test_json(tmp_path: Path) -> None:
-    """Standard output is one JSON object, whatever else is told."""
+    """Standard output is one JSON object, whatever else is logged."""
     write_run(tmp_path, 2, STEPS, NAN)
     done = run(tmp_path, "--json")
     told = json.loads(done.stdout)
@@ -86,7 +86,7 @@ def test_output_file(tmp_path: Path) -> None:
 
 
 def test_steps(tmp_path: Path) -> None:
-    """Only what was found at these steps."""
+    """Only findings at these steps count."""
     write_run(tmp_path, 2, STEPS, NAN)
     assert run(tmp_path, "--steps", "0-19").exit_code == 0
     assert json.loads(run(tmp_path, "--steps", "22,23", "--json").stdout)["diagnosis"]["first"]["step"] == 22
@@ -127,7 +127,7 @@ def test_too_many_steps(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
-    """A directory that is missing, empty or somebody else's: exit code 2, what was expected, nothing written."""
+    """A directory that is missing, empty or of another program: exit code 2, the expected content, nothing written."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "table.csv").write_text("a,b\n1,2\n")
@@ -216,7 +216,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, spoil: Callable[[Path], Non
 
 @pytest.mark.parametrize("spoil", list(SKIPPED), ids=lambda spoil: spoil.__name__)
 def test_the_rest_is_judged(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    """What is wrong with files of rank 0 does not hide what is in those of rank 1."""
+    """Problems with files of rank 0 do not hide the findings in those of rank 1."""
     write_run(tmp_path, 2, STEPS, NAN)
     spoil(tmp_path)
     first = json.loads(run(tmp_path, "--json").stdout)["diagnosis"]["first"]
@@ -251,13 +251,13 @@ def test_one_rank_alone(tmp_path: Path) -> None:
 
 
 def test_a_step_that_was_not_sampled_lies_between(tmp_path: Path) -> None:
-    """With an interval, the last clean sampled step is told."""
+    """With an interval, the last clean sampled step is printed."""
     write_rank(tmp_path, 0, range(0, 60, 5), bad(("actv", 0, 55, "b.output")))
     assert "The sampled step before, 50, was clean" in flat(run(tmp_path).stdout)
 
 
 def test_rules_that_cannot_be_used(tmp_path: Path) -> None:
-    """A manifest of another version names rules that are not known: the default ones judge, and that is told."""
+    """A manifest of another version names unknown rules: the default ones judge, with a warning."""
     config = {"alert": {"rules": [{"rule_name": "AnomalyOfTomorrow"}]}}
     write_run(tmp_path, 2, STEPS, NAN, config=config)
     done = run(tmp_path)

@@ -1,4 +1,4 @@
-"""Which row of two runs is said to be the first that differs."""
+"""First differing row of two runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_equal_runs_are_the_same(tmp_path: Path) -> None:
 
 
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
-    """Elements that are off by a millionth are within the tolerance, and their differences are told."""
+    """Elements that are off by a millionth are within the tolerance, and their differences are reported."""
     found = both(tmp_path, rounding(3))
     assert found.same
     largest = max(difference for growth in found.growth for difference in growth.differences)
@@ -194,7 +194,7 @@ def test_the_tolerance_follows_the_coarsest_dtype(dtypes: list[str], expected: s
 
 
 def test_half_precision_may_differ_more(tmp_path: Path) -> None:
-    """What is a difference in float32 is none if one of the runs computes in bfloat16."""
+    """A difference for float32 is none if one of the runs computes in bfloat16."""
     a = write_run(tmp_path / "a")
     b = write_run(tmp_path / "b", rounding(5, 2**-6), dtype="torch.bfloat16")
     c = write_run(tmp_path / "c", rounding(5, 2**-6))
@@ -287,7 +287,7 @@ def test_growth_before_the_first_difference_is_told(tmp_path: Path) -> None:
 
 
 def test_rows_that_come_twice_are_compared_once(tmp_path: Path) -> None:
-    """A file with a step twice is told of, and its rows count once."""
+    """A file with a step twice is reported, and its rows count once."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     path = next(b.glob("*/grad_reduced_0-3.csv"))
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -298,7 +298,7 @@ def test_rows_that_come_twice_are_compared_once(tmp_path: Path) -> None:
 
 
 def test_values_of_few_decimals_are_compared_to_those(tmp_path: Path) -> None:
-    """Where numbers were rounded to some decimals, half a unit of either is no difference."""
+    """If numbers were rounded to some decimals, half a unit of either is no difference."""
     a = write_run(tmp_path / "a", lambda _, x: x * 1e-3 + 0.01)
     b = write_run(tmp_path / "b", lambda _, x: np.round(x * 1e-3 + 0.01, 4), config={"ndigits": 3})
     c = write_run(tmp_path / "c", lambda _, x: np.round(x * 1e-3 + 0.01, 4))
@@ -307,7 +307,7 @@ def test_values_of_few_decimals_are_compared_to_those(tmp_path: Path) -> None:
 
 
 def test_merged_files_are_a_run_of_one_rank(tmp_path: Path) -> None:
-    """What ``probe merge`` writes stands beside a run of a single rank."""
+    """Files of ``probe merge`` are compared with a run of a single rank."""
     a = write_run(tmp_path / "a")
     merged = tmp_path / "merged"
     merged.mkdir()
@@ -342,7 +342,7 @@ def test_files_may_be_read_in_any_portions(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_signal_of_each_micro_step_is_not_one_of_the_step(tmp_path: Path) -> None:
-    """What one run has for each micro step and the other in all is told, and not compared."""
+    """A signal with rows for each micro step in one run and for each step in the other is listed, and not compared."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", signals={"actv": "x", "grad_reduced": "actv"})
     found = compare(a, b)
     assert found.only_signals.a == ["actv (each micro step)", "grad_reduced"]

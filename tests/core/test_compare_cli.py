@@ -41,7 +41,7 @@ def run(*args: object) -> Any:
 
 
 def test_same_is_0(runs: Path) -> None:
-    """And says of how many rows."""
+    """It prints the number of rows."""
     result = run(runs / "a", runs / "same")
     assert result.exit_code == 0
     assert "The runs are the same: 720 pairs of rows are within 0.001 of each other." in result.output
@@ -69,12 +69,12 @@ def test_different_is_1(runs: Path) -> None:
         (["--signals", "grad_reduce"], "--signals: 'grad_reduce' is no signal of A (nearest: 'grad_reduced')"),
         (["--ops", "nrm"], "--ops: 'nrm' is no number of A (nearest: 'norm')"),
         (["--map", "/nowhere.json"], "/nowhere.json: expected a mapping file"),
-        (["--out", "/nowhere/page.html"], "/nowhere/page.html: expected a folder that is there"),
+        (["--out", "/nowhere/page.html"], "/nowhere/page.html: expected a folder that exists"),
         (["--steps", "100-"], "the runs have no step in common"),
     ],
 )
 def test_wrong_use_is_2(runs: Path, args: list[str], told: str) -> None:
-    """With what was expected."""
+    """The message has the expected form."""
     result = run(runs / "a", runs / "nan", *args)
     assert result.exit_code == 2
     assert told in result.stderr
@@ -129,7 +129,7 @@ def test_a_page_is_written(runs: Path, tmp_path: Path) -> None:
 def test_shapes_are_compared_by_their_sizes(
     runs: Path, tmp_path: Path, sizes: tuple[int, int], same_shape: bool
 ) -> None:
-    """MindSpore writes (3, 6) and PyTorch [3, 6]; a row that differs otherwise is not said to differ in its shape."""
+    """MindSpore writes (3, 6) and PyTorch [3, 6]; a row with another difference is not reported for its shape."""
     for name in ("a", "nan"):
         root = tmp_path / name
         shutil.copytree(runs / name, root)
@@ -145,7 +145,7 @@ def test_shapes_are_compared_by_their_sizes(
 
 
 def test_unreadable_lines_are_1(tmp_path: Path) -> None:
-    """What could not be read is told with file and line, and the same is no longer certain."""
+    """Unreadable data are listed with file and line, and sameness is no longer certain."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     path = next(b.glob("*/grad_reduced_0-3.csv"))
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -160,7 +160,7 @@ def test_unreadable_lines_are_1(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_left_out(tmp_path: Path) -> None:
-    """An empty file, a foreign one and a torn last line: told each, the rest compared."""
+    """An empty file, a foreign one and a torn last line: each is listed, the rest compared."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     (directory,) = b.iterdir()
     (directory / "actv_0-3.csv").write_bytes(b"")
@@ -184,7 +184,7 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
 
 
 def test_names_cannot_be_markup(tmp_path: Path) -> None:
-    """Neither in the terminal nor in the page."""
+    """They reach neither the terminal nor the page."""
     require("plotly")
     name = "<b>[bold]head</b></script>"
     a = write_run(tmp_path / "a", rename={"head": name})

@@ -46,7 +46,7 @@ def test_a_line_of_a_mapping(of_a: str, of_b: str, name: str, expected: str | No
 
 
 def test_renamed_modules_are_compared(tmp_path: Path) -> None:
-    """With a mapping of all names runs are the same, and a row that differs is told under both names."""
+    """With a mapping of all names runs are the same, and a row that differs is listed under both names."""
     place = Where("actv", "layers.1.fc1", 2, 1, 0)
 
     def change(at: Where, tensor: Array) -> Array:
@@ -61,7 +61,7 @@ def test_renamed_modules_are_compared(tmp_path: Path) -> None:
 
 
 def test_signals_may_be_called_otherwise(tmp_path: Path) -> None:
-    """A signal of A is compared with what the mapping says B calls it; without, it is in A alone."""
+    """A signal of A is compared with that of B by the mapping; without one, it is in A alone."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", signals={"exp_avg": "moment1"})
     found = compare(a, b)
     assert (found.only_signals.a, found.only_signals.b, found.same) == (["exp_avg"], ["moment1"], False)
@@ -71,7 +71,7 @@ def test_signals_may_be_called_otherwise(tmp_path: Path) -> None:
 
 
 def test_runs_without_a_common_name_are_not_the_same(tmp_path: Path) -> None:
-    """Nothing to compare is no sameness; the names of each are told."""
+    """Runs without common rows are not the same; the names of each are listed."""
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", rename={"": "model"})
     rename = {module: f"model.{module}" for module in ("embedding", "layers", "head")}
     c = write_run(tmp_path / "c", rename=rename)
@@ -104,7 +104,7 @@ def test_a_framework_that_no_manifest_names_is_known_by_its_dtypes(tmp_path: Pat
 
 
 def test_a_mapping_goes_before_the_frameworks_names() -> None:
-    """What the file says of a name holds."""
+    """The file's entry for a name holds."""
     names = NameMap((entry("norm.weight", "fc.other"),))
     assert pair(names, NAMES_A, [*NAMES_B, "fc.other"], across=True).renamed["norm.weight"] == "fc.other"
 
@@ -135,7 +135,7 @@ def pair_of_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_what_is_wrong_with_a_mapping_is_told(
     tmp_path: Path, pair_of_runs: tuple[Path, Path], content: object, expected: str
 ) -> None:
-    """With the file, what was expected, and the nearest name."""
+    """The message has the file, the expected form, and the nearest name."""
     path = written(tmp_path, content)
     with pytest.raises(ValueError) as told:  # noqa: PT011 - its text is compared below
         compare(*pair_of_runs, Options(mapping=read(path)))
@@ -153,7 +153,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path, pair_of_runs: tuple[Pa
 
 @pytest.mark.parametrize(("name", "text"), [("map.json", "{"), ("map.yaml", "a: [")])
 def test_a_file_that_is_no_mapping_is_told(tmp_path: Path, name: str, text: str) -> None:
-    """Also one that is not there."""
+    """This includes a file that does not exist."""
     path = tmp_path / name
     with pytest.raises(ValueError, match=f"{name}: expected a mapping file"):
         read(path)

@@ -41,7 +41,7 @@ def test_check_says_what_is_collected(tmp_path: Path) -> None:
 
 
 def test_check_knows_all_xy(tmp_path: Path) -> None:
-    """With it inputs and outputs of every module are watched, not of the targets alone."""
+    """The summary has inputs and outputs of every module, not of the targets alone."""
     path = tmp_path / "a.json"
     path.write_text('{"xy_distribution": true, "all_xy": true, "targets": {"fc": {}}}')
     assert "  of            fc; inputs and outputs of every module (all_xy)\n" in run("check", path).stdout
@@ -50,7 +50,7 @@ def test_check_knows_all_xy(tmp_path: Path) -> None:
 
 
 def test_check_names_keys_without_effect(tmp_path: Path) -> None:
-    """As the monitor does when it attaches; the file is correct all the same."""
+    """The command logs it as the monitor does when it attaches; the file is correct all the same."""
     path = tmp_path / "a.json"
     path.write_text('{"wg_distribution": true, "all_xy": true, "format": "tensorboard", "ndigits": 3}')
     done = subprocess.run(
@@ -64,7 +64,7 @@ def test_check_names_keys_without_effect(tmp_path: Path) -> None:
 
 
 def test_check_of_nothing_collected(tmp_path: Path) -> None:
-    """A file that switches nothing on is correct, and the summary says that nothing is collected."""
+    """A file that switches nothing on is correct, and the summary has no signal."""
     path = tmp_path / "a.json"
     path.write_text("{}")
     assert "nothing: switch on" in run("check", path).stdout
@@ -101,7 +101,7 @@ def test_check_says_of_every_signal_that_it_is_collected(tmp_path: Path, text: s
     ],
 )
 def test_check_of_what_has_no_effect(tmp_path: Path, text: str) -> None:
-    """What asks for something in vain collects nothing."""
+    """A setting without effect collects nothing."""
     path = tmp_path / "a.json"
     path.write_text(text)
     assert "nothing: switch on" in run("check", path).stdout

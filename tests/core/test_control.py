@@ -19,11 +19,11 @@ OFF: dict[str, Any] = {"dynamic_on": False}
 ON: dict[str, Any] = {"dynamic_on": True, "collect_times": 100}
 Edits = dict[int, dict[str, Any]]
 Taken = dict[int, tuple[bool, tuple[str, ...]]]
-"""By the step from which on it holds: whether something is collected, and the ops."""
+"""Collecting and ops, by the step from which on they hold."""
 
 
 class Rank:
-    """One rank that counts the steps it collects, as a monitor does."""
+    """Rank that counts the steps it collects, as a monitor does."""
 
     def __init__(self, path: Path, rank: int, read: str | None = None) -> None:
         text = path.read_text() if read is None else read
@@ -121,7 +121,7 @@ def test_what_was_changed_before_training_began_is_taken_up(tmp_path: Path) -> N
 
 
 def test_a_change_in_the_last_step_is_not_written_over(tmp_path: Path) -> None:
-    """It takes effect, as any other."""
+    """The change takes effect, as any other."""
     path = tmp_path / "monitor.json"
     path.write_text(json.dumps(ON))
     control = alone(path)
@@ -150,7 +150,7 @@ def write(path: Path, values: dict[str, Any]) -> Path:
 
 
 def test_where_the_step_cannot_be_written_no_rank_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what to do; and all begin together once it can."""
+    """The warning has the remedy; and all ranks begin together once the file can be written."""
     first = Rank(write(tmp_path / "a.json", OFF), 0)
     write(tmp_path / "a.json", ON)
     (tmp_path / f".a.json.{os.getpid()}.tmp").mkdir()  # in the way of what is written
@@ -167,7 +167,7 @@ def test_where_the_step_cannot_be_written_no_rank_begins(tmp_path: Path, monkeyp
 
 
 def test_a_broken_file_that_is_put_back_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And the same mistake made again is told again."""
+    """The same mistake made again is logged again."""
     path = write(tmp_path / "monitor.json", ON)
     control = alone(path)
     assert control.poll(1, idle=True) is not None
@@ -178,7 +178,7 @@ def test_a_broken_file_that_is_put_back_changes_nothing(tmp_path: Path, caplog: 
 
 
 def test_whether_a_signal_switches_may_change(tmp_path: Path) -> None:
-    """As any other key."""
+    """The key changes as any other."""
     import signal
 
     before = signal.getsignal(signal.SIGUSR1)

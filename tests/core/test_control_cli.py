@@ -97,7 +97,7 @@ def test_what_is_so_already_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_there_twice_is_told(tmp_path: Path) -> None:
-    """The run could not use the file: nothing is written, and nobody waits."""
+    """The run could not use the file: nothing is written, and the command does not wait."""
     with a_run(tmp_path) as output:
         text = CONFIG.replace('"dynamic_on": false', '"dynamic_on": false, "dynamic_on": false')
         (tmp_path / "monitor.json").write_text(text)
@@ -141,7 +141,7 @@ def test_a_run_that_follows_no_file_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_is_gone(tmp_path: Path) -> None:
-    """A process that is not there any more does not collect, whatever its manifest says."""
+    """A process that has ended does not collect, whatever its manifest has."""
     with a_run(tmp_path) as output:
         (state,) = states(output)
     manifest = json.loads((state.directory / "manifest.json").read_text())

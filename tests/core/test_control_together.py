@@ -1,4 +1,4 @@
-"""Several people change a run's configuration at once, or one who may not."""
+"""Changes of a run's configuration by several people at once, or by one without permission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOBODY = 65534
 
 
 def a_run(root: Path) -> tuple[Path, Path]:
-    """Where a run writes, and the configuration that it follows."""
+    """Output directory of a run, and the configuration that it follows."""
     config, output = root / "monitor.json", root / "output"
     config.write_text(json.dumps({"ops": ["norm"], **dict.fromkeys(KEYS, 1)}))
     rank = output / "Dec03_21-34-40-rank0-00000000"
@@ -36,7 +36,7 @@ def control(output: Path, *words: str) -> Any:
 
 
 def forked(work: Callable[[], object]) -> Callable[[], Any]:
-    """Starts ``work`` in a child; what gives its result, once the child has ended."""
+    """Start ``work`` in a child; return a function that waits for the child and returns the result."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -58,7 +58,7 @@ def forked(work: Callable[[], object]) -> Callable[[], Any]:
 
 
 def test_no_change_is_written_over_another(tmp_path: Path) -> None:
-    """Each key that somebody sets has its value at the end, whoever set others meanwhile."""
+    """Each key has the value that was set, although others were set at the same time."""
     output, config = a_run(tmp_path)
     assert control(output, "set", "start_step=1", "--wait", "0").exit_code == 0  # imports what the children need
 

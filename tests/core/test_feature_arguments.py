@@ -1,4 +1,4 @@
-"""What the calls of attention, and routers, say of themselves."""
+"""Arguments of calls of attention, and attributes of routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said(*args: Any, members: dict[str, Any] | None = None, **kwargs: Any) -> bo
 @pytest.mark.parametrize("name", ["is_causal", "causal"])
 @pytest.mark.parametrize("value", [True, False])
 def test_the_call_says_it_before_the_module(name: str, value: bool) -> None:
-    """By either name; an attribute of the module counts where the call says nothing."""
+    """Either name counts; an attribute of the module counts if the call has no argument."""
     assert said(**{name: value}) is value
     assert said(members={name: value}) is value
     assert said(**{name: value}, members={name: not value}) is value
@@ -43,13 +43,13 @@ def test_types_of_masks() -> None:
 
 
 def test_other_strings_say_other_things() -> None:
-    """The order of dimensions among the arguments does not hide what the module says."""
+    """The order of dimensions among the arguments does not hide the module's attribute."""
     assert said(None, None, None, None, "sbhd", members={"attn_mask_type": "causal"}) is True
     assert said(None, None, None, None, "sbhd") is None
 
 
 def test_nobody_says_anything() -> None:
-    """Which is not the same as to say no."""
+    """The result is None, which is not the same as false."""
     assert said(None, 3, is_causal=None, members={"causal": None}) is None
 
 

@@ -1,4 +1,4 @@
-"""What ranks know together of whole tensors: two of them as threads, which meet in memory."""
+"""Numbers of whole tensors by two ranks, as threads that meet in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AbsentError(Exception):
 
 @dataclass
 class Place:
-    """Where two ranks exchange arrays."""
+    """Channel between two ranks in memory."""
 
     barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
     given: dict[int, Any] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Rank:
         return np.stack(self.place.exchange(self.rank, payload))
 
     def close(self) -> None:
-        """Breaks the place: who waits there does so in vain."""
+        """Break the meeting place: a rank that waits there fails."""
         self.place.barrier.abort()
 
 
@@ -83,7 +83,7 @@ def batch_of(rank: int, rows: int, step: int = 0) -> Batch:
 def together(
     each: Any, said: Sequence[str] = ("", ""), ops: Sequence[str] = ("mean", "norm")
 ) -> tuple[list[Any], list[Faults], Place]:
-    """What ``each(rank, stats)`` gives on two ranks."""
+    """Run ``each(rank, stats)`` on two ranks and return the results."""
     place, faults = Place(), [Faults(), Faults()]
     stats: Any = [GlobalStats(Rank(place, r), "run 0", said[r], ops, SECONDS, faults[r]) for r in (0, 1)]  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
@@ -119,7 +119,7 @@ def test_histograms_add_up() -> None:
 
 
 def test_there_is_room_for_what_comes_first_and_made_for_what_comes_later() -> None:
-    """As many rows as there are when they meet fit at once; what is too much after that is told, and fits next time."""
+    """As many rows as there are when they meet fit at once; later ones beyond that are counted, and fit next time."""
     first, later = 3 * ROWS, 20 * ROWS
 
     def steps(rank: int, stats: Any) -> list[int]:
@@ -136,7 +136,7 @@ def test_there_is_room_for_what_comes_first_and_made_for_what_comes_later() -> N
 
 
 def test_ranks_at_different_steps_part() -> None:
-    """Nothing is merged of steps that are not the same, and nobody waits again."""
+    """Different steps are not merged, and no rank waits again."""
 
     def steps(rank: int, stats: Any) -> list[Batch]:
         return [stats.add(step, [batch_of(rank, 2, step)])[0] for step in (0, 1 + rank, 3)]
@@ -181,7 +181,7 @@ def test_what_is_whole_already_needs_nobody() -> None:
 
 
 def replicas(*given: Sequence[Batch]) -> tuple[list[Any], list[Faults], Place]:
-    """What each of two ranks makes of its copy of parameters, a batch a step."""
+    """Columns that each of two ranks adds for its copy of parameters, a batch a step."""
     place, faults = Place(), [Faults(), Faults()]
     stats: Any = [
         GlobalStats(Rank(place, r), "run 0", "", ["mean"], SECONDS, faults[r], replicas=(0, 1))  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def copy_of(values: Sequence[float], step: int = 0, signal: str = "param_updated
 
 
 def test_copies_that_differ_are_told_on_both_ranks() -> None:
-    """One exchange a step; where all agree, nothing is added."""
+    """Each step has one exchange; if all agree, nothing is added."""
     mine = [copy_of([1.0, 2.0], 0), copy_of([1.0, 2.0], 1)]
     theirs = [copy_of([1.0, 2.0], 0), copy_of([1.0, np.nextafter(2.0, 3.0)], 1)]
     results, faults, place = replicas(mine, theirs)
@@ -229,7 +229,7 @@ def test_only_copies_are_compared() -> None:
 
 
 def test_a_rank_at_another_step_ends_the_comparison() -> None:
-    """As it ends what is known of wholes."""
+    """The comparison ends, as do the numbers of whole tensors."""
     results, faults, place = replicas([copy_of([1.0], n) for n in (0, 1, 2)], [copy_of([2.0], n) for n in (0, 5, 6)])
     for first, second, third in results:
         assert "agreeing" in first.columns

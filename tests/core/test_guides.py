@@ -1,4 +1,4 @@
-"""What the README and the guides tell a reader to type, to copy or to open."""
+"""Commands, configurations and links in the README and the guides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 def blocks(guide: Path) -> Iterator[Block]:
-    """Every fenced block that says its language."""
+    """Fenced blocks with a language."""
     for language, text in re.findall(r"^ *```(\w+)\n(.*?)^ *```$", guide.read_text("utf-8"), re.DOTALL | re.MULTILINE):
         yield Block(language, text)
 
@@ -47,7 +47,7 @@ def found(*languages: str) -> list[object]:
 
 
 def commands() -> list[list[str]]:
-    """What comes after ``probe`` in each line that is to be typed."""
+    """Arguments of ``probe`` in each line of a command block."""
     lines = (line for guide in GUIDES for block in blocks(guide) for line in block.text.splitlines())
     typed = (
         shlex.split(re.split(r" > ", line.removeprefix("$ "))[0], comments=True) for line in lines if "probe " in line
@@ -82,7 +82,7 @@ def test_commands_are_understood(words: list[str]) -> None:
 
 @pytest.mark.parametrize("block", found("json", "yaml"))
 def test_configurations_are_correct(block: Block, tmp_path: Path) -> None:
-    """What is a configuration, and not a piece of some other file, loads."""
+    """Every block that is a configuration, and not a piece of some other file, loads."""
     keys = re.findall(r'^ {0,4}"?([\w.]+)"?:', block.text.replace("{", "{\n"), re.MULTILINE)
     if not set(keys) & set(Settings.model_fields):
         return
@@ -115,7 +115,7 @@ def test_what_is_pointed_to_is_there(guide: Path) -> None:
 
 
 def test_files_and_tests_without_a_folder_are_there_too() -> None:
-    """Such as ``test_ddp.py::test_x`` or ``test_x``, wherever under ``tests``."""
+    """Every reference such as ``test_ddp.py::test_x`` or ``test_x`` names a test under ``tests``."""
     files = [(path.name, path.read_text("utf-8")) for path in (ROOT / "tests").rglob("test_*.py")]
     for guide in GUIDES:
         for file, test in re.findall(r"`(test_\w+\.py)?(?:::)?(test_\w+)?`", guide.read_text("utf-8")):

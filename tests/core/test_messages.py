@@ -26,7 +26,7 @@ except ZeroDivisionError as error:
 
 
 def standard_error(before: str, after: str = "") -> list[str]:
-    """What a process writes that runs ``LOG`` between two other pieces of Python."""
+    """Run ``LOG`` between two other pieces of Python in a process and return its standard error."""
     code = f"{before}\n{LOG}\n{after}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stderr.splitlines()
@@ -68,7 +68,7 @@ def test_lines_can_be_switched_off() -> None:
 
 
 def test_commands_write_lines_of_the_same_form(tmp_path: Path) -> None:
-    """What is wrong is one line, with its level."""
+    """A problem is one line, with its level."""
     for command in (["anomalies", str(tmp_path)], ["csv2db", str(tmp_path)], ["config", "explain", "opps"]):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 2

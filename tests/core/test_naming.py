@@ -42,13 +42,13 @@ def watched(squash: bool, *full_names: str, stage: int = 0) -> list[str]:
 
 
 def test_names_are_full_unless_squashed() -> None:
-    """Without squash_name a name stays as the framework gives it."""
+    """Without squash_name a name stays as the framework has it."""
     assert watched(False, "m.layers.0.w", "m.layers.1.w") == ["m.layers.0.w", "m.layers.1.w"]
     assert watched(True, "m.layers.0.w", "m.layers.1.w") == ["layers.0.w", "layers.1.w"]
 
 
 def test_names_that_would_become_the_same_stay_full() -> None:
-    """Two encoders with the same layer names are told apart, whichever comes first; other names are shortened."""
+    """Two encoders with the same layer names keep different names, whichever comes first; other names are shortened."""
     names = ["a.layers.0.w", "b.layers.0.w", "a.layers.1.w"]
     assert watched(True, *names) == ["a.layers.0.w", "b.layers.0.w", "layers.1.w"]
     assert watched(True, *reversed(names)) == ["layers.1.w", "b.layers.0.w", "a.layers.0.w"]
@@ -89,7 +89,7 @@ def test_stages_do_not_take_names_from_each_other() -> None:
     ],
 )
 def test_tags(signal: str, key: Key, micro_stepped: bool, expected: str) -> None:
-    """Tags are those that the documentation gives, calls apart."""
+    """Tags are those of the documentation, except for repeated calls."""
     assert tag(signal, key, 3, micro_stepped) == expected
 
 

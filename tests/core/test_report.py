@@ -1,4 +1,4 @@
-"""`probe report` from the outside: the file, its size, what it says, and what is wrong with the input."""
+"""Tests of `probe report` from the outside: the file, its size, its text, and problems of the input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ require("plotly")
 
 
 class Text(HTMLParser):
-    """What a page says, and the elements it says it with."""
+    """Text and elements of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_a_healthy_run_gives_a_page_and_exit_code_0(tmp_path: Path) -> None:
-    """Every section is there; nothing is said to be wrong."""
+    """Every section is there; no problem is listed."""
     write_run(tmp_path, cost_seconds={"hooks": 3.0, "drain": 1.0, "delivery": 0.5, "steps": 8.0})
     out = tmp_path / "page.html"
     code, printed = run(tmp_path, "-o", out)
@@ -90,7 +90,7 @@ def test_the_first_bad_number_is_named(tmp_path: Path) -> None:
 
 
 def test_the_files_are_judged_for_the_first_cause(tmp_path: Path) -> None:
-    """The card says what ``probe anomalies`` says, and what is a cascade is told apart from what began it."""
+    """The card has the text of ``probe anomalies``, and consequences are classed apart from the cause."""
 
     def value(step: int, rank: int, micro_step: int, row: int) -> float:
         return math.nan if (step, rank, row) >= (3, 1, 1) else 1.0
@@ -109,7 +109,7 @@ def test_the_files_are_judged_for_the_first_cause(tmp_path: Path) -> None:
 
 
 def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
-    """Whoever analyses the run decides what the card says; the paragraph is text."""
+    """The caller's diagnosis decides the content of the card; the paragraph is text."""
     write_run(tmp_path)
     mark = Mark("AnomalyNan", "grad_reduced", "fc1.weight", "norm", math.inf, 2, 1, cause="initiating")
     given = Diagnosis("It was <b>the</b> batch.\n\nSecond paragraph.", [mark], number=7, note="By hand.")
@@ -155,7 +155,7 @@ def test_most_findings_are_counted_and_the_earliest_are_kept(tmp_path: Path, mon
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": {"step": 1}}', '{"a": 3}', '{"a"'])
 def test_a_broken_file_of_findings_is_told(tmp_path: Path, content: str) -> None:
-    """The page is written all the same, and the exit code says whether data are missing."""
+    """The page is written all the same, and the exit code shows whether data are missing."""
     write_run(tmp_path, ranks=1)
     path = tmp_path / "anomaly_detected" / "rank0" / "anomaly.json"
     path.parent.mkdir(parents=True)
@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_told_by_file_and_line_and_the_rest_is_shown(tmp_
 
 @pytest.mark.parametrize("kind", ["empty", "foreign", "absent"])
 def test_a_directory_without_a_run_is_wrong_use(tmp_path: Path, kind: str) -> None:
-    """Nothing is written, the message says what was expected, and the exit code is 2."""
+    """Nothing is written, the message has the expected input, and the exit code is 2."""
     directory = tmp_path / kind
     if kind != "absent":
         directory.mkdir()
@@ -211,7 +211,7 @@ def test_a_directory_without_a_run_is_wrong_use(tmp_path: Path, kind: str) -> No
 
 @pytest.mark.parametrize("out", [".", "absent/page.html"])
 def test_nowhere_to_write_is_wrong_use(tmp_path: Path, out: str) -> None:
-    """It is said before the files are read."""
+    """The message comes before the files are read."""
     write_run(tmp_path, ranks=1)
     code, printed = run(tmp_path, "-o", tmp_path / out)
     assert code == 2
@@ -220,7 +220,7 @@ def test_nowhere_to_write_is_wrong_use(tmp_path: Path, out: str) -> None:
 
 @pytest.mark.parametrize("package", ["plotly.offline", "duckdb"])
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """The message says what to install; the exit code is 2."""
+    """The message has the command that installs it; the exit code is 2."""
     write_run(tmp_path, ranks=1)
     monkeypatch.setitem(sys.modules, package, None)
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
@@ -244,7 +244,7 @@ def test_files_of_another_tool_need_no_manifest(tmp_path: Path) -> None:
         (directory / "manifest.json").unlink()
     code, printed = run(tmp_path, "-o", tmp_path / "page.html")
     assert code == 0, printed
-    assert "2 of 2 directories do not say" in Text(tmp_path / "page.html").text
+    assert "2 of 2 directories have no cost" in Text(tmp_path / "page.html").text
 
 
 @pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<!--", "&lt;", "]]>", "\u2028'\"\\"])

@@ -1,4 +1,4 @@
-"""The report in a real browser: what a click shows is what the files say."""
+"""Report in a real browser: a click shows the numbers of the files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def show(driver: Any, signal: str, op: str) -> None:
 
 
 def click(driver: Any, row: int, column: int, label: str, step: int) -> None:
-    """Clicks a cell and waits until the page tells of it."""
+    """Click a cell and wait until the page shows it."""
     click_cell(driver, "heatmap", row, column)
     wait_until(
         driver,
@@ -127,7 +127,7 @@ def test_a_clicked_cell_is_its_row_in_the_file(
 
 @pytest.mark.parametrize(("row", "column", "text"), [(0, 7, "nan"), (1, 9, "inf"), (2, 2, "0")])
 def test_what_has_no_logarithm_is_shown_as_what_it_is(opened: Any, row: int, column: int, text: str) -> None:
-    """NaN, Inf and zero have colours of their own, apart from those of numbers, and are told in words."""
+    """NaN, Inf and zero have colours of their own, unlike those of numbers, and are named in words."""
     show(opened, "grad_reduced", "max")
     click(opened, row, column, NAMES[row], STEPS[column])
     assert shown(opened, "value") == text
@@ -156,7 +156,7 @@ def test_a_cell_can_be_chosen_without_a_mouse(opened: Any, directories: list[Pat
 
 
 def test_the_last_of_many_choices_wins(opened: Any, directories: list[Path]) -> None:
-    """Whatever was clicked in between, in the end the page shows one thing: the last."""
+    """After several clicks the page shows the last cell only."""
     opened.execute_script(
         """const change = (id, value) => {
           const control = document.getElementById(id);
@@ -255,7 +255,7 @@ def test_the_page_complains_of_nothing_and_asks_nobody(opened: Any) -> None:
 def test_a_column_of_many_steps_shows_the_extreme_and_where_it_was(
     driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 90 steps in 9 columns none of the extremes is lost: the cell tells the very row."""
+    """Of 90 steps in 9 columns none of the extremes is lost: the cell shows the very row."""
     monkeypatch.setattr(layout, "MOST_COLUMNS", 9)
     monkeypatch.setattr(layout, "FEWEST_COLUMNS", 1)
 

@@ -1,4 +1,4 @@
-"""What the cells of a report hold, against a plain loop over the files' rows."""
+"""Cells of a report, against a plain loop over the files' rows."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_what_was_not_written_is_missing_and_not_zero(tmp_path: Path) -> None:
 
 
 def test_any_column_of_numbers_is_an_op(tmp_path: Path) -> None:
-    """Whatever a signal adds is shown too, also if it is called what the queries call something."""
+    """Columns that a signal adds are shown too, also those with names that the queries use."""
     (directory,) = write_run(tmp_path, ranks=1, steps=[0])
     names = ("count", "bytes", "member", "row", "line", "pp_stage", "v", "start")
     cells = ",".join(str(n + 1) for n in range(len(names)))
@@ -147,7 +147,7 @@ def test_any_column_of_numbers_is_an_op(tmp_path: Path) -> None:
 
 
 def test_a_signal_without_numbers_is_left_out(tmp_path: Path) -> None:
-    """Files that have names only give nothing to show."""
+    """Files with names only have nothing to show."""
     (directory,) = write_run(tmp_path, ranks=1, steps=[0])
     (directory / "exp_avg_0-1.csv").write_text("vpp_stage,name,step,shape,dtype\n0,a,0,[1],x\n")
     chosen, _, _ = all_cells(tmp_path, [0])

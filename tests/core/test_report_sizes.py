@@ -16,7 +16,7 @@ from probe.core.analysis.report.survey import SignalSurvey, Survey, SurveyRow
 
 
 def surveyed(signals: int, names: int, ops: int, steps: int, interval: int = 1) -> Survey:
-    """What there would be of a run of that size."""
+    """Survey of a run of that size."""
     rows = [SurveyRow(0, 0, f"layers.{n // 8}.block{n % 8 // 2}.part{n % 2}") for n in range(names)]
     of = [SignalSurvey(f"s{n}", ("norm", *(f"op{op}" for op in range(1, ops))), rows, 0) for n in range(signals)]
     last = (steps - 1) * interval
@@ -24,7 +24,7 @@ def surveyed(signals: int, names: int, ops: int, steps: int, interval: int = 1) 
 
 
 def cells(chosen: ReportPlan, ranks: int) -> tuple[int, int]:
-    """How many cells the heatmaps have, and how many the ranks side by side."""
+    """Number of cells of the heatmaps, and of the ranks side by side."""
     lines = -(-ranks // chosen.ranks_a_line)
     return (
         sum(len(one.labels) * len(one.ops) for one in chosen.signals) * len(chosen.columns.starts),
@@ -60,7 +60,7 @@ def test_cells_do_not_grow_with_the_run(signals: int, names: int, ops: int, step
 
 @pytest.mark.parametrize(("steps", "interval"), [(1, 1), (400, 10), (401, 1), (401, 10), (5000, 3), (100_000, 1)])
 def test_every_step_has_one_column(steps: int, interval: int) -> None:
-    """Columns begin where SQL says that a step's column begins, and leave no step out."""
+    """Columns begin where the SQL of a step's column begins, and leave no step out."""
     chosen = plan(surveyed(1, 5, 5, steps, interval), 1)
     starts = chosen.columns.starts.tolist()
     assert len(starts) <= MOST_COLUMNS
@@ -73,7 +73,7 @@ def test_every_step_has_one_column(steps: int, interval: int) -> None:
 
 
 def unpacked(packed: Any, shape: tuple[int, ...]) -> Any:
-    """What was packed, bytes of equal weight put together again."""
+    """Unpack an array, joining bytes of different weight again."""
     if not packed["type"]:
         return np.zeros(shape, dtype=np.int64)
     octets = np.frombuffer(zlib.decompress(base64.b64decode(packed["bytes"])), dtype=np.uint8)
@@ -101,7 +101,7 @@ def test_digits_come_back_as_they_were_written(digits: int) -> None:
 
 
 def test_what_is_no_number_comes_back_as_what_it_is() -> None:
-    """Missing, NaN and both infinities are told apart, and none of them from zero by its mantissa alone."""
+    """Missing, NaN and both infinities are distinguished, and none of them from zero by its mantissa alone."""
     values = np.array([np.nan, np.nan, np.inf, -np.inf, 0.0])
     packed = packed_numbers(values, np.array([True, False, False, False, False]))
     assert unpacked(packed["mantissa"], (5,)).tolist() == [0, NAN, 2, 3, 0]

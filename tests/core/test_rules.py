@@ -121,7 +121,7 @@ def test_signals_without_an_op_are_left_alone():
 
 
 def test_messages_have_the_documented_form():
-    """With what was compared, and without that clause where there was nothing to compare with."""
+    """The message has the value that was compared with, or no such clause if there is none."""
     (first,) = nan_rule(ops=["norm"]).judge(norms({W: nan}, 7))
     assert first.message == (
         "Rule AnomalyNan reports anomaly signal in ('0:fc.weight/rank0/exp_avg', 'norm') at step 7, current value nan."
@@ -167,7 +167,7 @@ def test_turbulence_waits_for_a_first_value_other_than_zero():
 
 
 def test_both_sides_adds_values_that_are_too_small():
-    """0.4 is below (1 - 0.5) of 1; only ``both_sides`` says so."""
+    """The value 0.4, below (1 - 0.5) of 1, is reported only with ``both_sides``."""
     assert steps_found(turbulence(), [1, 0.4]) == []
     assert steps_found(turbulence(both_sides=True), [1, 0.4]) == [1]
 
@@ -223,7 +223,7 @@ def test_small_extremes_are_healthy(value):
 
 
 def test_the_smallest_magnitude_of_a_tensor_may_leap():
-    """The minimum of a second moment is near 0 and says nothing; its maximum does, and so does its norm."""
+    """The minimum of a second moment is near 0 and not judged; its maximum is, and so is its norm."""
     rule, ordinary = spike(ops=("norm", "min", "max")), np.array([1e-16, 1e-9, 2e-9, 1e-9, 3e-9])
     for step in range(20):
         assert not list(rule.judge(batch_of({W: ordinary}, step)))
@@ -259,7 +259,7 @@ def test_gradients_must_differ_by_the_square(signal):
 
 
 def test_an_extreme_is_compared_with_the_larger_side():
-    """One side is near 0 by nature; what would be a leap there is usual on the other side."""
+    """One side is near 0 by nature; a leap there is usual on the other side."""
     rule = spike(ops=("norm", "min", "max"))
     for step in range(12):
         assert not list(rule.judge(batch_of({W: np.array([-1.0] * 8 + [1e-3])}, step)))

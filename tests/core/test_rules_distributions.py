@@ -20,7 +20,7 @@ nan, inf = math.nan, math.inf
 
 
 def distributed(tensors: dict[Key, Any], ops: tuple[str, ...], signal: str = "exp_avg", step: int = 0) -> Batch:
-    """With a histogram whose bins of zero, of what is not finite, and of ones are filled."""
+    """Batch with a histogram whose bins of zero, NaN, Inf and ones are filled."""
     rows = np.zeros((len(tensors), BINS))
     for row, x in zip(rows, tensors.values(), strict=True):
         for at, marked in (
@@ -51,7 +51,7 @@ def test_counts_of_a_histogram_are_no_magnitudes() -> None:
 
 @pytest.mark.parametrize("ops", [(HISTOGRAM,), ("q50",), (HISTOGRAM, "q50")])
 def test_what_is_not_finite_is_found_in_a_histogram(ops: tuple[str, ...]) -> None:
-    """If nothing else is asked for: by its count."""
+    """If only histograms are configured, NaN is reported by its count."""
     tensors = {
         Key("a"): np.array([1.0, 1, 1, nan, nan]),
         Key("b"): np.array([1.0, 1, 1, inf, -inf]),
@@ -68,7 +68,7 @@ def test_beside_other_numbers_the_histogram_says_nothing_new() -> None:
 
 
 def test_a_quantile_that_is_not_finite_is_found() -> None:
-    """Where half of the elements are infinite, so is the median."""
+    """If half of the elements are infinite, so is the median."""
     assert judged({Key("a"): np.array([1.0, inf, inf])}, ("max", "q50")) == [("a", "max", inf), ("a", "q50", inf)]
     assert judged({Key("a"): np.array([1.0, 1.5, 1.5])}, ("max", "q50"), 1.1) == [
         ("a", "max", 1.5),
@@ -87,7 +87,7 @@ def test_an_additive_mask_is_known_by_its_histogram() -> None:
 
 
 def test_frozen_parameters_are_found_with_quantiles_among_the_ops() -> None:
-    """They are none of the numbers that tell whether a parameter moves."""
+    """They are none of the numbers that show whether a parameter moves."""
     rule, found = AnomalyFrozen(SimpleNamespace(steps=5), 0, ("norm", "min", "max", "q50")), []
     ops = ("norm", "min", "max", "q50")
     for step in range(8):

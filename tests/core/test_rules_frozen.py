@@ -28,7 +28,7 @@ class Training:
         self.weights = {name: self.random.normal(0, 0.1, 40).astype(np.float32) for name in NAMES}
 
     def run(self, steps, rates, gradients=NAMES, sampled=1, scale=1.0):
-        """(step, name) of each finding. ``rates`` gives each parameter's learning rate in each step."""
+        """(step, name) of each finding. ``rates`` returns each parameter's learning rate in each step."""
         found = []
         for _ in range(steps):
             before = {name: weight.copy() for name, weight in self.weights.items()}
@@ -114,7 +114,7 @@ def test_one_that_moves_between_samples_is_not_frozen():
     ],
 )
 def test_training_that_stands_still_is_silent(rates):
-    """Where all or most parameters stand still, none is named."""
+    """If all or most parameters do not move, none is reported."""
     assert Training(frozen()).run(60, rates) == []
 
 

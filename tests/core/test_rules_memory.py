@@ -1,4 +1,4 @@
-"""What rules remember: through a resumed run in a new process, and not of steps that a rollback takes back."""
+"""Memory of rules: kept through a resumed run in a new process, wiped for steps that a rollback takes back."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_without_the_earlier_steps_it_would_not_be_found(name):
 
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_a_run_that_breaks_as_it_stops_is_caught_after_it_resumes(name):
-    """What began before the end is continued, not begun again: runs of bad samples span the interruption."""
+    """A run of bad samples before the end is continued after the interruption, not begun again."""
     whole = judged(rule_of(name), range(60), BEGIN - 3)
     resumed = rule_of(name)
     assert judged(resumed, range(BEGIN), BEGIN - 3) + judged(resumed, range(BEGIN, 60), BEGIN - 3) == whole

@@ -1,4 +1,4 @@
-"""Replicas that should hold the same and do not: the comparison, the digests, and what the rule says."""
+"""Replicas that should be equal and are not: the comparison, the digests, and the rule's findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ranks(**changed):
 
 
 def test_equal_numbers_are_no_split():
-    """NaN is equal to NaN, Inf to Inf, and 0 to -0; a rank alone, or none, has nobody to differ from."""
+    """NaN is equal to NaN, Inf to Inf, and 0 to -0; a rank alone, or none, has no other to differ from."""
     assert odd_ones(ranks()) is None
     assert odd_ones({rank: {"max": nan, "min": -math.inf} for rank in range(3)}) is None
     assert odd_ones({0: {"max": 0.0}, 1: {"max": -0.0}}) is None
@@ -32,7 +32,7 @@ def test_equal_numbers_are_no_split():
 
 
 def test_the_odd_one_out_of_four_is_named():
-    """With the number in which it differs first, its value and the majority's."""
+    """The result has the number in which it differs first, its value and the majority's."""
     split = odd_ones(ranks(r2={"max": 2.5, "norm": 4.0}))
     assert (split.ranks, split.majority, split.number) == ((2,), (0, 1, 3), "max")
     assert (split.values, split.expected) == ((2.5,), 2.0)
@@ -67,7 +67,7 @@ def test_only_what_all_ranks_have_is_compared():
 
 @pytest.mark.parametrize(("tolerance", "differ"), [(0.0, True), (1e-12, True), (1e-6, False)])
 def test_tolerance_is_relative(tolerance, differ):
-    """A part in 10 millions is a difference unless it is tolerated; NaN beside a number, and Inf, always are."""
+    """A part in 10 millions is a difference unless it is tolerated; NaN against a number, and Inf, always are."""
     rows = {0: {"norm": 1e20}, 1: {"norm": 1e20 * (1 + 1e-7)}}
     assert (odd_ones(rows, tolerance) is not None) is differ
     assert odd_ones({0: {"norm": nan}, 1: {"norm": 1.0}}, tolerance) is not None
@@ -103,7 +103,7 @@ def test_a_digest_changes_with_the_last_bit_of_any_moment():
 
 
 def test_moments_that_swap_their_places_give_another_digest():
-    """Minus the minimum for the maximum, say."""
+    """An example is minus the minimum for the maximum."""
     one, other = batch_of({W: np.array([-1.0, 2.0])}), batch_of({W: np.array([-2.0, 1.0])})
     assert digests(one)[0] != digests(other)[0]
 
@@ -137,7 +137,8 @@ def rule():
     ],
 )
 def test_a_rank_reports_itself_unless_most_agree_with_it(copies, agreeing, reported):
-    """One of four, two of four, one of two; neither three of four nor two of three, nor where no two were heard of."""
+    """One of four, two of four, one of two; neither three of four nor two of three, nor with fewer than two
+    received."""
     assert len(list(rule().judge(compared(copies, agreeing, 0.0)))) == reported
 
 

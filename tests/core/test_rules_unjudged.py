@@ -61,7 +61,7 @@ def above(more: dict[str, Any], **args: Any) -> dict[str, Any]:
 def test_a_rule_that_can_judge_nothing_is_named(
     config: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In one sentence that says what it needs."""
+    """A sentence names its needs."""
     with caplog.at_level(logging.WARNING, "probe.settings"):
         load(config)
     assert caplog.messages == [f"the given mapping: {sentence}"]
@@ -78,7 +78,7 @@ def test_a_rule_that_can_judge_nothing_is_named(
     ],
 )
 def test_a_rule_that_has_what_it_needs_is_not(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Also where on_anomaly collects it, and of state that an optimizer of the user's own may keep."""
+    """This holds for signals that on_anomaly collects, and for state that a user's optimizer may keep."""
     load(config)
     assert caplog.messages == []
 
@@ -93,7 +93,7 @@ def test_a_rule_that_has_what_it_needs_is_not(config: dict[str, Any], caplog: py
     ],
 )
 def test_a_signal_that_does_not_exist_is_an_error(config: dict[str, Any], signal: int, end: str) -> None:
-    """With the nearest name."""
+    """The error has the nearest name."""
     with pytest.raises(ConfigError) as caught:
         load(config)
     (problem,) = caught.value.problems

@@ -1,4 +1,4 @@
-"""The configuration: what is accepted, what is refused, and how that is said."""
+"""Configuration: values that are accepted, values that are refused, and the messages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def written(path: Path, text: str | bytes) -> Path:
 
 
 def test_documented_example_loads_with_its_comments(tmp_path: Path) -> None:
-    """Every documented key is read from JSON with comments, and means what it says."""
+    """Every documented key is read from JSON with comments, with its documented meaning."""
     settings = load(written(tmp_path / "monitor_config.json", DOCUMENTED))
     place = settings.targets["language_model.encoder.layers.0"]
     assert place.input == Selector("tuple", 2, 0)
@@ -105,7 +105,7 @@ def test_documented_example_loads_with_its_comments(tmp_path: Path) -> None:
 
 
 def test_defaults_are_the_documented_ones() -> None:
-    """An empty configuration gives the documented defaults."""
+    """An empty configuration has the documented defaults."""
     settings = load({})
     given = settings.model_dump(mode="json")
     switches = {name for name, field in Settings.model_fields.items() if field.annotation is bool}

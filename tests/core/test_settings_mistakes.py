@@ -100,7 +100,7 @@ def test_a_fragment_is_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "probe.settings"):
         assert load(path) == load({"targets": {"fc": {}}, "wg_distribution": True})
     (message,) = caplog.messages
-    assert message.startswith(f"{path}: the keys stand in no braces")
+    assert message.startswith(f"{path}: no braces around the keys")
 
 
 def test_a_fragment_can_be_changed(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def skew(output: Path, seed: int) -> None:
 
 
 def assert_named(analysis: Analysis, fault: Fault, everywhere: bool = False) -> None:
-    """Kind, place, rank and step are those that were planted, and nothing else began anything in its story."""
+    """Kind, place, rank and step are those that were planted, and nothing else began anything in its incident."""
     diagnosis = analysis.diagnosis
     assert diagnosis is not None, f"{fault}: nothing was found"
     finding, told = diagnosis.first.finding, f"{fault}\n{diagnosis.text}"
@@ -97,7 +97,7 @@ def assert_named(analysis: Analysis, fault: Fault, everywhere: bool = False) -> 
     assert not diagnosis.rivals, told
     assert not analysis.others, told
     assert analysis.problems.lines() == []
-    for located in diagnosis.story.of(Cause.initiating):
+    for located in diagnosis.incident.of(Cause.initiating):
         assert located.began >= fault.step, told
         assert everywhere or located.rank == fault.rank, told
 

@@ -25,7 +25,7 @@ from tests.matrix.watching import LR, MOMENTUM
 from tests.required import require
 
 WG = {"wg_distribution": True}
-EXPLAIN = "`probe config explain KEY` says what a key takes"
+EXPLAIN = "`probe config explain KEY` describes a key"
 CALL = "call set_monitor(model, grad_acc_steps, optimizer"
 
 

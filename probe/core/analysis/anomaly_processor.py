@@ -1,7 +1,7 @@
 """Findings of all ranks in order: ``python -m probe.core.anomaly_processor -d DIR``.
 
-Reads what runs have dumped in ``anomaly_detected/rank*/anomaly.json``, puts it in the order in which a training step
-takes its course, and writes the first ones of the latest run, or of the one asked for, to ``anomaly_analyse.json``.
+Reads the findings that runs have dumped in ``anomaly_detected/rank*/anomaly.json``, sorts them in causal order, and
+writes the first ones of the latest run, or of the one asked for, to ``anomaly_analyse.json``.
 :mod:`probe.core.analysis.diagnosis` does more: it judges the files of all ranks and separates the first cause from its
 consequences.
 """
@@ -28,19 +28,22 @@ RESULT = "anomaly_analyse.json"
 
 
 def order(entry: Entry) -> tuple[int, ...]:
-    """Sorts entries of all ranks: position in the course of training, stages, call id, rank."""
+    """Sort key for entries of all ranks: position within training, stages, call id, rank."""
     place = position(entry.step, entry.phase, entry.micro_step if entry.micro_stepped else None)
     return *place, *stages(entry.phase, entry.vpp_stage, entry.pp_stage), entry.call_id, entry.rank
 
 
 def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] = ()) -> list[tuple[str, Entry]]:
-    """The ``most`` earliest of ``found`` in order, of ``steps`` only if there are any."""
+    """Earliest ``most`` of ``found`` in order; if ``steps`` has any, only findings of these."""
     chosen = ((key, entry) for key, entry in found if not steps or entry.step in steps)
     return heapq.nsmallest(most, chosen, key=lambda pair: order(pair[1]))
 
 
 def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
-    """Writes ``path``; where it is a folder, or has no extension, ``anomaly_analyse.json`` in it. Returns the file.
+    """Write ``found`` to ``path`` or, if it is a folder or has no extension, to ``anomaly_analyse.json`` in it.
+
+    Returns:
+        The file.
 
     Raises:
         ValueError: if it cannot be written.
@@ -68,7 +71,7 @@ def _free(key: str, taken: Collection[str]) -> str:
 
 
 def step_list(text: str) -> list[int]:
-    """What ``-s`` says, such as ``[1,2]``; an empty list for all steps.
+    """Parse the argument of ``-s``, such as ``[1,2]``; an empty list stands for all steps.
 
     Raises:
         ValueError: if it is no list of steps.
@@ -120,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; gives its exit code."""
+    """Run the command and return its exit code."""
     args = _parser().parse_args(arguments)
     problems = Problems()
     data: Path = args.data_path.expanduser()

@@ -1,10 +1,10 @@
 /* Minimum, maximum, sum and sum of squares of float32 or bfloat16 numbers in one pass over memory.
  *
- * Without Python: compiled where a C compiler is at hand, and called by probe/core/backend/fused_reduce.py. What the numbers mean, and
- * what happens to NaN, infinities and extreme magnitudes, is decided there.
+ * Without Python: compiled if there is a C compiler, and called by probe/core/backend/fused_reduce.py, which
+ * decides the meaning of the numbers and the treatment of NaN, infinities and extreme magnitudes.
  */
 
-#include <limits.h> /* tells whether the C library is glibc */
+#include <limits.h> /* defines __GLIBC__ if the C library is glibc */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

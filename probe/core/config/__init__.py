@@ -1,1 +1,1 @@
-"""The configuration: its schema, its files, its errors."""
+"""Configuration: its schema, its files, its errors."""

@@ -1,4 +1,4 @@
-"""Changing values in a configuration file as a person would: comments, order and layout of everything else stay."""
+"""Edits of values in a configuration file that keep comments, order and layout of everything else."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ _ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
 
 
 class _Span(NamedTuple):
-    """Where the value of a key stands in a text."""
+    """Span of the value of a key in a text."""
 
     begin: int
     end: int
     lead: str = ""
-    """Blanks that another value needs before it."""
+    """Blanks that a new value needs before it."""
 
 
 class _Object(NamedTuple):
-    """A mapping in a text: its keys' values, and where a key may be added."""
+    """Mapping in a text: the values of its keys, and the place where a key may be added."""
 
     values: dict[str, _Span]
     inside: int
-    """Just behind its opening brace; of a YAML block, where its first key begins."""
+    """Offset after its opening brace; in a YAML block, of its first key."""
     flow: bool
-    """Whether it is written in braces."""
+    """True if it is written in braces."""
 
 
 def change(path: Path, changes: Mapping[str, Any]) -> None:
-    """Writes new values of ``changes`` (dotted keys) into a configuration file, in one move.
+    """Write the values of ``changes`` (dotted keys) into a configuration file, in one move.
 
     Raises:
-        ConfigError: if the file cannot be read as a configuration, or if it cannot be changed without changing what
-            else it says.
+        ConfigError: if the file is no configuration, or if these keys cannot be changed without changing others.
         OSError: if it cannot be written.
     """
     name, found = str(path), path.resolve()
-    raw = content(name)  # once: somebody may be writing
+    raw = content(name)  # once: another process may be writing
     text = text_of(name, raw)
     before = parse(name, text).values
     edited = edit(text, changes, path.name.lower().endswith(YAML_ENDINGS))
@@ -69,7 +68,7 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
 
 
 def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with those of ``changes`` (dotted keys); a mapping that is missing is made."""
+    """Return ``values`` with those of ``changes`` (dotted keys); missing mappings are created."""
     result = dict(values)
     for key, value in changes.items():
         place = result
@@ -83,14 +82,15 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _own_as(descriptor: int, found: os.stat_result) -> None:
-    """Gives a file the owner, as far as this process may, and the rights of another."""
+    """Set the owner of a file, as far as this process may, and its permissions to those of another."""
     with suppress(OSError):
         os.fchown(descriptor, found.st_uid, found.st_gid)
     os.fchmod(descriptor, S_IMODE(found.st_mode))
 
 
 def edit(text: str, changes: Mapping[str, Any], is_yaml: bool) -> str:
-    """``text`` with new values; a key that is missing is put first into its mapping, which is made if need be."""
+    """Return ``text`` with new values; a missing key is put first into its mapping, which is created if it is
+    missing."""
     before = behind = 0
     if not is_yaml:
         text, before, behind = braced(text)
@@ -130,7 +130,7 @@ def _added(text: str, place: _Object, key: str, value: Any) -> str:
 
 
 def _json_object(text: str, path: list[str]) -> Any:
-    """The object at ``path``, or None if something else is there."""
+    """Object at ``path``; None if there is none."""
     bare = plain_json(text)
     begin = _past_blanks(bare, 0)
     for key in path:
@@ -193,6 +193,6 @@ def _yaml_span(text: str, key: yaml.Node, value: yaml.Node) -> _Span:
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Where a value ends; a block ends, to YAML, only where the next key begins."""
+    """End of a value without the blanks that YAML counts to a block, which ends only where the next key begins."""
     begin, end = node.start_mark.index, node.end_mark.index
     return begin + len(text[begin:end].rstrip()) if not getattr(node, "flow_style", False) else end

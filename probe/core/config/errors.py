@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, one line a problem, led by the key's path."""
+"""Problems of a configuration, one line each, led by the key's path."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _KEY = "[key]"  # pydantic's last part of the location of a dict's key
 
 
 MOST_SHOWN = 50
-"""Problems that an error lists."""
+"""Most problems that an error lists."""
 MOST_TEXT = 80
-"""Characters of a value that a problem shows."""
+"""Most characters of a value that a problem shows."""
 LONGEST_NAME = 200
-"""Characters of a name for which the nearest other is looked for."""
+"""Most characters of a name for which the nearest other is searched."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used.
+    """Error of a configuration that cannot be used.
 
     Args:
         more: number of problems besides those listed.
@@ -39,9 +39,9 @@ class ConfigError(ValueError):
     def __init__(self, source: str, problems: Sequence[str], more: int = 0) -> None:
         super().__init__(source, problems, more)
         self.source = source
-        """The file, or ``the given mapping``."""
+        """Path of the file, or ``the given mapping``."""
         self.problems = tuple(problems)
-        """One line each, led by the path of a key; of a file, by ``file:line: `` and that path, or by
+        """Lines, each led by the path of a key; for a file, by ``file:line: `` and that path, or by
         ``file:line:column``."""
         self.more = more
 
@@ -49,12 +49,12 @@ class ConfigError(ValueError):
         number = len(self.problems) + self.more
         count = f"{number} problem{'s' if number > 1 else ''}"
         rest = (f"and {self.more} more",) if self.more else ()
-        advice = "Correct these and start again; `probe config explain KEY` says what a key takes."
+        advice = "Correct these and start again; `probe config explain KEY` describes a key."
         return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, *rest, advice))
 
 
 def path_text(path: Path) -> str:
-    """A path as users write it: ``alert.rules[0].args``, ``targets["layers.0"].input``."""
+    """Text of a path as users write it: ``alert.rules[0].args``, ``targets["layers.0"].input``."""
     text = ""
     for part in path:
         if not text:
@@ -67,7 +67,7 @@ def path_text(path: Path) -> str:
 
 
 def nearest(name: object, names: Sequence[str]) -> str | None:
-    """The name of ``names`` that a user may have meant, whatever the case."""
+    """Find the name of ``names`` that a user may have meant, ignoring case."""
     if len(str(name)) > LONGEST_NAME:
         return None
     known = {candidate.casefold(): candidate for candidate in names}
@@ -78,10 +78,10 @@ def nearest(name: object, names: Sequence[str]) -> str | None:
 def problems(
     error: ValidationError, model: type[BaseModel], lead: Callable[[Path], str], at: Path = ()
 ) -> Iterator[str]:
-    """Every problem of ``error``, raised by ``model``, which stands at the path ``at``.
+    """Yield every problem of ``error``, raised by ``model``, which is at the path ``at``.
 
     Args:
-        lead: gives what a problem's line begins with, by the path of its key.
+        lead: returns the beginning of a problem's line from the path of its key.
     """
     for entry in error.errors(include_url=False):
         context: Mapping[str, Any] = entry.get("ctx", {})
@@ -121,7 +121,7 @@ def _hint(name: object, names: Sequence[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """``value`` as JSON writes it, cut to what fits a line; no more than that is made of a large one."""
+    """Encode ``value`` as JSON, cut to fit a line; of a large value only as much is encoded."""
     text = ""
     try:
         for piece in _ENCODER.iterencode(value):
@@ -141,7 +141,7 @@ def _bounded(value: object) -> str:
 
 
 def _resolve(model: type[BaseModel], loc: Path) -> tuple[Any, Sequence[object]]:
-    """The annotation and metadata at ``loc`` inside ``model``."""
+    """Annotation and metadata at ``loc`` inside ``model``."""
     annotation: Any = model
     metadata: Sequence[object] = ()
     for part in loc:

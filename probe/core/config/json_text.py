@@ -1,4 +1,4 @@
-"""JSON as people write it: comments, forgiven commas and braces, and mistakes in plain words with their place."""
+"""JSON as people write it: with comments, forgiven commas and braces, and mistakes explained with their place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WORD = re.compile(r"[^\W\d][\w.$]*")
 _CLOSING = {"{": "}", "[": "]"}
 _CONSTANTS = {"true": "true", "false": "false", "none": "null", "null": "null", "undefined": "null"}
 _BEFORE, _BEHIND = "{", "\n}"
-"""The braces around a fragment. The line of no character changes."""
+"""Braces around a fragment, which change the line of no character."""
 
 
 def plain_json(text: str) -> str:
-    """``text`` with blanks for comments and for the comma after a last element; every position stays."""
+    """Replace comments, and the comma after a last element, by blanks; every position stays."""
 
     def blank_comment(found: re.Match[str]) -> str:
         return found[0] if found[0].startswith('"') else re.sub(r"[^\n]", " ", found[0])
@@ -34,14 +34,14 @@ def plain_json(text: str) -> str:
 
 
 def _before(text: str, at: int) -> str:
-    """The character before a position, blanks left out; nothing at the beginning."""
+    """Character before a position, ignoring blanks; empty at the beginning."""
     while at and text[at - 1].isspace():
         at -= 1
     return text[at - 1 : at]
 
 
 def is_fragment(text: str) -> bool:
-    """Whether ``text`` begins with a key, so that the braces around it are missing."""
+    """Return whether ``text`` begins with a key, so that the braces around it are missing."""
     begin = 0
     while (comment := _BLANK.match(text, begin)) is not None:
         begin = comment.end()
@@ -49,15 +49,15 @@ def is_fragment(text: str) -> bool:
 
 
 def braced(text: str) -> tuple[str, int, int]:
-    """``text`` with braces around it if it is a fragment (``"eps": 1``), and the number of characters that were put
-    before and behind it."""
+    """Put braces around ``text`` if it is a fragment (``"eps": 1``); also return the numbers of characters added before
+    and after it."""
     if not is_fragment(text):
         return text, 0, 0
     return f"{_BEFORE}{text}{_BEHIND}", len(_BEFORE), len(_BEHIND)
 
 
 def offsets(bare: str) -> Mapping[tuple[str, ...], int]:
-    """Where each key and each element stands in correct JSON without comments; a position in a list is a number."""
+    """Offsets of each key and each element in correct JSON without comments; a position in a list is a number."""
     found: dict[tuple[str, ...], int] = {}
     containers: list[tuple[tuple[str, ...], int | None]] = []
     here: tuple[str, ...] = ()
@@ -86,11 +86,11 @@ def offsets(bare: str) -> Mapping[tuple[str, ...], int]:
 
 
 def mistake(bare: str, error: json.JSONDecodeError, end: int) -> tuple[int, str]:
-    """Where JSON goes wrong, and how: what was expected, what came, what to write.
+    """Locate and explain a mistake in JSON: what was expected, what came, what to write.
 
     Args:
-        bare: the text without comments.
-        end: where the user's own text ends in it.
+        bare: text without comments.
+        end: end of the user's own text in it.
     """
     if (text := _string_around(bare, error.pos)) is not None:
         return error.pos, _in_string(bare, text, error.pos)
@@ -106,7 +106,7 @@ def _whole(text: str) -> bool:
 
 
 def _string_around(bare: str, at: int) -> str | None:
-    """The string that a position lies in; one without a closing quote reaches to the end of its line."""
+    """String around a position; one without a closing quote reaches to the end of its line."""
     for found in _TOKEN.finditer(bare):
         if found.start() > at:
             return None
@@ -124,7 +124,7 @@ def _in_string(bare: str, text: str, at: int) -> str:
 
 
 def _opened(bare: str, at: int) -> list[re.Match[str]]:
-    """The brackets that are open at a position, the innermost last."""
+    """Brackets that are open at a position, the innermost last."""
     opened: list[re.Match[str]] = []
     for found in _TOKEN.finditer(bare, 0, at):
         if found[0] in _CLOSING:
@@ -154,7 +154,7 @@ _SIGNS = {
 
 
 def _at(bare: str, at: int, inside: bool) -> str:
-    """The mistake that begins at a position."""
+    """Explanation of the mistake that begins at a position."""
     before, rest = _before(bare, at), bare[at:]
     if (word := _WORD.match(rest)) is not None:
         return _word(word[0], rest[word.end() :].lstrip().startswith(":"))

@@ -25,7 +25,7 @@ MISSPELT = 0.85
 
 
 def in_vain(settings: Settings) -> Iterator[str]:
-    """One sentence each."""
+    """Yield a sentence for each setting that is in vain whatever the mode, or contradicts another."""
     if settings.forward_only and settings.backward_only:
         yield "forward_only and backward_only are both true: no activation and no gradient of one is collected"
     if not set(settings.ops) - set(ALWAYS_WRITTEN):
@@ -45,7 +45,7 @@ def in_vain(settings: Settings) -> Iterator[str]:
 
 
 def without_effect(settings: Settings) -> Iterator[str]:
-    """One sentence for each key that has no effect as the others are, whatever the model and its optimizers."""
+    """Yield a sentence for each key without effect beside the others, whatever the model and its optimizers."""
     if settings.print_struct:
         return  # nothing else is collected
     yield from _without_rules(settings)
@@ -68,7 +68,7 @@ def _without_rules(settings: Settings) -> Iterator[str]:
 
 
 def _without_switch(settings: Settings) -> Iterator[str]:
-    """Keys that refine what is not switched on."""
+    """Yield sentences about keys that refine a signal that is not switched on."""
     arm = settings.on_anomaly.arm if settings.on_anomaly is not None else None
     if settings.monitor_mbs_grad and not (settings.wg_distribution or (arm and arm.wg_distribution)):
         yield "monitor_mbs_grad has no effect without wg_distribution"
@@ -103,14 +103,14 @@ SIGNAL_NEEDS: dict[str, Need] = {
     "other": (lambda s: s.cc_distribution.enable, "cc_distribution.enable"),
     **{hook: _feature(hook) for hook in FEATURES},
 }
-"""What every fixed signal cannot do without."""
+"""Setting that every fixed signal needs."""
 _OF_STATE: Need = (lambda s: s.mv_distribution, "mv_distribution")
 
 
 def contradictions(settings: Settings) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Names of signals that do not exist: the path of each, and what is wrong.
+    """Yield the path of each signal name that does not exist, with a sentence.
 
-    An optimizer may keep state of any name: with mv_distribution only those are refused that are nearly a known one.
+    An optimizer may keep state of any name: with mv_distribution, only names close to a known one are refused.
     """
     known = (*SIGNAL_NEEDS, *STATE_KINDS)
     any_state = any(_OF_STATE[0](each) for each in _with_armed(settings))
@@ -125,9 +125,9 @@ def contradictions(settings: Settings) -> Iterator[tuple[tuple[int | str, ...], 
 
 
 def unjudged(settings: Settings) -> Iterator[str]:
-    """The rules that a configuration names but gives nothing, or not all, to judge, each with what it lacks."""
+    """Yield a sentence for each named rule that has nothing, or not all that it names, to judge, with its needs."""
     if "rules" not in settings.alert.model_fields_set:
-        return  # those that judge by default take what there is
+        return  # default rules judge whatever is collected
     both = _with_armed(settings)
     for rule in settings.alert.rules:
         missing = [how for has, how in about(rule.rule_name).needs if not any(map(has, both))]
@@ -143,7 +143,7 @@ def unjudged(settings: Settings) -> Iterator[str]:
 
 
 def _with_armed(settings: Settings) -> tuple[Settings, ...]:
-    """The settings, and what they become when on_anomaly looks deeper."""
+    """Settings, and those with the additions of on_anomaly."""
     if settings.on_anomaly is None:
         return (settings,)
     arm = settings.on_anomaly.arm
@@ -155,6 +155,6 @@ def _unmet_ops(args: Any, settings: Settings) -> list[str]:
 
 
 def _unmet_signals(args: Any, both: tuple[Settings, ...]) -> dict[str, str]:
-    """The signals that a rule names and nothing collects, each with what it needs."""
+    """Signals that a rule names and that are not collected, each with its need."""
     needs = {signal: SIGNAL_NEEDS.get(signal, _OF_STATE) for signal in getattr(args, "signals", ())}
     return {signal: f"{how} (for {signal})" for signal, (has, how) in needs.items() if not any(map(has, both))}

@@ -1,4 +1,4 @@
-"""Loading a configuration: JSON and YAML in, all problems at once."""
+"""Loading of a configuration from JSON or YAML, with all problems at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("probe.settings")
 
 
 def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
-    """The settings in a JSON or YAML file or in a mapping; what they ask for in vain is logged.
+    """Load settings from a JSON or YAML file or a mapping; settings without effect are logged.
 
     Raises:
         ConfigError: with every problem at once.
@@ -32,7 +32,7 @@ def load(source: str | PathLike[str] | Mapping[str, Any]) -> Settings:
 
 
 def assigned(settings: Settings, key: str, value: object) -> Settings:
-    """``settings`` with another value of ``key``, checked as a whole; what is in vain now, and was not, is logged.
+    """Return ``settings`` with another value of ``key``, checked as a whole; settings newly without effect are logged.
 
     Raises:
         ConfigError: with every problem at once.
@@ -69,7 +69,7 @@ def _validated(source: str | PathLike[str] | Mapping[str, Any], name: str = "the
 
 
 def dynamic(environ: Mapping[str, str]) -> bool:
-    """Whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
+    """Return whether monitoring may be switched on and off while training runs: `DYNAMIC_MONITOR=True`."""
     value = environ.get("DYNAMIC_MONITOR", "")
     asked = value.strip().lower()
     if asked not in ("true", "false", ""):

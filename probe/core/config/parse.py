@@ -1,7 +1,7 @@
-"""Reading a configuration file: JSON with comments, or YAML; every problem with its line.
+"""Parser of configuration files: JSON with comments, or YAML; every problem with its line.
 
-A file may be read while training runs, on its thread: only regular files are read, which never block, of a size whose
-parsing is bounded.
+A file may be read while training runs, on its thread: so only regular files are read, which never block, up to a size
+whose parsing takes bounded time.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from probe.core.config.json_text import braced, is_fragment, mistake, offsets, p
 
 YAML_ENDINGS = (".yaml", ".yml")
 MOST_JSON, MOST_YAML = 1 << 20, 256 << 10
-"""Bytes of the largest files that are read: seven thousand targets with selectors, a second or two of work."""
+"""Sizes in bytes of the largest files that are read: seven thousand targets with selectors, a second or two of work."""
 MOST_VALUES = 200_000
-"""Values in a YAML file, each counted as often as aliases repeat it."""
+"""Most values in a YAML file, each counted as often as aliases repeat it."""
 
 _log = logging.getLogger("probe.settings")
 
 
 class _Mapping(dict[Hashable, Any]):
-    """A mapping as read, with the keys that were written more than once."""
+    """Mapping as read, with the keys that were written more than once."""
 
     repeated: list[str]
 
 
 class LineNumbers:
-    """The line of each key of a file, found when a problem asks for one.
+    """Line of each key of a file, found when a problem needs it.
 
     Args:
-        find: gives the line, from 1, of each key and each element, by its path.
+        find: returns the line, from 1, of each key and each element, by its path.
     """
 
     def __init__(self, name: str, find: Callable[[], Mapping[tuple[str, ...], int]]) -> None:
@@ -54,7 +54,7 @@ class LineNumbers:
         return self._find()
 
     def lead(self, path: Iterable[int | str]) -> str:
-        """``file:line: `` of the key at ``path`` or, where that is missing, of the nearest mapping around it."""
+        """Text ``file:line: `` for the key at ``path`` or, if that is missing, for the nearest mapping around it."""
         parts = tuple(map(str, path))
         while parts and parts not in self._lines:
             parts = parts[:-1]
@@ -62,16 +62,16 @@ class LineNumbers:
 
 
 class ParsedConfig(NamedTuple):
-    """What is in a configuration file."""
+    """Content of a configuration file."""
 
     values: dict[str, Any]
     repeated: list[str]
-    """A line for each key that is there twice; the last one counts."""
+    """Problem of each key that is there twice; the last one counts."""
     lines: LineNumbers
 
 
 def read(source: str | PathLike[str]) -> ParsedConfig:
-    """What is in a file.
+    """Read a configuration file.
 
     Raises:
         ConfigError: if there is no file, or no mapping in it.
@@ -80,12 +80,12 @@ def read(source: str | PathLike[str]) -> ParsedConfig:
     text = text_of(name, content(name))
     found = parse(name, text)
     if not _is_yaml(name) and is_fragment(text):
-        _log.warning("%s: the keys stand in no braces, and are read as if they did: write { before and } behind", name)
+        _log.warning("%s: no braces around the keys; read as if there were: write { before and } after them", name)
     return found
 
 
 def parse(name: str, text: str) -> ParsedConfig:
-    """What is in a file called ``name`` that holds ``text``.
+    """Parse ``text``, the content of a file called ``name``.
 
     Raises:
         ConfigError: if there is no mapping in it.
@@ -105,7 +105,7 @@ def parse(name: str, text: str) -> ParsedConfig:
         f"{lines.lead(path)}{path_text(path)}: given more than once, expected once; keep one"
         for path in _repetitions(value)
     ]
-    return ParsedConfig(dict(value), repeated, lines)  # type: ignore[arg-type] # other keys are told by the settings
+    return ParsedConfig(dict(value), repeated, lines)  # type: ignore[arg-type] # the schema refuses other keys
 
 
 def _is_yaml(name: str) -> bool:
@@ -113,7 +113,7 @@ def _is_yaml(name: str) -> bool:
 
 
 def content(name: str) -> bytes:
-    """The bytes of the regular file called ``name``. Waits for nothing but the disk.
+    """Read the bytes of the regular file called ``name``. This waits for nothing but the disk.
 
     Raises:
         ConfigError: if it cannot be read, or is larger than a configuration may be.
@@ -123,7 +123,7 @@ def content(name: str) -> bytes:
         path = Path(name).expanduser()
         _check_regular(name, path.stat())
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            _check_regular(name, os.fstat(file.fileno()))  # another may have taken its place
+            _check_regular(name, os.fstat(file.fileno()))  # another file may have taken its place
             raw = file.read(most + 1)
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL in the name; RuntimeError: no such ~user
         if isinstance(error, ConfigError):
@@ -148,10 +148,10 @@ def _check_regular(name: str, found: os.stat_result) -> None:
 
 
 def text_of(name: str, raw: bytes) -> str:
-    """``raw`` as text, without the mark that some editors put at the beginning.
+    """Decode ``raw``, without the byte order mark that some editors put at the beginning.
 
     Raises:
-        ConfigError: if it is no UTF-8.
+        ConfigError: if it is not UTF-8.
     """
     try:
         return raw.decode("utf-8-sig")
@@ -187,7 +187,7 @@ def _json(name: str, text: str) -> tuple[Any, _Find]:
 
 
 def _integer(text: str) -> int | float:
-    """Python refuses integers of more than 4300 digits; as a number, such a one is refused by its key."""
+    """Parse an integer. Python refuses more than 4300 digits; as a float, such a number is refused by its key."""
     return int(text) if len(text) < 400 else float(text)
 
 
@@ -197,13 +197,13 @@ def _lines_of(bare: str) -> dict[tuple[str, ...], int]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader that takes 1e-8 for a number, as YAML 1.2 does, and notes keys given twice."""
+    """Safe loader of YAML that takes 1e-8 for a number, as YAML 1.2 does, and records repeated keys."""
 
 
 def _yaml_mapping(loader: _Loader, node: yaml.MappingNode) -> Iterator[_Mapping]:
     result = _Mapping()
     result.repeated = _repeated(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-    yield result  # PyYAML fills a mapping after it is made, so that it may hold itself
+    yield result  # PyYAML fills a mapping after it is made, so that it may contain itself
     result.update(loader.construct_mapping(node))
 
 
@@ -243,10 +243,10 @@ def _inner(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _check_aliases(name: str, root: yaml.Node) -> None:
-    """Refuses a file whose aliases make of few bytes many values.
+    """Refuse a file whose aliases expand to too many values.
 
     Raises:
-        ConfigError: naming the line of the first alias that makes too many.
+        ConfigError: with the line of the first alias that makes too many.
     """
     sizes: dict[int, int] = {}
 
@@ -265,7 +265,7 @@ def _check_aliases(name: str, root: yaml.Node) -> None:
 
 
 def _lines_of_yaml(root: yaml.Node) -> dict[tuple[str, ...], int]:
-    """Values behind an alias have the line of the alias's own key."""
+    """Lines of keys and elements; values behind an alias have the line of the alias's own key."""
     found: dict[tuple[str, ...], int] = {}
     waiting: list[tuple[tuple[str, ...], yaml.Node]] = [((), root)]
     seen: set[int] = set()
@@ -290,7 +290,7 @@ def _repeated(keys: Iterable[str]) -> list[str]:
 
 
 def _repetitions(root: _Mapping) -> Iterator[tuple[int | str, ...]]:
-    """The paths of keys that were written more than once."""
+    """Yield the paths of keys that were written more than once."""
     waiting: list[tuple[tuple[int | str, ...], object]] = [((), root)]
     seen: set[int] = set()
     for path, value in waiting:

@@ -1,6 +1,6 @@
-"""The schema of the configuration: every key, its type, range, default and meaning.
+"""Schema of the configuration: every key, its type, range, default and meaning.
 
-The docstring under a field is what `probe config explain` prints and what docs/configuration.md holds.
+`probe config explain` prints the docstring under a field, and docs/configuration.md holds it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from probe.core.rules import GROUP, RULES
 ALWAYS_WRITTEN = ("shape", "dtype")
 """Ops that are written in any case."""
 EVERY_OP = (*OPS, HISTOGRAM, *GROUPS, *ALWAYS_WRITTEN)
-"""All that ops may name."""
+"""Names that ops may contain."""
 _FORMAT = Form("name", ", ".join(FORMATS), f"one of {', '.join(FORMATS)}")
 _MICRO_BATCH = Form('boolean or "accumulated"', "", 'true, false or "accumulated"')
 _TIME = (
@@ -94,9 +94,9 @@ def _expression(text: str) -> str:
 
 
 RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RULES.items()}
-"""The rules that come with probe, and the model of what each takes."""
+"""Rules that come with probe, and the models of their arguments."""
 DEFAULT_RULES = tuple(name for name, rule in RULES.items() if rule.by_default)
-"""What judges where a configuration names no rules: each had no false alarm in healthy runs of many kinds."""
+"""Rules that judge if a configuration names none: each had no false alarm in healthy runs of many kinds."""
 
 
 def _known_rule(name: str) -> str:
@@ -106,7 +106,7 @@ def _known_rule(name: str) -> str:
 
 
 def _args_of_rule(value: object, info: ValidationInfo) -> Any:
-    """The model of the rule named beside it; a third party's rule gets a plain dict."""
+    """Validate arguments with the model of the rule next to them; a third party's rule gets a plain dict."""
     model = RULE_ARGS.get(info.data.get("rule_name", ""))
     if model is None:
         if isinstance(value, Mapping):
@@ -122,45 +122,45 @@ _RULE_NAME = Form("name", ", ".join(RULE_ARGS), f"one of {', '.join(RULE_ARGS)}"
 
 
 class RuleSettings(Section):
-    """One alert rule."""
+    """Alert rule."""
 
     rule_name: Annotated[Text, AfterValidator(_known_rule), _RULE_NAME] = Field(
         description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RULES.items())}. Other "
         "names are those of installed packages with an entry point in the group `probe.rules`."
     )
     args: Annotated[Any, PlainValidator(_args_of_rule), Variants(RULE_ARGS)] = Field({}, validate_default=True)
-    """What the rule takes. A third party's rule gets this mapping as it is."""
+    """Arguments of the rule. A third party's rule gets this mapping as it is."""
 
 
 class Alert(Section):
     """Automatic alerts."""
 
     rules: tuple[RuleSettings, ...] = tuple(RuleSettings(rule_name=name, args={}) for name in DEFAULT_RULES)
-    """Rules that judge every collected value. For one value the first rule that matches is reported. A rule
-    judges only the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead
-    and AnomalyFrozen with their defaults. An empty list: none."""
+    """Rules that judge every collected value. For one value the first rule that matches is reported. A rule judges only
+    the signals and ops that are collected. Missing: AnomalyNan, AnomalySpike, AnomalyVanish, AnomalyDead and
+    AnomalyFrozen with their defaults. Empty list: none."""
     dump: Flag = False
-    """Whether findings are also written to `anomaly_detected/rank{rank}/anomaly.json` in the output directory."""
+    """Write findings to `anomaly_detected/rank{rank}/anomaly.json` in the output directory too."""
 
 
 class Target(Section):
-    """What of one module is watched."""
+    """Watched places of one module."""
 
     input: Place = None
-    """Which of the module's positional inputs is watched, by its type: `tensor`, or `tuple[2]:0` for element 0 of a
-    tuple of 2 (`tuple[2]` means the same). `list[3]:1` and `dict[2]:0` read alike, a dict in the order of its keys. Of
-    input, output, input_grad and output_grad only those listed are watched; `{}` watches all four with every tensor in
-    them."""
+    """Element of the module's positional inputs to watch, by their type: `tensor`, or `tuple[2]:0` for element 0 of a
+    tuple of 2 (`tuple[2]` means the same). `list[3]:1` and `dict[2]:0` are read in the same way, a dict in the order of
+    its keys. Of input, output, input_grad and output_grad only those listed are watched; `{}` watches all four with
+    every tensor in them."""
     output: Place = None
-    """Which of the module's outputs is watched, written as for input."""
+    """Element of the module's outputs to watch, written as for input."""
     input_grad: Place = None
-    """Which gradient with respect to the module's inputs is watched, written as for input."""
+    """Gradient with respect to the module's inputs to watch, written as for input."""
     output_grad: Place = None
-    """Which gradient with respect to the module's outputs is watched, written as for input."""
+    """Gradient with respect to the module's outputs to watch, written as for input."""
 
     @property
     def places(self) -> Mapping[str, Selector | None]:
-        """The watched places, each with its selector; None stands for every tensor there."""
+        """Watched places, each with its selector; None stands for every tensor there."""
         listed = {name: place for name in type(self).model_fields if (place := getattr(self, name)) is not None}
         return listed or dict.fromkeys(type(self).model_fields)
 
@@ -169,52 +169,52 @@ class CcDistribution(Section):
     """Monitoring of collective communication."""
 
     enable: Flag = False
-    """Whether collectives are monitored, in runs of several processes, from the construction of the monitor on. The
-    calls are logged once, before the update of the second training step."""
+    """Monitor collectives in runs of several processes, from the construction of the monitor on. The calls are logged
+    once, before the update of the second training step."""
     cc_codeline: tuple[Annotated[Text, AfterValidator(_expression)], ...] = ()
     r"""Lines of code whose collectives are monitored, as regular expressions such as `train.py\[23\]`, which are
     searched in the lines `path[line] function` of a call's stack. Empty: all."""
     cc_pre_hook: Flag = False
-    """Whether the tensors before communication are monitored too. The rule AnomalyCommNan needs them, and collects them
-    in any case."""
+    """Monitor the tensors before communication too. The rule AnomalyCommNan needs them, and they are always collected
+    for it."""
     cc_log_only: Flag = False
-    """Whether the calls (stack, dtype, group) are only logged, once, and nothing is collected; before the update of the
-    second training step training is then stopped, on every rank, by the exception TrainingStopped."""
+    """Log the calls (stack, dtype, group) once and collect nothing. Before the update of the second training step,
+    training is then stopped on every rank by the exception TrainingStopped."""
 
 
 class Arm(Section):
-    """What is collected besides when something was found."""
+    """Data that are collected in addition after a finding."""
 
     xy_distribution: Flag = False
-    """Whether inputs, outputs and their gradients are collected."""
+    """Collect inputs, outputs and their gradients."""
     wg_distribution: Flag = False
-    """Whether weight gradients are collected."""
+    """Collect weight gradients."""
     param_distribution: Flag = False
-    """Whether parameters are collected."""
+    """Collect parameters."""
     mv_distribution: Flag = False
-    """Whether the optimizer's state is collected."""
+    """Collect the optimizer's state."""
     targets: Annotated[Text, Names(("suspects", "all"))] = "suspects"
-    """Of which modules: `suspects` are the blocks (such as `layers.1`) that the first findings were about; `all` is the
-    whole model."""
+    """Modules to collect from: `suspects` are the blocks (such as `layers.1`) of the first findings; `all` is the whole
+    model."""
 
 
 class OnAnomaly(Section):
     """Deeper monitoring that the run switches on by itself."""
 
     arm: Arm
-    """What is collected besides what the configuration says anyway."""
+    """Data that are collected in addition to those of the configuration."""
     steps: Integer = Field(10, ge=1)
-    """For how many steps; each of them is collected, whatever step_interval says."""
+    """Number of steps; each of them is collected, regardless of step_interval."""
     cool_down: Integer = Field(100, ge=0)
-    """Steps after that in which nothing that is found switches it on again."""
+    """Number of steps after that in which findings do not switch it on again."""
 
 
 class L2Targets(Section):
     """Modules of the interpretable features."""
 
     attention_hook: tuple[Text, ...] | None = None
-    """Attention modules whose `entropy` and `softmax_max`, means over the queries, are recorded at each call, by their
-    exact names such as `0:layers.0.attention`: modules that are given query and key. Missing or empty: none."""
+    """Attention modules, called with query and key, whose `entropy` and `softmax_max`, means over the queries, are
+    recorded at each call, by their exact names such as `0:layers.0.attention`. Missing or empty: none."""
     linear_hook: tuple[Text, ...] | None = None
     """Linear modules whose `kernel_norm`, the spectral norm of the weight, and `sr`, its Frobenius norm divided by the
     spectral norm, are recorded once a step. Missing: none; empty list: every module with a two-dimensional `weight` or
@@ -232,31 +232,30 @@ class Settings(Section):
     """Everything a user can configure."""
 
     targets: dict[Text, Target] = Field(default_factory=dict)
-    """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` gives them, full or
-    squashed, with or without the stage prefix `0:`. A module's name takes all its parameters; a name ends at a dot, so
-    `layers.1` never takes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is read as
-    well. Empty: everything."""
+    """Names of the modules and parameters to watch, as `named_modules()` or `named_parameters()` returns them, full or
+    squashed, with or without the stage prefix `0:`. A module's name includes all its parameters; a name ends at a dot,
+    so `layers.1` never includes `layers.10`. A name as earlier tools shortened it (`0.mlp` for `layers.0.mlp`) is
+    accepted too. Empty: everything."""
     dynamic_on: Flag = False
-    """Switches monitoring on and off while training runs, if the environment variable DYNAMIC_MONITOR is true; without
-    it this key has no effect. The file is then looked at after every step: with true, monitoring begins at the next
-    one, or goes on with what has changed, and collect_times counts anew; with false it stops. After collect_times steps
+    """Switch of monitoring while training runs, if the environment variable DYNAMIC_MONITOR is true; without it this
+    key has no effect. The file is then checked after every step: if true, monitoring begins at the next step, or
+    continues with the changed keys, and collect_times counts anew; if false, it stops. After collect_times steps
     monitoring stops and false is written here. Only append_output, dynamic_broadcast, queue_size and when_queue_full
-    hold from the start to the end."""
+    keep their first values."""
     apply_at_step: Annotated[Integer, ranges.Ge(0)] | None = None
     """In dynamic mode: the step from which on a changed file holds, on all ranks. Missing, or a step that has passed:
-    the next one; with several ranks the first rank writes one here that lies dynamic_seconds ahead."""
+    the next one; with several ranks the first rank writes a step here that lies dynamic_seconds ahead."""
     dynamic_seconds: Annotated[Number, ranges.Ge(0)] = 5.0
-    """In dynamic mode with several ranks: how many seconds it takes at most until all of them see a change of the
-    file."""
+    """In dynamic mode with several ranks: longest time in seconds until all of them see a change of the file."""
     dynamic_broadcast: FlagOrAddress = False
     """For ranks that share no file system: changes of the configuration, on_anomaly triggers and max_overhead intervals
     are sent through a TCP store instead of files. The file of the first rank then holds for all. true: the store in
-    which PyTorch's processes have met; or host and port of the first rank's own, such as `10.0.0.1:29600`, where that
-    rank listens, and nowhere else; MindSpore needs that. Messages are signed with the environment variable
+    which PyTorch's processes met; or host and port for a store of the first rank, such as `10.0.0.1:29600`, where that
+    rank listens, and nowhere else; MindSpore needs this. Messages are signed with the environment variable
     PROBE_BROADCAST_SECRET, the same on all ranks (`openssl rand -hex 32`, once for each job); others are ignored and
     counted. Keys that end training (print_struct, cc_log_only) are never sent. No rank waits for another."""
     toggle_on_signal: Flag = False
-    """In dynamic mode: whether SIGUSR1, sent to the process of the first rank, switches monitoring on and off, on all
+    """In dynamic mode: let SIGUSR1, sent to the process of the first rank, switch monitoring on and off, on all
     ranks."""
     start_step: Integer = Field(0, ge=0)
     """First step that is collected."""
@@ -265,7 +264,7 @@ class Settings(Section):
     step_interval: Integer = Field(1, ge=1)
     """Distance in steps from one collected step to the next. Steps between cost next to nothing."""
     max_overhead: Annotated[Number, ranges.Gt(0), ranges.Le(1)] | None = None
-    """Part of training's time that monitoring may take, such as 0.01. The monitor measures its own cost in collected
+    """Fraction of training time that monitoring may take, such as 0.01. The monitor measures its own cost in collected
     steps. If it exceeds this fraction of training time, it collects less often (every 2nd, 3rd, ... multiple of
     step_interval). Each rank decides alone, so ranks may collect different steps; with global_stats, the first rank
     decides for all. Cost in steps that are not collected (some microseconds a module with xy_distribution) is not
@@ -276,80 +275,77 @@ class Settings(Section):
     Each rank decides alone. At most 256 MiB are kept on each rank; beyond that the oldest steps are dropped. 0:
     everything is written at once."""
     print_struct: Flag = False
-    """Whether the names and structures of all modules are written, and training is then stopped. The file is
+    """Write the names and structures of all modules, and then stop training. The file is
     `module_struct/rank0/module_struct.json`, and so on, in MONITOR_OUTPUT_DIR; nothing else is collected. Training is
-    stopped after the update of the first step (in dynamic mode: the first one that is switched on), on every rank, by
-    the exception TrainingStopped. `probe targets` makes a targets block of such a file."""
+    stopped after the update of the first step (in dynamic mode: the first step after it is switched on), on every rank,
+    by the exception TrainingStopped. `probe targets` makes a targets block of such a file."""
     module_ranks: tuple[Rank, ...] = ()
     """Ranks that collect and write. Empty: all."""
     ur_distribution: Flag = False
-    """Whether the optimizer's update vectors (`update`) and update ratios (`ratio`) are collected, of Adam and whatever
-    else keeps a first and a second moment. With every format; with `tensorboard`, these two with their histograms, as
-    if that were one of the ops."""
+    """Collect the optimizer's update vectors (`update`) and update ratios (`ratio`), for Adam and other optimizers with
+    a first and a second moment. With the format `tensorboard`, their histograms are written too, as if histogram were
+    one of the ops."""
     xy_distribution: Flag = False
-    """Whether module inputs and outputs (`actv`) and their gradients (`actv_grad`) are collected."""
+    """Collect module inputs and outputs (`actv`) and their gradients (`actv_grad`)."""
     all_xy: Flag = False
-    """With xy_distribution: whether every module is watched. Modules listed in targets keep the places listed there,
-    all others give all four."""
+    """With xy_distribution: watch every module. Modules listed in targets keep the places listed there, in all others
+    all four are watched."""
     forward_only: Flag = False
-    """With xy_distribution: collects inputs and outputs only, not their gradients."""
+    """With xy_distribution: collect inputs and outputs only, not their gradients."""
     backward_only: Flag = False
-    """With xy_distribution: collects gradients of inputs and outputs only. With forward_only as well neither is
-    collected, and a warning says so."""
+    """With xy_distribution: collect gradients of inputs and outputs only. If forward_only is true too, neither is
+    collected, and a warning is logged."""
     compiled: Annotated[Text, Names(("skip", "record"))] = "skip"
-    """What happens to modules that run inside what torch.compile has compiled: `skip` records nothing of their inputs
-    and outputs, which is said once and counted, and leaves the compiled code as it is; `record` compiles operators into
-    it that read inputs, outputs and gradients of outputs, without a graph break. Gradients of inputs are not recorded
-    there, which is counted. `record` needs torch 2.13 or later."""
+    """Treatment of modules that run inside code compiled by torch.compile. `skip`: their inputs and outputs are not
+    recorded, which is logged once and counted, and the compiled code stays as it is. `record`: operators that read
+    inputs, outputs and gradients of outputs are compiled into the code, without a graph break; gradients of inputs are
+    not recorded, which is counted. `record` needs torch 2.13 or later."""
     mv_distribution: Flag = False
-    """Whether the optimizer's state is collected: `exp_avg`, `exp_avg_sq`, momentum buffers or whatever tensors it
-    keeps."""
+    """Collect the optimizer's state: `exp_avg`, `exp_avg_sq`, momentum buffers or other tensors that it keeps."""
     param_distribution: Flag = False
-    """Whether parameters are collected, before (`param_origin`) and after (`param_updated`) the update."""
+    """Collect parameters, before (`param_origin`) and after (`param_updated`) the update."""
     wg_distribution: Flag = False
-    """Whether weight gradients are collected, before (`grad_unreduced`) and after (`grad_reduced`) reduction over
-    ranks."""
+    """Collect weight gradients, before (`grad_unreduced`) and after (`grad_reduced`) reduction over ranks."""
     monitor_mbs_grad: Annotated[bool | Literal["accumulated"], PlainValidator(_flag_or_accumulated), _MICRO_BATCH] = (
         False
     )
-    """With wg_distribution: whether unreduced gradients are collected for each micro batch. true gives that micro
-    batch's own gradient; `accumulated` gives the running sum over the micro batches of the step, where the framework
-    keeps one; false gives the step's local total."""
+    """With wg_distribution: unreduced gradients that are collected. true: the own gradient of each micro batch;
+    `accumulated`: after each micro batch, the running sum over the micro batches of the step, if the framework keeps
+    one; false: the step's local total."""
     global_stats: Flag = False
-    """Whether, of tensors that ranks share out among them (FSDP, ZeRO, tensor parallelism, distributed optimizers), the
-    numbers of the whole tensor are collected too (`global_norm`, ...). Costs one small collective a sampled step and
-    group of sharing ranks, on the hosts' network and beside training. Without it, `probe merge` computes the same from
+    """For tensors divided among ranks (FSDP, ZeRO, tensor parallelism, distributed optimizers): collect the numbers of
+    the whole tensor too (`global_norm`, ...). This costs one small collective for each sampled step and group of
+    sharing ranks, on the hosts' network, in parallel with training. Without it, `probe merge` computes the same from
     the files."""
     global_stats_seconds: Annotated[Number, ranges.Gt(0)] = 15.0
-    """With global_stats: how many seconds a rank waits for the others, beside training. If one does not come, whole
-    tensors are no longer collected in this run, and training goes on. Until then 32 steps are held back at most; of
-    those before them the rows are written without numbers of the whole. stop() waits as long, training never does."""
+    """With global_stats: time in seconds that a rank waits for the others, while training goes on. If one does not
+    come, whole tensors are no longer collected in this run. Until then at most 32 steps are held back; rows of earlier
+    steps are written without numbers of the whole. stop() waits as long, training never does."""
     mg_direction: Flag = False
-    """Whether the fraction of elements whose gradient and momentum agree in sign is collected (`mg_direction`): one
-    number a parameter, which every op repeats."""
+    """Collect the fraction of elements whose gradient and momentum agree in sign (`mg_direction`): one number a
+    parameter, which every op repeats."""
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
     alert: Alert = Alert()
     """Rules that report suspicious values while training runs."""
     on_anomaly: OnAnomaly | None = None
-    """What is collected in addition for a while when a rule fires. All ranks start at the same step, which with several
-    ranks lies about dynamic_seconds in the future. Missing: nothing."""
+    """Data that are collected in addition for some steps when a rule fires. All ranks start at the same step, which
+    with several ranks lies about dynamic_seconds in the future. Missing: nothing."""
     format: Annotated[
         tuple[Annotated[Text, AfterValidator(_known_format), _FORMAT], ...],
         AfterValidator(not_empty),
         WrapValidator(_one_or_list),
         Form("name or list of names", ", ".join(FORMATS), f"one or a list of {', '.join(FORMATS)}"),
     ] = ("csv",)
-    """Where values go: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`, which
-    writes nothing and keeps them for the program to ask for. A list writes to several at once. Parquet files are
+    """Formats of the output: `csv` files, `tensorboard` event files, a `sqlite` database, `parquet` files, or `api`,
+    which writes no file and keeps the values for the program. A list writes to several at once. Parquet files are
     written every step_count_per_record steps and at the end: a run that is killed loses the steps since then. Other
     names are those of installed packages with an entry point in the group `probe.sinks`."""
     ops: tuple[Annotated[Text, Names(EVERY_OP)], ...] = ("norm",)
-    """Numbers taken of every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans and
-    infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
+    """Numbers computed for every tensor, in the order of the columns. zeros is the fraction of elements below eps, nans
+    and infs are counts, std is the population standard deviation, id is the value of a tensor without dimensions.
     histogram counts elements by sign and power of two; q05, q25, q50, q75 and q95 are quantiles from it, to a factor of
-    2, and quantiles stands for all five. shape and dtype are written in any case. Empty: norm, and a warning says so.
-    """
+    2, and quantiles stands for all five. shape and dtype are always written. Empty: norm, with a warning."""
     eps: Number = Field(1e-8, ge=0)
     """Magnitude below which the op zeros counts an element."""
     ndigits: Annotated[Integer, ranges.Ge(0), ranges.Le(20)] | None = None
@@ -362,19 +358,19 @@ class Settings(Section):
         AfterValidator(_none_or_two),
         _STAMPS,
     ] = ()
-    """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`, between which each
-    rank finds the directory that it goes on writing to; a rank that finds none begins a new one. What is there from the
-    run's first step (start_iteration, which has to be given) on is put aside, into a folder `superseded-...` in the
-    directory, as soon as the first step is written."""
+    """When a run is resumed: two timestamps of earlier output directories, such as `Dec03_21-34-40`. Each rank
+    continues the directory between them; a rank that finds none begins a new one. Data there from the run's first step
+    (start_iteration, which is required) on are moved into a folder `superseded-...` in the directory, as soon as the
+    first step is written."""
     squash_name: Flag = True
-    """Whether names are shortened to what follows their last layer, embedding, final, output or norm component. Switch
-    it off where shortened names clash, as in multimodal models."""
+    """Shorten names to the part from their last layer, embedding, final, output or norm component on. Switch it off if
+    shortened names clash, as in multimodal models."""
     stack_info: Flag = False
-    """Whether the stack of each watched module's first call in the first collected step is written, to
-    `stack_info.csv`: `path[line] function`, the nearest first, without the lines of probe and those in which the
-    framework calls modules. With the format csv only."""
+    """Write the stack of each watched module's first call in the first collected step to `stack_info.csv`: `path[line]
+    function`, the nearest first, without the lines of probe and those in which the framework calls modules. Only with
+    the format csv."""
     recording_l2_features: Flag = False
-    """Whether the interpretable features of the modules in l2_targets are recorded, in collected steps."""
+    """Record the interpretable features of the modules in l2_targets, in collected steps."""
     l2_targets: L2Targets = L2Targets()
     """Modules whose interpretable features are recorded, by their names as in targets, such as `0:layers.0.attention`.
     A name that no module has is an error; a module that lacks what a feature needs gives a warning and no row."""
@@ -382,33 +378,33 @@ class Settings(Section):
     """Order of the dimensions of the query and key tensors of attention_hook: s is the sequence, b the batch, h the
     head, d the dimension within a head."""
     sa_heads: Annotated[Text, Names(("first", "all"))] = "first"
-    """Of what attention_hook gives the mean: `first` is the first head of the first sample, `all` every head of every
-    sample of the micro batch."""
+    """Heads over which attention_hook averages: `first` is the first head of the first sample, `all` every head of
+    every sample of the micro batch."""
     sa_mask: Annotated[Text, Names(("auto", "causal", "none"))] = "auto"
-    """Which keys each query may attend to when attention_hook computes entropy. `auto`: use the mask passed to the
+    """Keys that each query may attend to when attention_hook computes entropy. `auto`: use the mask passed to the
     module, and mask later keys if the call or the module is marked causal (`is_causal`, `causal`, `attn_mask_type`).
     `causal`: use the mask and always mask later keys. `none`: no masking. If `auto` finds neither a mask nor a mark,
-    later keys are masked where there are as many keys as queries, with one warning."""
+    later keys are masked if there are as many keys as queries, with one warning."""
     sa_mask_true: Annotated[Text, Names(("hides", "attends"))] = "hides"
-    """What true means in a mask of booleans or integers: that the key is hidden, as in Megatron, MindSpore and
-    torch.nn.MultiheadAttention, or that it is attended to, as in torch's scaled_dot_product_attention."""
+    """Meaning of true in a mask of booleans or integers. `hides`: the key is hidden, as in Megatron, MindSpore and
+    torch.nn.MultiheadAttention; `attends`: it is attended to, as in torch's scaled_dot_product_attention."""
     router_top_k: Annotated[Integer, ranges.Ge(1)] | None = None
-    """To how many experts moe_router_logit_hook takes a token to be sent. Missing: what the module says (`top_k`,
-    `topk`, `num_experts_per_tok`); if it says nothing, the load of experts is nan."""
+    """Number of experts per token for moe_router_logit_hook. Missing: the module's own attribute (`top_k`, `topk`,
+    `num_experts_per_tok`); if it has none, the load of experts is nan."""
     queue_size: Integer = Field(8, ge=1, le=1000)
     """Number of collected steps that may wait between training and the files."""
     when_queue_full: Annotated[Text, Names(("wait", "drop"))] = "wait"
-    """What happens if queue_size steps wait and another comes: `wait` holds training up and loses nothing; `drop` loses
+    """Behaviour if queue_size steps wait and another comes: `wait` holds training up and loses nothing; `drop` drops
     that step and counts it."""
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The formats without repetition."""
+        """Formats without repetition."""
         return tuple(dict.fromkeys(self.format))
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The ops that are computed, in the order of the columns, without repetition; norm if there are none."""
+        """Ops that are computed, in the order of the columns, without repetition; norm if there are none."""
         ops = (each for op in self.ops if op not in ALWAYS_WRITTEN for each in GROUPS.get(op, (op,)))
         return tuple(dict.fromkeys(ops)) or ("norm",)
 

@@ -1,1 +1,1 @@
-"""Communication between the ranks of a run, beside training."""
+"""Communication between the ranks of a run, in parallel with training."""

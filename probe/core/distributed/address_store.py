@@ -1,11 +1,11 @@
-"""A store that the first rank keeps at an address, for frameworks whose processes meet in none and for jobs whose own
-store shall not be used.
+"""Store that the first rank keeps at an address, for frameworks without a store and for jobs whose own must not be
+used.
 
-It listens at the address given and nowhere else. A connection begins with a proof from both sides that they know the
-secret; after it, every frame carries a code under a key of that connection and the frame's number, so that nothing can
-be sent by others, altered or sent again. Numbers lie in frames of JSON; nothing is unpickled.
+It listens at this address and nowhere else. A connection begins with a proof from both sides that they know the secret;
+after it, every frame carries a code under a key of that connection and the frame's number, so that others can neither
+send, alter nor repeat a frame. Payloads are JSON; nothing is unpickled.
 
-What is kept is sent to every connection at once. A rank that looks for news therefore asks nobody, and the first rank's
+Values are sent to every connection at once. So a rank looks for new ones without a request, and the first rank's
 processor has nothing to do while there are none.
 """
 
@@ -23,15 +23,15 @@ from probe.core.distributed.secret import MAC, code, same
 from probe.core.faults import Faults
 
 NONCE = 32
-"""Bytes that each side chooses anew for each connection."""
+"""Random bytes that each side chooses for each connection."""
 MOST_BYTES = 16 << 20
-"""Of a frame."""
+"""Largest size of a frame in bytes."""
 STRANGERS = 64
-"""Connections that may be open at a time without having proved anything."""
+"""Most connections that may be open at a time without a proof."""
 PROOF_SECONDS = 5.0
-"""In which a connection has to prove that it knows the secret."""
+"""Time in which a connection has to prove that it knows the secret."""
 ANSWER_SECONDS = 10.0
-"""After which a rank gives up the store."""
+"""Time after which a rank gives up the store."""
 REFUSED, ADMITTED = b"\0", b"\1"
 
 Address = tuple[str, int]
@@ -43,7 +43,7 @@ def _proof(secret: bytes, who: bytes, server: bytes, client: bytes) -> bytes:
 
 
 class _Frames:
-    """What makes and checks the frames of one direction of a connection."""
+    """Maker and checker of the frames of one direction of a connection."""
 
     def __init__(self, key: bytes, direction: bytes) -> None:
         self._key, self._direction, self._number = key, direction, 0
@@ -53,15 +53,15 @@ class _Frames:
         return code(self._key, self._direction, self._number.to_bytes(8, "big"), payload)
 
     def packed(self, key: str, value: bytes) -> bytes:
-        """A frame with its length before it."""
+        """Pack a frame, with its length before it."""
         payload = json.dumps([key, value.decode()]).encode()
         return len(payload).to_bytes(4, "big") + self._next(payload) + payload
 
     def unpacked(self, mac: bytes, payload: bytes) -> tuple[str, bytes]:
-        """What is in a frame.
+        """Check and unpack a frame.
 
         Raises:
-            PermissionError: if the other side has not made it.
+            PermissionError: if it was not made by the other side.
         """
         if not same(mac, self._next(payload)):
             raise PermissionError("a frame was altered on its way")
@@ -77,10 +77,10 @@ def _length(head: bytes) -> int:
 
 
 class Server:
-    """Keeps values by name, on a thread, until the process ends: another run of this process may use it.
+    """Server that keeps values by name, on a thread, until the process ends: another run of this process may use it.
 
     Args:
-        faults: counts connections that were refused.
+        faults: counter of connections that were refused.
 
     Raises:
         OSError: if it cannot listen at ``address``.
@@ -113,17 +113,17 @@ class Server:
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
-        """The key of the connection, if the other side knows the secret."""
+        """Admit the other side if it knows the secret; return the key of the connection."""
         server = os.urandom(NONCE)
         writer.write(server)
         self._strangers += 1
         try:
-            said = await asyncio.wait_for(reader.readexactly(NONCE + MAC), PROOF_SECONDS)
+            answer = await asyncio.wait_for(reader.readexactly(NONCE + MAC), PROOF_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
-            said = b""
+            answer = b""
         finally:
             self._strangers -= 1
-        client, proof = said[:NONCE], said[NONCE:]
+        client, proof = answer[:NONCE], answer[NONCE:]
         if not same(proof, _proof(self.secret, b"client", server, client)):
             writer.write(REFUSED)
             peer = writer.get_extra_info("peername")
@@ -140,21 +140,21 @@ class Server:
             length = _length(await reader.readexactly(4))
             name, value = theirs.unpacked(await reader.readexactly(MAC), await reader.readexactly(length))
             if name in self._kept:
-                continue  # the one that was first has been sent to all
+                continue  # the first value of this name has been sent to all
             self._kept[name] = value
             for member, frames in self._members.items():
                 member.write(frames.packed(name, value))
 
 
 class Client:
-    """The store at an address, seen by one rank; used on one thread.
+    """Client of the store at an address, for one rank; used on one thread.
 
     Args:
-        where: the part of it that this client uses.
+        where: part of the store that this client uses.
 
     Raises:
         PermissionError: if the other side does not know the secret of this rank.
-        OSError: if nobody is there.
+        OSError: if no store listens there.
     """
 
     def __init__(self, address: Address, secret: bytes, where: str) -> None:
@@ -170,7 +170,7 @@ class Client:
         self._ours, self._theirs = _Frames(key, b"to server"), _Frames(key, b"to client")
 
     def claim(self, key: str, value: bytes) -> bytes:
-        """Keeps ``value``, unless there is one; the one that is there."""
+        """Store ``value`` under ``key`` unless it has one; return the stored one."""
         key = f"{self._where}/{key}"
         if key not in self._kept:
             self._socket.sendall(self._ours.packed(key, value))
@@ -179,14 +179,14 @@ class Client:
         return self._kept[key]
 
     def get(self, key: str) -> bytes | None:
-        """What is kept, as far as it has come here; None if there is nothing."""
+        """Return the value under ``key``, as far as it has arrived; None if there is none."""
         key = f"{self._where}/{key}"
         while key not in self._kept and self._ready.select(0):
             self._receive()
         return self._kept.get(key)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         self._ready.close()
         self._socket.close()
 
@@ -214,11 +214,11 @@ class Client:
 
 
 _servers: dict[Address, Server] = {}
-"""Of this process."""
+"""Servers of this process."""
 
 
 def serve(address: Address, secret: bytes, faults: Faults) -> None:
-    """Keeps a store at ``address``; the same one as before if there is one.
+    """Serve a store at ``address``; the same one as before if there is one.
 
     Raises:
         OSError: if nothing can listen there.

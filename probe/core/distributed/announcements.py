@@ -1,11 +1,11 @@
-"""Announcements: small messages that all ranks read in one order, in a folder or in a store of the job.
+"""Announcements: small messages that all ranks read in the same order, in a folder or in a store of the job.
 
 The first writer of a place in the order wins. No rank waits for another: a message lies in the folder or store, and
-every rank looks there, in the case of a store on a thread. What is announced holds from a step that lies far enough
-ahead for all ranks to have seen it (:mod:`probe.core.control.config_follower`).
+every rank looks there, for a store on a thread. A change is announced for a step far enough ahead for all ranks to have
+seen the message (:mod:`probe.core.control.config_follower`).
 
 Messages in a store are signed with a secret that the ranks share (:mod:`probe.core.distributed.secret`); any other is
-ignored. See ``docs/decisions/0012-dynamic.md`` for what that protects against.
+ignored: see ``docs/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from probe.core.fields import address_of
 
 
 class Notices(Protocol):
-    """What has been said, as one rank sees it: notice after notice, the same ones on every rank."""
+    """Log of announcements as one rank sees it: the same messages in the same order on every rank."""
 
     def read(self) -> Mapping[str, Any] | None:
-        """The next one, if somebody has given it and it can be seen here.
+        """Read the next message, if it has been written and can be seen here.
 
         Raises:
             OSError: if it cannot be read.
@@ -45,7 +45,7 @@ class Notices(Protocol):
         """
 
     def give(self, about: Mapping[str, Any]) -> None:
-        """Appends ``about`` to the log, behind the messages that were read here; the first writer of a place wins.
+        """Append ``about`` to the log, after the messages that were read here; the first writer of a place wins.
 
         Raises:
             OSError: if it cannot be written.
@@ -53,9 +53,9 @@ class Notices(Protocol):
 
 
 class FolderNotices:
-    """The files ``0.json``, ``1.json``, ... in a folder that all ranks see.
+    """Log in files ``0.json``, ``1.json``, ... in a folder that all ranks see.
 
-    Those that are there already when this begins are of an earlier run, and passed over.
+    Files that exist when this begins belong to an earlier run, and are skipped.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -63,18 +63,18 @@ class FolderNotices:
         self._next = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=-1)
 
     def read(self) -> Mapping[str, Any] | None:
-        """The next one, if it is there."""
+        """Read the next message, if it is there."""
         path = self._folder / f"{self._next}.json"
         if not path.exists():
             return None
-        told = json.loads(path.read_text(encoding="utf-8"))
+        message = json.loads(path.read_text(encoding="utf-8"))
         self._next += 1
-        if not isinstance(told, dict):
-            raise ValueError(f"{path}: expected a JSON object; there is {type(told).__name__}")
-        return told
+        if not isinstance(message, dict):
+            raise ValueError(f"{path}: expected a JSON object; there is {type(message).__name__}")
+        return message
 
     def give(self, about: Mapping[str, Any]) -> None:
-        """Writes the next one as a whole, unless it is there."""
+        """Write the next message as a whole, unless it is there."""
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{self._rank}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -86,29 +86,30 @@ class FolderNotices:
 
 
 POLL_SECONDS, LOOKS_A_SECOND = 0.1, 2000
-"""Between a rank's looks into the store, at the shortest; and how many looks of all ranks the store gets at most."""
+"""Shortest time between two looks of a rank into the store, and most looks of all ranks together a second."""
 SEEN_LOOKS = 5
-"""Looks after which, at the earliest, all are taken to have seen something."""
+"""Number of looks after which all ranks are assumed to have seen a message."""
 MEET_SECONDS = 300.0
-"""How long a rank waits for the first one to begin."""
+"""Longest time that a rank waits for the first rank's store."""
 MOST_AT_ONCE = 100
-"""Places of a kind that a look goes on to: a stranger can fill many."""
+"""Most places of a kind that one look reads: a stranger can fill many."""
 CLOSE_SECONDS = 2.0
-"""How long the end of a run waits for the thread, which may be waiting for a host that is gone."""
+"""Longest time that the end of a run waits for the thread, which may be waiting for a host that is gone."""
 
 _log = logging.getLogger("probe")
 
 
 class StoreNotices:
-    """Notices of one kind. Training reads and gives here; only the thread of :class:`Broadcast` uses the store.
+    """Log of one kind of messages. Training reads and writes here; only the thread of :class:`Broadcast` uses the
+    store.
 
-    They lie under ``<name>/0``, ``<name>/1``, ...: what is at a place first stays there. A place that holds something
-    which no rank has signed is passed over, by all ranks alike.
+    Messages lie under ``<name>/0``, ``<name>/1``, ...: the first at a place stays there. All ranks skip a place with a
+    message that no rank has signed.
 
     Args:
-        name: of the kind.
-        wake: called when there is something to carry into the store.
-        seal: signs what is given, and checks what is read.
+        name: name of the kind.
+        wake: called when there is a message to write to the store.
+        seal: signs messages, and checks those that are read.
     """
 
     def __init__(self, name: str, wake: Callable[[], None], seal: Seal, faults: Faults) -> None:
@@ -116,22 +117,22 @@ class StoreNotices:
         self._seen: deque[Mapping[str, Any]] = deque()
         self._given: deque[tuple[int, bytes]] = deque()
         self._read = self._valid = self._place = 0
-        """Notices that training has read; notices that were valid so far; the next place in the store."""
+        """Number of messages that training has read; number of valid ones so far; the next place in the store."""
 
     def read(self) -> Mapping[str, Any] | None:
-        """The next one, if the thread has seen it."""
+        """Read the next message, if the thread has seen it."""
         if not self._seen:
             return None
         self._read += 1
         return self._seen.popleft()
 
     def give(self, about: Mapping[str, Any]) -> None:
-        """Has the thread carry it into the store, unless another rank has been first."""
+        """Queue a message, which the thread writes to the store unless another rank has been first."""
         self._given.append((self._read, json.dumps(about).encode()))
         self._wake()
 
     def publish(self, store: Store) -> None:
-        """Carries what was given into ``store``.
+        """Write queued messages to ``store``.
 
         Raises:
             Exception: if the store cannot be used.
@@ -145,7 +146,7 @@ class StoreNotices:
                 self._take(store.claim(self._key, self._seal.closed(self._key, payload)))
 
     def fetch(self, store: Store) -> None:
-        """Takes what is new in ``store``.
+        """Read new messages from ``store``.
 
         Raises:
             Exception: if the store cannot be used.
@@ -159,7 +160,7 @@ class StoreNotices:
         return f"{self._name}/{self._place}"
 
     def _take(self, kept: bytes) -> None:
-        """What lies at the next place."""
+        """Take the message at the next place."""
         key, self._place = self._key, self._place + 1
         try:
             about = json.loads(self._seal.opened(key, kept))
@@ -171,12 +172,12 @@ class StoreNotices:
 
 
 class Broadcast:
-    """The thread that looks into the store, once there is a kind of notices.
+    """Thread that looks into the store, once there is a kind of messages.
 
     Args:
-        connect: gives the store, or raises OSError while nobody keeps it; called on the thread, where it may wait.
-        seal: of the notices.
-        ranks: how many look into it.
+        connect: returns the store, or raises OSError while there is none; called on the thread, where it may wait.
+        seal: signs and checks messages.
+        ranks: number of ranks that look into the store.
     """
 
     def __init__(self, connect: Callable[[], Store], seal: Seal, ranks: int, faults: Faults) -> None:
@@ -184,13 +185,13 @@ class Broadcast:
         self._kinds: dict[str, StoreNotices] = {}
         self._pause = max(POLL_SECONDS, ranks / LOOKS_A_SECOND)
         self.seen_seconds = SEEN_LOOKS * self._pause
-        """After which, at the earliest, all are taken to have seen something."""
+        """Time after which all ranks are assumed to have seen a message."""
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled inside a signal handler
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def notices(self, name: str) -> StoreNotices:
-        """Those of the kind called ``name``."""
+        """Log of the kind called ``name``."""
         if name not in self._kinds:
             self._kinds[name] = StoreNotices(name, self._wake, self._seal, self._faults)
         if self._thread is None:
@@ -199,7 +200,7 @@ class Broadcast:
         return self._kinds[name]
 
     def close(self) -> None:
-        """Carries what was given into the store, and ends the thread."""
+        """Write queued messages to the store, and end the thread."""
         self._closing = True
         self._wake()
         if self._thread is not None:
@@ -217,7 +218,7 @@ class Broadcast:
         try:
             store = self._met()
             while store is not None:
-                last = self._closing  # before the look: what was given before closing still goes out
+                last = self._closing  # read before the look, so that messages queued before closing are still written
                 for kind in list(self._kinds.values()):
                     kind.fetch(store)
                     kind.publish(store)
@@ -227,17 +228,17 @@ class Broadcast:
         except Exception as error:  # noqa: BLE001 - a host may be gone; training goes on
             if not self._closing:
                 self._faults.note("broadcast", error)
-                _log.warning("this rank gets no more changes from the others; training goes on")
+                _log.warning("this rank receives no more changes from the others; training goes on")
         finally:
             if store is not None:
                 store.close()
 
     def _met(self) -> Store | None:
-        """The store, once somebody keeps it; None if the run ends before. By looking, since nobody could end the wait
-        of a client.
+        """Connect to the store once it exists; None if the run ends before. This polls, since a waiting client could
+        not be interrupted.
 
         Raises:
-            TimeoutError: if nobody does.
+            TimeoutError: if there is no store in time.
             PermissionError: if this rank is not admitted.
         """
         end = time.monotonic() + MEET_SECONDS
@@ -250,19 +251,19 @@ class Broadcast:
                 if self._closing:
                     return None
                 if time.monotonic() > end:
-                    raise TimeoutError(f"nobody keeps a store after {MEET_SECONDS:g} s: {error}") from error
+                    raise TimeoutError(f"there is no store after {MEET_SECONDS:g} s: {error}") from error
             self._wait()
 
 
 def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, faults: Faults) -> Broadcast | None:
-    """What ``dynamic_broadcast`` asks for; None with one rank, which has nobody to send anything to.
+    """Broadcast as ``dynamic_broadcast`` configures it; None with one rank.
 
     Args:
-        run: its number, the same on all ranks.
+        run: number of the run, the same on all ranks.
 
     Raises:
-        ConfigError: if it needs an address or a secret, if nothing can listen at the address, or if a configuration
-            that is to be sent ends training.
+        ConfigError: if an address or a secret is missing, if nothing can listen at the address, or if the configuration
+            to be sent ends training.
     """
     chosen, groups, parallel = settings.dynamic_broadcast, framework.groups, framework.parallel
     if not chosen or groups.world_size() == 1:
@@ -274,7 +275,7 @@ def of_configuration(settings: Settings, run: int, framework: FrameworkAdapter, 
             'free port there, such as "10.0.0.1:29600"',
         )
     if dynamic(os.environ) and (keys := settings.ends_training):
-        raise _wrong(chosen, f"{keys[0]} ends training, and is sent to no other rank; leave one of the two out")
+        raise _wrong(chosen, f"{keys[0]} ends training, and is never sent to other ranks; leave one of the two out")
     try:
         secret = secret_in(os.environ)
     except SecretError as error:

@@ -1,8 +1,10 @@
-"""The numbers of whole tensors that ranks share out among them, while training runs: one small collective for each
-group of sharing ranks and sampled step, beside training and delivery (:mod:`probe.core.distributed.whole_tensors`).
+"""Numbers of whole tensors that are divided among ranks, while training runs.
 
-What ranks exchange are moments, which merge exactly. If one rank does not come in time, or comes with another step, no
-rank waits for another again.
+Each group of sharing ranks makes one small collective for each sampled step, in parallel with training and delivery
+(:mod:`probe.core.distributed.whole_tensors`).
+
+Ranks exchange moments, which merge exactly. If one rank does not come in time, or comes with another step, no rank
+waits for another again.
 """
 
 from __future__ import annotations
@@ -24,30 +26,30 @@ from probe.core.moments import MOMENTS, OPS, columns_for, derive, merge_columns,
 from probe.core.records import Array, Batch, Coverage, Key
 
 MERGED = (*MOMENTS, HISTOGRAM)
-"""What ranks tell each other."""
+"""Columns that ranks exchange."""
 
 _log = logging.getLogger("probe")
 
 
 class Part(NamedTuple):
-    """One row of one batch that is part of a whole."""
+    """Row of a batch that is part of a whole tensor."""
 
     batch: int
     row: int
     identity: int
-    """Of the whole: the same on all ranks."""
+    """Identity of the whole, the same on all ranks."""
     part: int
-    """Of the elements that the row is about."""
+    """Identity of the part that the row is about."""
 
 
 class Group:
-    """The ranks that hold the parts of the same tensors.
+    """Ranks that hold the parts of the same tensors.
 
     Args:
         ranks: in ascending order.
-        exchange: between them.
-        columns: the moments, in the same order on all of them.
-        rows: as many as the one that has most had when they met.
+        exchange: channel between them.
+        columns: moments, in the same order on all of them.
+        rows: largest number of rows on any of them when they met.
     """
 
     def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str], rows: int) -> None:
@@ -62,7 +64,7 @@ class Group:
         self._tables = TableExchange(ranks, exchange, self._row, rows)
 
     def merge(self, step: int, batches: Sequence[Batch], parts: Sequence[Part]) -> tuple[dict[str, Array], Array]:
-        """For each of ``parts``: the moments of the whole, and how many of its elements were heard of.
+        """Merge ``parts``: return the moments of each whole, and the number of its elements that were received.
 
         Raises:
             Exception: if a rank did not come, or came with another step.
@@ -76,13 +78,13 @@ class Group:
         merged = merge_columns({name: theirs[name] for name in self._columns}, counts, wholes, len(names))
         at = np.minimum(np.searchsorted(names, mine["identity"]), max(len(names) - 1, 0))
         known = names[at] == mine["identity"] if len(names) else np.zeros(len(mine), bool)
-        heard_of = (
+        received = (
             np.where(known, np.bincount(wholes, counts, len(names))[at], -1) if len(names) else -np.ones(len(mine))
         )
-        return {name: values[at] for name, values in merged.items()}, heard_of
+        return {name: values[at] for name, values in merged.items()}, received
 
     def close(self) -> None:
-        """Ends the exchange."""
+        """End the exchange."""
         self._tables.close()
 
     def _table(self, batches: Sequence[Batch], parts: Sequence[Part]) -> Table:
@@ -96,29 +98,30 @@ class Group:
 
 
 class GlobalStats:
-    """Adds to batches what the ranks know together. :meth:`add` and :meth:`close` are called on one thread.
+    """Columns about whole tensors for batches. :meth:`add` and :meth:`close` are called on one thread.
 
     Args:
-        run: what names it, the same on all ranks.
-        said: what must be the same on all ranks that exchange anything: what is collected, and when.
-        ops: what is written of each tensor.
-        replicas: ranks whose copies of parameters are to be compared; none if empty.
+        run: name of the run, the same on all ranks.
+        alike: text that must be the same on all ranks that exchange data: the signals, ops and steps that are
+            collected.
+        ops: ops that are written for each tensor.
+        replicas: ranks whose copies of parameters are compared; none if empty.
     """
 
     def __init__(
         self,
         parallel: Parallel,
         run: str,
-        said: str,
+        alike: str,
         ops: Sequence[str],
         seconds: float,
         faults: Faults,
         replicas: Sequence[int] = (),
     ) -> None:
-        self._parallel, self._run, self._said, self._ops, self._seconds, self._faults = (
+        self._parallel, self._run, self._alike, self._ops, self._seconds, self._faults = (
             parallel,
             run,
-            said,
+            alike,
             ops,
             seconds,
             faults,
@@ -129,11 +132,11 @@ class GlobalStats:
         self._replicas: Replicas | None = None
         if len(replicas) > 1:
             where = f"{run}, replicas {tuple(sorted(replicas))}"
-            self._replicas = Replicas(parallel, replicas, where, said, seconds)
+            self._replicas = Replicas(parallel, replicas, where, alike, seconds)
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
-        """``batches`` with the columns ``global_<op>`` and ``merged`` where rows are parts of wholes; ``merged`` is 1
-        where all parts were heard of, else 0 and the numbers are NaN."""
+        """Add the columns ``global_<op>`` and ``merged`` to ``batches`` with rows of parts; ``merged`` is 1 if all
+        parts were received, else 0, and the numbers are NaN."""
         if self._off:
             return list(batches)
         whole = {i: self._own(batch) for i, batch in enumerate(batches) if batch.coverage}
@@ -141,31 +144,31 @@ class GlobalStats:
         for ranks, parts in sorted(found.items()):
             try:
                 self._merge(step, batches, ranks, parts, whole)
-            except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
+            except Exception as error:  # noqa: BLE001 - a fault of another rank must not stop this one
                 self._turn_off(error)
                 break
         added = [self._with_columns(batch, *whole[i]) if i in whole else batch for i, batch in enumerate(batches)]
         return added if self._off or self._replicas is None else self._compared(step, added, self._replicas)
 
     def without(self, batches: Sequence[Batch]) -> list[Batch]:
-        """``batches`` as :meth:`add` gives them if no other rank comes; on any thread."""
+        """Return ``batches`` as :meth:`add` does if no other rank comes; on any thread."""
         if self._off:
             return list(batches)
         return [self._with_columns(batch, *self._own(batch)) if batch.coverage else batch for batch in batches]
 
     def give_up(self, error: Exception) -> None:
-        """Exchanges nothing any more, because of ``error``; on any thread."""
+        """Stop exchanging because of ``error``; on any thread."""
         if not self._off:
             self._off = True
             self._faults.note("global statistics", error)
             _log.warning("global statistics end here: %s; training goes on", error)
 
     def end(self) -> None:
-        """Exchanges nothing any more, as the run is over; on any thread."""
+        """Stop exchanging, as the run is over; on any thread."""
         self._off = True
 
     def close(self) -> None:
-        """Ends the exchanges."""
+        """End the exchanges."""
         for group in list(self._met.values()):
             group.close()
         self._met.clear()
@@ -173,21 +176,21 @@ class GlobalStats:
             self._replicas.close()
 
     def _compared(self, step: int, batches: list[Batch], replicas: Replicas) -> list[Batch]:
-        """With what is known of the copies that other ranks hold; always after all else, so that no two ranks wait for
-        each other in two places."""
+        """Add the columns about copies on other ranks; always after all else, so that no two ranks wait for each other
+        in two places."""
         try:
             return replicas.add(step, batches)
-        except Exception as error:  # noqa: BLE001 - the other ranks' trouble is not this one's
+        except Exception as error:  # noqa: BLE001 - a fault of another rank must not stop this one
             self._turn_off(error)
             return batches
 
     def _own(self, batch: Batch) -> tuple[dict[str, Array], Array]:
-        """What is known without the others: the moments of whole tensors."""
+        """Columns that need no other rank: the moments of whole tensors."""
         columns = {name: batch.columns[name].copy() for name in batch.columns if name in MERGED}
         return columns, np.array([coverage is None for coverage in batch.coverage], dtype=np.float64)
 
     def _parts(self, batches: Sequence[Batch]) -> dict[tuple[int, ...], list[Part]]:
-        """By the ranks that share. Terms of sums are left out: they do not merge."""
+        """Parts by the ranks that share them. Terms of sums are left out: they do not merge."""
         found: dict[tuple[int, ...], list[Part]] = {}
         for number, batch in enumerate(batches):
             for row, (key, coverage) in enumerate(zip(batch.keys, batch.coverage, strict=False)):
@@ -222,9 +225,9 @@ class GlobalStats:
         if ranks not in self._met:
             needed, covered = columns_for((*self._ops, "mean")), [b for b in batches if b.coverage]
             columns = [name for name in needed if all(name in batch.columns for batch in covered)]
-            said = json.dumps([self._said, columns])
+            alike = json.dumps([self._alike, columns])
             where = f"{self._run}, ranks {ranks}"
-            exchange, most = meet(self._parallel, ranks, where, said, rows, self._seconds)
+            exchange, most = meet(self._parallel, ranks, where, alike, rows, self._seconds)
             self._met[ranks] = Group(ranks, exchange, columns, most)
         return self._met[ranks]
 

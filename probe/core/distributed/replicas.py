@@ -1,7 +1,7 @@
-"""Who of the ranks that hold copies of a tensor has the same numbers, while training runs.
+"""Comparison of the copies of a tensor on several ranks, while training runs.
 
-Ranks tell each other one number of 64 bits for each tensor, made of its moments: in healthy data-parallel training
-the copies are the same to the last bit, and so are the moments.
+Ranks exchange one number of 64 bits for each tensor, computed from its moments: in healthy data-parallel training the
+copies are the same to the last bit, and so are the moments.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from probe.core.rules.replica import AGREEING, COPIES, OTHER, replicated
 
 ROW = np.dtype([("identity", "u8"), ("digest", "u8")])
 MIX = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number whose bits look random: 2**64 over the golden ratio (Knuth, "The Art of Computer Programming",
-volume 3, section 6.4)."""
+"""Odd number whose bits look random: 2**64 over the golden ratio (Knuth, "The Art of Computer Programming", volume 3,
+section 6.4)."""
 
 
 class Replicas:
-    """The copies that ``ranks`` hold. Used on one thread."""
+    """Comparison of the copies that ``ranks`` hold; used on one thread."""
 
-    def __init__(self, parallel: Parallel, ranks: Sequence[int], where: str, said: str, seconds: float) -> None:
+    def __init__(self, parallel: Parallel, ranks: Sequence[int], where: str, alike: str, seconds: float) -> None:
         self.ranks = tuple(sorted(ranks))
-        self._parallel, self._where, self._said, self._seconds = parallel, where, said, seconds
+        self._parallel, self._where, self._alike, self._seconds = parallel, where, alike, seconds
         self._tables: TableExchange | None = None
         self._known: dict[str, tuple[tuple[Key, ...], tuple[Coverage | None, ...], npt.NDArray[np.uint64]]] = {}
 
     def add(self, step: int, batches: Sequence[Batch]) -> list[Batch]:
-        """``batches`` with the columns of :mod:`probe.core.rules.replica` where any row differs from its copies: the
-        files of healthy runs have none of them.
+        """Add the columns of :mod:`probe.core.rules.replica` to those of ``batches`` in which any row differs from its
+        copies: the files of healthy runs have none of them.
 
         Raises:
             Exception: if a rank did not come, or came with another step.
@@ -45,7 +45,7 @@ class Replicas:
         parts = [self._table(batches[n]) for n in judged]
         mine = np.concatenate([*parts, np.empty(0, ROW)])
         if self._tables is None:
-            exchange, rows = meet(self._parallel, self.ranks, self._where, self._said, len(mine), self._seconds)
+            exchange, rows = meet(self._parallel, self.ranks, self._where, self._alike, len(mine), self._seconds)
             self._tables = TableExchange(self.ranks, exchange, ROW, rows)
         theirs = self._tables.swap(step, mine)
         if all(np.array_equal(table, mine) for table in theirs):
@@ -59,7 +59,7 @@ class Replicas:
         return added
 
     def close(self) -> None:
-        """Ends the exchange."""
+        """End the exchange."""
         if self._tables is not None:
             self._tables.close()
 
@@ -76,7 +76,7 @@ class Replicas:
         return known
 
     def _counted(self, mine: Table, theirs: Sequence[Table]) -> dict[str, Array]:
-        """For each of my rows: its copies, those that agree, and the lowest rank that does not."""
+        """Count, for each row of this rank, its copies and those that agree, and find the lowest rank that does not."""
         copies, agreeing, other = np.zeros(len(mine)), np.zeros(len(mine)), np.full(len(mine), np.nan)
         for rank, table in zip(self.ranks, theirs, strict=True):
             held = dict(zip(table["identity"].tolist(), table["digest"].tolist(), strict=True))
@@ -90,7 +90,7 @@ class Replicas:
 
 
 def _identities(batch: Batch) -> Iterator[int]:
-    """Equal for copies of one tensor, or of one part of it."""
+    """Identities that are equal for copies of one tensor, or of one part of it."""
     for row, key in enumerate(batch.keys):
         coverage = batch.coverage[row] if batch.coverage else None
         shape, part = (coverage.shape, coverage.part) if coverage else (batch.shapes[row], "")
@@ -98,7 +98,7 @@ def _identities(batch: Batch) -> Iterator[int]:
 
 
 def digests(batch: Batch) -> npt.NDArray[np.uint64]:
-    """For each row a number that is another if any moment is; NaN of all kinds are the same, and so are both zeros."""
+    """Digest of the moments of each row; all kinds of NaN count as equal, and so do both zeros."""
     mixed = np.zeros(len(batch), np.uint64)
     for name in MOMENTS:
         if name in batch.columns:
@@ -109,14 +109,14 @@ def digests(batch: Batch) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def compared(rules: Iterable[str], parallel: Parallel, given: Sequence[int], world_size: int) -> Sequence[int]:
+def compared(rules: Iterable[str], parallel: Parallel, group: Sequence[int], world_size: int) -> Sequence[int]:
     """Ranks that should hold the same parameters; none unless one of ``rules`` judges replicas.
 
     Args:
-        given: the data-parallel group that ``set_monitor`` was given; empty if it was given none.
+        group: data-parallel group passed to ``set_monitor``; empty if none was passed.
     """
     if not any("replicas" in about(rule).collects for rule in rules):
         return ()
     named = parallel.named()
     experts = "expert_data_parallel" if len(named.get("expert_parallel", ())) > 1 else "data_parallel"
-    return given or named.get(experts) or range(world_size)
+    return group or named.get(experts) or range(world_size)

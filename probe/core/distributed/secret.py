@@ -1,4 +1,4 @@
-"""The secret that the ranks of a job share, and what is proved with it: that a message is from one of them.
+"""Secret that the ranks of a job share, which proves that a message is from one of them.
 
 HMAC (RFC 2104) with SHA-256. The secret itself is never sent, logged or written.
 """
@@ -11,22 +11,22 @@ import json
 from collections.abc import Mapping
 
 VARIABLE = "PROBE_BROADCAST_SECRET"
-"""The environment variable that holds the secret."""
+"""Environment variable that holds the secret."""
 FEWEST = 16
-"""Characters."""
+"""Least number of characters of a secret."""
 MAC = hashlib.sha256().digest_size
-"""Bytes of an authentication code."""
+"""Size of an authentication code in bytes."""
 
 
 class SecretError(ValueError):
-    """A secret that is missing or too short."""
+    """Error of a secret that is missing or too short."""
 
 
 def secret_in(environ: Mapping[str, str]) -> bytes:
-    """The secret of this job.
+    """Read the secret of this job.
 
     Raises:
-        SecretError: if there is none, or one that could be guessed.
+        SecretError: if it is missing or too short.
     """
     secret = environ.get(VARIABLE, "").strip()
     if len(secret) < FEWEST:
@@ -40,35 +40,35 @@ def secret_in(environ: Mapping[str, str]) -> bytes:
 
 
 def code(secret: bytes, *parts: bytes) -> bytes:
-    """The authentication code of ``parts``, each of which keeps its bounds; :data:`MAC` bytes."""
+    """Compute the authentication code of ``parts`` with their lengths; :data:`MAC` bytes."""
     whole = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return hmac.new(secret, whole, hashlib.sha256).digest()
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether two codes are equal, in a time that says nothing of where they differ."""
+    """Return whether two codes are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(one, other)
 
 
 class Seal:
-    """Signs messages that lie in a store under a name.
+    """Signature of messages that lie in a store under a name.
 
     The code covers the run and the name, which ends with the message's number: a message that is copied to another
     name, or from another run, is not valid there.
 
     Args:
-        run: what names it, the same on all ranks.
+        run: name of the run, the same on all ranks.
     """
 
     def __init__(self, secret: bytes, run: str) -> None:
         self._secret, self._run = secret, run
 
     def closed(self, name: str, message: bytes) -> bytes:
-        """``message`` with its code, as text."""
+        """Sign ``message``: return it with its code, as text."""
         return json.dumps([self._code(name, message).hex(), message.decode()]).encode()
 
     def opened(self, name: str, kept: bytes) -> bytes:
-        """The message in ``kept``.
+        """Check and return the message in ``kept``.
 
         Raises:
             PermissionError: if it was not signed under ``name`` with this secret.

@@ -1,4 +1,4 @@
-"""The older path of :mod:`probe.core.analysis.report.findings`."""
+"""Older path of :mod:`probe.core.analysis.report.findings`."""
 
 from probe.core.analysis.report.findings import Diagnosis, Mark
 

@@ -1,4 +1,4 @@
-"""The older path of :mod:`probe.core.analysis.report.write`."""
+"""Older path of :mod:`probe.core.analysis.report.write`."""
 
 from probe.core.analysis.report.write import write_report
 

@@ -1,4 +1,4 @@
-"""Alert rules: one a file, chosen by the name that a configuration gives."""
+"""Alert rules: one a file, chosen by name in the configuration."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from probe.core.rules.turbulence import AnomalyTurbulence
 from probe.core.rules.vanish import AnomalyVanish
 
 GROUP = "probe.rules"
-"""Entry point group in which other packages offer rules."""
+"""Group of entry points in which other packages offer rules."""
 
 
 class Rule(Protocol):
-    """Judges one signal's rows at one step; may remember earlier ones; never sees a framework or a tensor."""
+    """Judge of one signal's rows at one step, which may remember earlier ones, and sees no framework and no tensor."""
 
     def judge(self, batch: Batch) -> Iterable[Finding]:
-        """What is wrong in ``batch``. Called once a batch, in the order of steps, always from one thread."""
+        """Return the findings in ``batch``. Called once a batch, in the order of steps, always from one thread."""
 
 
 Factory = Callable[[Any, int, Sequence[str]], Rule]
-"""Makes a rule from its configured ``args``, the rank, and the configured ops.
+"""Function that makes a rule from its configured ``args``, the rank, and the configured ops.
 
 ``args`` is an object with the documented attributes; for a rule of another package, the mapping that was configured.
 """
@@ -47,17 +47,17 @@ RULES: dict[str, type[About]] = {
     "AnomalyReplica": AnomalyReplica,
     "AnomalyThreshold": AnomalyThreshold,
 }
-"""Every built-in rule. To add one, write a file with its class and its arguments, and add a line here."""
+"""Built-in rules. To add one, write a file with its class and its arguments, and add a line here."""
 
 
 def about(name: str) -> type[About]:
-    """The statements of the rule called ``name``; the defaults for a rule of another package."""
+    """Statements of the rule called ``name``; the defaults for a rule of another package."""
     found: object = RULES.get(name)
     return found if isinstance(found, type) and issubclass(found, About) else About
 
 
 def factory(name: str) -> Factory:
-    """The factory of the rule called ``name``; other packages are searched only for what is not built in.
+    """Factory of the rule called ``name``; other packages are searched only if it is not built in.
 
     Raises:
         ValueError: if there is no such rule.

@@ -1,6 +1,6 @@
-"""The order of causes: the place of a value in the course of training.
+"""Causal order: the position of a value within training.
 
-Every reader of findings sorts by :func:`position`, and adds only what distinguishes values of one place.
+Every reader of findings sorts by :func:`position`, and adds only keys that distinguish values of one position.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
 
 BEFORE, DURING, AFTER = range(3)
-"""Relation of a phase to the micro steps of its training step."""
+"""Relations of a phase to the micro steps of its training step."""
 WEIGHTS = SIGNALS["param_origin"].phase
 FORWARD = SIGNALS["actv"].phase
 
@@ -18,14 +18,14 @@ Position = tuple[int, int, int, int]
 
 
 def position(step: int, phase: int, micro_step: int | None) -> Position:
-    """Sorts values such that a cause stands before its consequences.
+    """Sort key that puts a cause before its consequences.
 
     Within a step: weights before the forward; then one micro step after the other, forward before backward; then the
     values of the whole step. Optimizer state is read before the update, so its errors from this step's gradients show
     at the next step.
 
     Args:
-        phase: of the signal, as :attr:`probe.core.naming.Signal.phase` counts.
+        phase: phase of the signal, as :attr:`probe.core.naming.Signal.phase` counts.
         micro_step: None for values of the whole step.
     """
     if micro_step is not None:
@@ -34,12 +34,13 @@ def position(step: int, phase: int, micro_step: int | None) -> Position:
 
 
 def stages(phase: int, virtual: int, pipeline: int) -> tuple[int, int]:
-    """Sorts the stages of a pipelined model within one position: upwards in the forward, downwards in later phases."""
+    """Sort key for stages of a pipelined model within one position: ascending in the forward, descending in later
+    phases."""
     sign = 1 if phase <= FORWARD else -1
     return sign * virtual, sign * pipeline
 
 
 def causal_order(finding: Finding) -> tuple[int, int, int, int, int]:
-    """Sorts findings of one rank: :func:`position`, then the call id."""
+    """Sort key for findings of one rank: :func:`position`, then the call id."""
     micro_step = finding.key.micro_step if finding.micro_stepped else None
     return *position(finding.step, signal_of(finding.signal).phase, micro_step), finding.order

@@ -1,4 +1,4 @@
-"""The rank from which NaN or Inf went to others."""
+"""Rule that names the rank that sent NaN or Inf to others."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
 OP = "nonfinite"
-"""What findings call the number of NaN and Inf elements: an op of its own, so that what other rules find in the same
-row does not take the place of it."""
+"""Op of its findings, the number of NaN and Inf elements: an op of its own, so that findings of other rules about the
+same row do not replace it."""
 
 
 class CommNanArgs(Section):
-    """NaN and infinity given to other ranks."""
+    """NaN and infinity sent to other ranks."""
 
 
 class AnomalyCommNan(About):
-    """Reports this rank if it gives NaN or Inf to a collective without having got any from one before.
+    """Report this rank if it sends NaN or Inf into a collective without having received any from one before.
 
-    NaN travels between ranks only by communication. So of all ranks, the one that is reported is where it began, and
-    the others, which have it from there, are silent. A NaN that only comes out of a collective is no finding. Once NaN
-    has come out of one, what goes in is taken for its consequence until a step shows none at all.
+    NaN travels between ranks only by communication. So NaN began on the rank that is reported; the others, which
+    received it, are silent. A NaN that only comes out of a collective is no finding. Once NaN has come out of one,
+    later inputs with NaN are taken for its consequence until a step shows none at all.
 
-    What is not heard cannot be judged: in steps that are not sampled, in lines that ``cc_codeline`` leaves out, and in
-    what goes past Python, such as the reducer of ``DistributedDataParallel``, NaN passes unseen, and a rank that got it
-    there is reported as well. Losses scaled for half precision overflow now and then; that is reported too.
+    NaN passes unseen in steps that are not sampled, in lines that ``cc_codeline`` leaves out, and in communication
+    outside Python, such as that of the reducer of ``DistributedDataParallel``; a rank that received it there is
+    reported as well. Losses scaled for half precision overflow now and then; that is reported too.
     """
 
     Args = CommNanArgs
-    title = "NaN or Inf given to other ranks"
-    finds = "finds the rank from which NaN or infinity went to others (it needs cc_distribution)"
+    title = "NaN or Inf sent to other ranks"
+    finds = "finds the rank that first sent NaN or infinity to others (it needs cc_distribution)"
     needs = ((lambda s: s.cc_distribution.enable, "cc_distribution.enable"),)
     collects = frozenset({"collective inputs"})
 
     def __init__(self, args: CommNanArgs, rank: int, ops: Sequence[str]) -> None:  # noqa: ARG002
-        self._got_some = False
+        self._received_some = False
         self._reporter = Reporter("AnomalyCommNan", rank, "limit")
 
     def judge(self, batch: Batch) -> Iterator[Finding]:
         if batch.signal != "other" or not {"nans", "infs"} <= set(batch.columns):
             return
         bad = batch.columns["nans"] + batch.columns["infs"]
-        given = np.array([key.part == "pre" for key in batch.keys], dtype=bool)
-        got = batch.order[~given & (bad > 0)].min(initial=np.iinfo(np.int64).max)
-        at = np.flatnonzero(given & (bad > 0) & (batch.order < got))
-        if not self._got_some:
+        sent = np.array([key.part == "pre" for key in batch.keys], dtype=bool)
+        received = batch.order[~sent & (bad > 0)].min(initial=np.iinfo(np.int64).max)
+        at = np.flatnonzero(sent & (bad > 0) & (batch.order < received))
+        if not self._received_some:
             yield from self._findings(batch, at, bad)
-        self._got_some = bool((bad > 0).any())
+        self._received_some = bool((bad > 0).any())
 
     def _findings(self, batch: Batch, at: npt.NDArray[np.int64], bad: npt.NDArray[np.float64]) -> Iterator[Finding]:
         at = at[np.argsort(batch.order[at], kind="stable")]

@@ -1,4 +1,4 @@
-"""Layers whose outputs are zero."""
+"""Rule about outputs of modules that are zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probe.core.rules.history import Field, History, measures
 from probe.core.rules.reporter import Reporter
 
 FEW = 16
-"""An output of fewer elements than this may be zero for good reason: a penalty that is not due, a flag."""
+"""Elements below which an output may be zero for good reason: a penalty that is not due, a flag."""
 
 
 class DeadArgs(Section):
@@ -24,17 +24,17 @@ class DeadArgs(Section):
     limit: Number = Argument(0.999, gt=0, le=1)
     """Fraction of an output's elements below eps from which it counts as zero."""
     steps: Integer = Argument(5, ge=1, le=10_000)
-    """Number of samples in a row that must be zero before an output is reported, and of those that must have been
-    otherwise before. An output of which every element is zero from its first sample on is reported as well."""
+    """Number of samples in a row that must be zero before an output is reported, and of earlier samples that must have
+    been different. An output whose elements are all zero from its first sample on is reported as well."""
 
 
 class AnomalyDead(About):
-    """Reports a module's output of which ``args.limit`` or more is zero in ``args.steps`` samples in a row, once.
+    """Report a module's output of which ``args.limit`` or more is zero in ``args.steps`` samples in a row, once.
 
-    It must have been otherwise before, in as many samples; or all of it must have been zero from the start. So a module
-    that gives sparse tensors always (one-hot codes, the dispatch masks of experts) is none, and neither is what starts
-    at zero and moves, such as an adapter whose second matrix does. Gradients, parameters and inputs are not judged:
-    rows of an embedding that no token names, masks and one-hot inputs are zero when nothing is wrong.
+    It must have been different before, in as many samples; or all of it must have been zero from the start. So a module
+    that always returns sparse tensors (one-hot codes, the dispatch masks of experts) is not reported, and neither is
+    one that starts at zero and moves, such as an adapter with a zero second matrix. Gradients, parameters and inputs
+    are not judged: rows of an embedding that no token uses, masks and one-hot inputs are zero in healthy runs.
 
     The op ``zeros`` must be collected: it counts magnitudes below ``eps``.
     """
@@ -42,7 +42,7 @@ class AnomalyDead(About):
     Args = DeadArgs
     title = "Dead output"
     kind = "dead"
-    finds = "outputs that are zero"
+    finds = "finds outputs that are zero"
     needs = (
         (lambda s: s.xy_distribution and not s.backward_only, "xy_distribution without backward_only"),
         (lambda s: has_op(s, "zeros"), "the op zeros"),

@@ -1,4 +1,4 @@
-"""Rules applied to the batches of a step; their findings in causal order and as sentences."""
+"""Evaluation of rules on the batches of a step; findings in causal order and as sentences."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from probe.core.rules.causal_order import causal_order
 def find(
     rules: Sequence[Rule], batches: Iterable[Batch], failed: Callable[[Rule, Exception], None] | None = None
 ) -> list[Finding]:
-    """What ``rules`` find in one step, in causal order.
+    """Findings of ``rules`` in one step, in causal order.
 
-    Every rule sees every batch; of several that match one (signal, key, op) the first in ``rules`` is reported.
+    Every rule judges every batch; if several match one (signal, key, op), the first in ``rules`` is reported.
 
     Args:
-        failed: told of a rule that raised, whose findings in that batch are lost; without it the exception is raised.
+        failed: called with a rule that raised and its exception; its findings in that batch are lost. If None, the
+            exception is raised.
     """
     first: dict[tuple[str, Key, str], Finding] = {}
     for batch in batches:
@@ -40,18 +41,18 @@ def _judge(rule: Rule, batch: Batch, failed: Callable[[Rule, Exception], None] |
 
 
 def diagnose(findings: Iterable[Finding]) -> Finding | None:
-    """The first bad thing of a run so far, or None if there is none."""
+    """First finding of a run so far in causal order; None if there is none."""
     return min(findings, key=causal_order, default=None)
 
 
 def module_of(finding: Finding) -> str:
-    """The module of an activation, or the one that a parameter belongs to; the root module is ``""``."""
+    """Module of an activation, or of a parameter; the root module is ``""``."""
     key = finding.key
     return key.name if key.part else key.name.rpartition(".")[0]
 
 
 def explain(finding: Finding) -> str:
-    """The finding as a sentence, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
+    """Sentence about a finding, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
     what = word(finding.rule, finding.op, finding.value)
     micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
     meaning = signal_of(finding.signal).meaning
@@ -66,11 +67,11 @@ def _module(finding: Finding) -> str:
 
 
 def word(rule: str, op: str, value: float | None) -> str:
-    """What is wrong with a number, in a word or two: ``NaN``, ``Inf``, ``Spike``, ...
+    """Name of an anomaly in a word or two: ``NaN``, ``Inf``, ``Spike``, ...
 
     Args:
-        rule: the one that found it; empty if none did.
-        value: None if it is not known.
+        rule: name of the rule that found it; empty if none did.
+        value: number in question; None if unknown.
     """
     if op == "nans" or (value is not None and isnan(value)):
         return "NaN"

@@ -1,4 +1,4 @@
-"""Parameters that get gradients and do not move."""
+"""Rule about parameters that get gradients and do not move."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from probe.core.rules.reporter import Reporter
 Mask = npt.NDArray[np.bool_]
 
 OP = "update"
-"""What findings call the change of a parameter: an op of its own, which no file has. Its value is 0."""
+"""Op of its findings, the change of a parameter: an op of its own, which no file has. Its value is 0."""
 GRADIENTS = ("grad_reduced", "grad_unreduced")
 EXTREMES, SUMS = frozenset({"min", "max"}), frozenset({"sum", "sumsq", "m2"})
 SIZES = EXTREMES | {"sumsq", "m2"}
-"""Moments whose relative change means something; a sum may be near 0."""
+"""Moments whose relative change is meaningful; a sum may be near 0."""
 PACE = 1e-6
-"""Relative change a step, of the parameters that move, below which standing still means nothing: an element of float32
-cannot take a change of less than 6e-8, and files have six digits."""
+"""Relative change a step, of the parameters that move, below which a step is not judged: an element of float32 cannot
+change by less than 6e-8, and files have six digits."""
 
 
 class FrozenArgs(Section):
@@ -34,28 +34,29 @@ class FrozenArgs(Section):
     and one of norm, mean and std."""
 
     steps: Integer = Argument(5, ge=1, le=10_000)
-    """Number of sampled steps in a row in which a parameter must stand still, while others move, before it is
-    reported."""
+    """Number of sampled steps in a row in which a parameter must not change, while others do, before it is reported."""
 
 
 class AnomalyFrozen(About):
-    """Reports a parameter whose gradient is not 0 and whose numbers before and after the update are the same in every
-    collected op, in ``args.steps`` sampled steps in a row in which others moved; and the same as at the first of these,
-    so that it did not move in between either. Reported once, until it moves.
+    """Report a parameter with a gradient other than 0 that does not change, once, until it moves.
 
-    A step tells nothing where fewer than half of the parameters with a gradient move, or where they move by less than a
+    Its numbers before and after the update must be the same in every collected op, in ``args.steps`` sampled steps in a
+    row in which others moved; and the same as at the first of these, so that it did not move in between either.
+
+    A step is not judged if fewer than half of the parameters with a gradient move, or if they move by less than a
     millionth: a learning rate of 0, as in the first step of a warm-up and the last of a decay, or a skipped step. A
     parameter without a gradient (frozen on purpose, unused) is not judged, nor is one that is not finite.
 
     It needs ``param_distribution`` and ``wg_distribution``; an extreme (``min`` or ``max``), as the norm of very many
     elements may not show a small update; and a sum (``norm``, ``mean`` or ``std``), as the extremes of an embedding may
-    stay while other rows of it move. ``param_updated`` must come last of a step's parameters and gradients.
+    stay while other rows of it move. ``param_updated`` must be the last of a step's signals of parameters and
+    gradients.
     """
 
     Args = FrozenArgs
     title = "Frozen parameter"
     kind = "frozen"
-    finds = "parameters that do not move"
+    finds = "finds parameters that do not move"
     needs = (
         (lambda s: s.param_distribution and s.wg_distribution, "param_distribution and wg_distribution"),
         (lambda s: has_op(s, "min", "max"), "the op min or max"),
@@ -90,7 +91,7 @@ class AnomalyFrozen(About):
         now, then = self._numbers(after), self._aligned("param_origin", before, after)
         still: Mask = (now == then).all(axis=1)
         driven = self._driven(after)
-        if not _tells(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
+        if not _is_telling(driven, still, _pace(then[:, self._sizes], now[:, self._sizes])):
             return
         rows = self.history.rows(after)
         at = np.flatnonzero(rows >= 0)
@@ -102,17 +103,17 @@ class AnomalyFrozen(About):
         yield from self._reporter.findings(after, OP, frozen, np.zeros(len(frozen)), np.full(len(frozen), np.nan))
 
     def _numbers(self, batch: Batch) -> Array:
-        """What was collected of each row: ``len(batch)`` x moments."""
+        """Collected moments of each row: ``len(batch)`` x moments."""
         nothing = np.zeros(len(batch))
         return np.stack([batch.columns.get(name, nothing) for name in self._moments], axis=1)
 
     def _aligned(self, signal: str, batch: Batch, others: Batch) -> Array:
-        """The numbers of ``batch`` in the order of ``others``; NaN, which equals nothing, where it has none."""
+        """Moments of ``batch`` in the order of ``others``; NaN, which equals nothing, where it has none."""
         at = self._places[signal].of(others.keys, batch.keys)
         return np.where((at >= 0)[:, None], self._numbers(batch)[at], np.nan)
 
     def _driven(self, after: Batch) -> Mask:
-        """Which parameters got a gradient that is finite and not 0."""
+        """Mask of the parameters with a gradient that is finite and not 0."""
         driven = np.zeros(len(after), dtype=bool)
         for signal in GRADIENTS:
             gradient = self._latest.get(signal)
@@ -123,14 +124,14 @@ class AnomalyFrozen(About):
 
 
 def _pace(before: Array, after: Array) -> Array:
-    """The largest relative change in any of a row's numbers; 0 where it stands still, NaN where it is not finite."""
+    """Largest relative change in any moment of a row; 0 where it does not move, NaN where it is not finite."""
     with np.errstate(invalid="ignore", divide="ignore"):
         changes: Array = np.abs(after - before) / np.maximum(np.abs(before), np.abs(after))
     largest: Array = np.where(changes > 0, changes, 0.0).max(axis=1)
     return largest
 
 
-def _tells(driven: Mask, still: Mask, pace: Array) -> bool:
-    """Whether standing still means anything in this step."""
+def _is_telling(driven: Mask, still: Mask, pace: Array) -> bool:
+    """Return whether enough parameters move in this step for one that does not to be suspicious."""
     moving = driven & ~still
     return bool(2 * moving.sum() >= driven.sum() > 0 and np.median(pace[moving]) >= PACE)

@@ -1,4 +1,4 @@
-"""What rules remember of each (signal, key, op): plain arrays, and the row that each key has in them."""
+"""History of values by (signal, key, op): plain arrays, and the row that each key has in them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Indices = npt.NDArray[np.int64]
 log = logging.getLogger(__name__)
 
 LIMIT = 1_000_000
-"""The most (signal, key, op) that one rule remembers."""
+"""Most (signal, key, op) that one rule remembers."""
 FORGET_AFTER = 10_000
-"""Steps after which a key that no longer comes may give its place to another. Only done when there is no room."""
+"""Steps after which a key without new values may lose its row to another, if there is no room."""
 NEVER = np.iinfo(np.int64).max
-"""A last step that every step lies before: the row is wiped when it is next used."""
+"""Last step of a row that is wiped when it is next used: every step lies before it."""
 
 
 class Field(NamedTuple):
-    """One number, or a vector of them, that is remembered for each (signal, key, op)."""
+    """Number, or a vector of them, that is remembered for each (signal, key, op)."""
 
     initial: float
     dtype: type[np.generic]
@@ -33,15 +33,15 @@ class Field(NamedTuple):
 
 
 class HistoryReadings(NamedTuple):
-    """The values of several ops of one batch in one line; four columns of equal length."""
+    """Values of several ops of one batch, concatenated; four columns of equal length."""
 
     values: Array
     slots: Indices
-    """Where each value's memory lies in :meth:`History.of`."""
+    """Index of each value's memory in :meth:`History.of`."""
     op: Indices
-    """Index of its op."""
+    """Index of each value's op."""
     at: Indices
-    """Row in the batch."""
+    """Row of each value in the batch."""
 
     def where(self, mask: npt.NDArray[np.bool_]) -> HistoryReadings:
         return HistoryReadings(self.values[mask], self.slots[mask], self.op[mask], self.at[mask])
@@ -52,7 +52,7 @@ class History:
 
     def __init__(self, ops: Sequence[str], fields: Mapping[str, Field], limit: int = LIMIT) -> None:
         self.dropped = 0
-        """Values that were not judged because there was no room to remember them."""
+        """Number of values that were not judged because there was no room to remember them."""
         self._ops = tuple(ops)
         self._fields = dict(fields)
         self._arrays = {name: _rows(field, 0, len(self._ops)) for name, field in fields.items()}
@@ -63,11 +63,11 @@ class History:
         self._latest: dict[str, tuple[tuple[Key, ...], Indices]] = {}
 
     def of(self, name: str) -> npt.NDArray[Any]:
-        """The array of a field, by slot. Writing to it remembers; fetch it anew after each :meth:`read`."""
+        """Array of a field, by slot, to read and to write. Fetch it again after each :meth:`read`."""
         return self._arrays[name].reshape(-1, *self._fields[name].shape)
 
     def read(self, batch: Batch) -> HistoryReadings:
-        """What ``batch`` holds of these ops, without NaN and without what there is no room for."""
+        """Read these ops from ``batch``, without NaN and without keys for which there is no room."""
         ops = [n for n, op in enumerate(self._ops) if op in OPS and OPS[op].moment in batch.columns]
         if not ops or not len(batch):
             return HistoryReadings(np.empty(0), *(np.empty(0, dtype=np.int64) for _ in range(3)))
@@ -78,7 +78,7 @@ class History:
         return HistoryReadings(values[op, at], rows[at] * len(self._ops) + kinds, kinds, at)
 
     def rows(self, batch: Batch) -> Indices:
-        """Each key's row, which is its slot where there is one op; -1 where there is no room."""
+        """Row of each key, which is its slot if there is one op; -1 if there is no room."""
         keys, rows = self._latest.get(batch.signal, ((), None))
         if rows is None or keys != batch.keys:
             rows = self._look_up(batch)
@@ -107,7 +107,7 @@ class History:
             index[key] = self._free.pop()
 
     def _grow(self, wanted: int) -> None:
-        """Makes room for ``wanted`` rows or more, by doubling, up to the limit."""
+        """Make room for ``wanted`` rows or more, by doubling, up to the limit."""
         old = len(self._last_step)
         added = min(max(wanted, 2 * old, 64), self._limit) - old
         self._last_step = np.append(self._last_step, np.full(added, NEVER))
@@ -141,7 +141,7 @@ def _rows(field: Field, count: int, ops: int) -> npt.NDArray[Any]:
 
 
 class Alignment:
-    """Where the keys of one batch stand in another; the same from step to step, as a rule."""
+    """Places of the keys of one batch in another, kept because they rarely change from step to step."""
 
     def __init__(self) -> None:
         self._keys: tuple[Key, ...] = ()
@@ -149,7 +149,7 @@ class Alignment:
         self._at: Indices = np.empty(0, dtype=np.int64)
 
     def of(self, keys: tuple[Key, ...], others: tuple[Key, ...]) -> Indices:
-        """For each of ``keys`` its place among ``others``; -1 if it is not there."""
+        """Place of each of ``keys`` among ``others``; -1 if it is not there."""
         if (keys, others) != (self._keys, self._others):
             index = {key: place for place, key in enumerate(others)}
             self._at = np.fromiter((index.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
@@ -159,5 +159,5 @@ class Alignment:
 
 @lru_cache(maxsize=64)
 def measures(dtypes: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    """Which dtypes are measurements, under every framework's spelling: ids and masks have no typical size."""
+    """Mask of the dtypes of measurements, in any framework's spelling: ids and masks have no typical size."""
     return np.array([not ("int" in name.lower() or "bool" in name.lower()) for name in dtypes], dtype=bool)

@@ -1,4 +1,4 @@
-"""Numbers that no training should show: NaN, Inf and, if a threshold is given, anything beyond it."""
+"""Rule about NaN, Inf and, if a threshold is set, magnitudes above it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probe.core.rules.about import About
 from probe.core.rules.reporter import Reporter
 
 FINITE = ("kernel_norm", "entropy", "per_token_expert_entropy")
-"""What features have a number for wherever what they are made of is finite."""
+"""Columns of features that are finite if their tensors are."""
 
 
 class NanArgs(Section):
@@ -26,17 +26,16 @@ class NanArgs(Section):
 
 
 class AnomalyNan(About):
-    """Reports NaN and Inf in every configured op, and magnitudes above ``args.threshold`` if it is not None.
+    """Report NaN and Inf in every configured op, and magnitudes above ``args.threshold`` if it is not None.
 
     It has no memory, so a value that stays NaN is reported at every sampled step. The counts ``nans`` and ``infs`` are
-    findings where they are above 0, whatever the threshold. A NaN that only says that an op has no answer is none:
-    ``min``, ``max``, ``mean``, ... of a tensor without elements, ``id`` of a tensor that is not a scalar. An additive
-    attention mask is none either: an input whose elements go from -Inf to exactly 0, if min and max or a
-    histogram are collected.
+    findings if they are above 0, whatever the threshold. A NaN of an op that is undefined is no finding: ``min``,
+    ``max``, ``mean``, ... of a tensor without elements, ``id`` of a tensor that is not a scalar. An additive attention
+    mask is none either: an input whose elements range from -Inf to exactly 0, if min and max or a histogram are
+    collected.
 
-    Where nothing but histograms and quantiles is asked for, the NaN and Inf that they count are reported as ``nans``
-    and ``infs``. Of interpretable features a NaN is reported where it says that the weight or the scores are not
-    finite.
+    If only histograms and quantiles are configured, the NaN and Inf that they count are reported as ``nans`` and
+    ``infs``. NaN of an interpretable feature is reported if it means that the weight or the scores are not finite.
     """
 
     Args = NanArgs
@@ -61,14 +60,14 @@ class AnomalyNan(About):
             if column is None:
                 continue
             bad = self._bad(batch, op, column)
-            at = np.array([row for row in bad if row not in masks and _answers(op, batch.shapes[row])], dtype=int)
+            at = np.array([row for row in bad if row not in masks and _is_defined(op, batch.shapes[row])], dtype=int)
             if len(at):
                 values = batch.op(op)[at]
                 expected = np.full(len(at), np.nan) if op in COUNTS else self._expected(values)
                 yield from self._reporter.findings(batch, op, at, values, expected)
 
     def _bad(self, batch: Batch, op: str, column: Array) -> npt.NDArray[np.int64]:
-        """Rows to look at more closely."""
+        """Rows to examine further."""
         if op in COUNTS:
             return np.flatnonzero(~(column == 0))
         bad = ~np.isfinite(column)
@@ -77,7 +76,7 @@ class AnomalyNan(About):
         return np.flatnonzero(bad)
 
     def _counted(self, batch: Batch, histograms: Array, masks: Container[int]) -> Iterator[Finding]:
-        """What histograms say of elements that are not finite."""
+        """Findings from the bins of elements that are not finite."""
         infinite = histograms[:, [ZERO - INFINITE, ZERO + INFINITE]].sum(axis=1)
         for op, found in (("nans", histograms[:, NAN]), ("infs", infinite)):
             at = np.array([row for row in np.flatnonzero(found) if row not in masks], dtype=int)
@@ -89,8 +88,8 @@ class AnomalyNan(About):
 
 
 def _column(batch: Batch, op: str) -> Array | None:
-    """Numbers that are finite just where those of ``op`` are: its moment, which needs no division by shapes, unless
-    that is a histogram. None if it was not collected, or is one itself."""
+    """Column that is finite exactly where ``op`` is: its moment, which needs no division by shapes, unless that is a
+    histogram. None if it was not collected, or is one itself."""
     known = OPS.get(op)
     name = known.moment if known is not None and known.moment in batch.columns else op
     column = batch.columns.get(name)
@@ -100,7 +99,7 @@ def _column(batch: Batch, op: str) -> Array | None:
 
 
 def _masks(batch: Batch) -> frozenset[int]:
-    """Rows that are additive masks: forward inputs between -Inf and exactly 0."""
+    """Rows of additive masks: forward inputs between -Inf and exactly 0."""
     low, high, counts = (batch.columns.get(name) for name in ("min", "max", HISTOGRAM))
     if batch.signal != "actv":
         return frozenset()
@@ -113,6 +112,6 @@ def _masks(batch: Batch) -> frozenset[int]:
     return frozenset(int(row) for row in rows if batch.keys[row].part.startswith("input"))
 
 
-def _answers(op: str, shape: tuple[int, ...]) -> bool:
-    """Whether ``op`` of a tensor of this shape is a number at all."""
+def _is_defined(op: str, shape: tuple[int, ...]) -> bool:
+    """Return whether ``op`` is defined for a tensor of this shape."""
     return shape == () if op == "id" else 0 not in shape

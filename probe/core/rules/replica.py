@@ -1,7 +1,7 @@
-"""Data-parallel replicas that hold the same parameters, and do not: a sign of silent data corruption.
+"""Rule about data-parallel replicas whose parameters differ: a sign of silent data corruption.
 
-:func:`odd_ones` compares what several ranks have of one tensor, from their files or while training runs;
-:class:`AnomalyReplica` reports what ``global_stats`` has found that way.
+:func:`odd_ones` compares the numbers of one tensor on several ranks, from their files or while training runs;
+:class:`AnomalyReplica` reports the differences that ``global_stats`` finds.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from probe.core.rules.reporter import Reporter
 from probe.core.storage.layout import ranks_text
 
 COPIES, AGREEING, OTHER = "copies", "agreeing", "differs_from"
-"""Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: how many ranks hold a copy
-of the row's tensor, how many of them, this one included, have this one's numbers, and the lowest rank that has others
-(NaN if none has)."""
+"""Columns that ``global_stats`` adds to a signal in steps in which not all replicas agree: the number of ranks that
+hold a copy of the row's tensor, the number of those, this one included, with this one's numbers, and the lowest rank
+with other numbers (NaN if there is none)."""
 
 
 class Split(NamedTuple):
-    """How replicas of one tensor disagree."""
+    """Disagreement between replicas of one tensor."""
 
     ranks: tuple[int, ...]
-    """Those that differ from the majority; all of them where none of their versions has one."""
+    """Ranks that differ from the majority; all ranks if there is none."""
     majority: tuple[int, ...]
-    """More than half of the ranks, which have the same; empty if there is no such majority (always so between two)."""
+    """Ranks with equal numbers that are more than half; empty if there are none (always between two)."""
     number: str
-    """The first of the numbers in which they disagree."""
+    """Name of the first number in which they disagree."""
     values: tuple[float, ...]
-    """That number on each of ``ranks``."""
+    """Values of that number on ``ranks``."""
     expected: float
-    """The same in the majority; NaN if there is none."""
+    """Value of that number in the majority; NaN if there is none."""
 
     @property
     def text(self) -> str:
-        """Who differs from whom, such as ``rank 2 differs from ranks 0,1,3`` or ``between ranks 0 and 1``."""
+        """Text such as ``rank 2 differs from ranks 0,1,3`` or ``between ranks 0 and 1``."""
         if not self.majority:
             return f"between {_listed(self.ranks)}"
         differ = "differs" if len(self.ranks) == 1 else "differ"
@@ -56,15 +56,14 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def odd_ones(rows: Mapping[int, Mapping[str, float]], tolerance: float = 0.0) -> Split | None:
-    """Which ranks have other numbers of one tensor than the majority of its replicas; None if all agree.
+    """Find the ranks whose numbers of one tensor differ from the majority of its replicas; None if all agree.
 
     Args:
-        rows: for each rank its numbers of one (signal, key, step, part): moments, or ops as a file gives them. Only
-            numbers that all of them have are compared.
-        tolerance: relative difference of two numbers that are taken for equal. Replicas on machines of one kind are
-            the same to the last bit, and so are their numbers, as written too: 0 suits both. A change that the written
-            digits do not show is not seen. Where ranks run on processors of different kinds, sums are added up in
-            different orders: 1e-12 for moments in memory, 2e-6 for numbers of six digits.
+        rows: by rank, numbers of one (signal, key, step, part): moments, or ops from a file. Only numbers that all
+            ranks have are compared.
+        tolerance: relative difference up to which two numbers are equal. On machines of one kind, replicas and their
+            numbers, written ones too, are equal to the last bit: 0 suits both. If ranks run on processors of different
+            kinds, sums are added up in different orders: 1e-12 for moments in memory, 2e-6 for numbers of six digits.
     """
     names = [name for name in next(iter(rows.values()), {}) if all(name in row for row in rows.values())]
     versions: list[tuple[tuple[float, ...], list[int]]] = []
@@ -91,7 +90,7 @@ def _begun(versions: list[tuple[tuple[float, ...], list[int]]], numbers: tuple[f
 
 
 def _alike(one: Sequence[float], other: Sequence[float], tolerance: float) -> bool:
-    """Equal, both NaN, or nearly so."""
+    """Return whether all numbers are equal up to the tolerance, or both NaN."""
     return all(
         a == b or (a != a and b != b) or abs(a - b) <= tolerance * max(abs(a), abs(b)) < np.inf  # noqa: PLR0124 - NaN
         for a, b in zip(one, other, strict=True)
@@ -99,8 +98,8 @@ def _alike(one: Sequence[float], other: Sequence[float], tolerance: float) -> bo
 
 
 def replicated(signal: str) -> bool:
-    """Whether healthy replicas hold a tensor of ``signal`` alike: parameters and optimizer state, but neither
-    activations nor gradients before they are reduced, and no tensor of communication."""
+    """Return whether healthy replicas hold equal tensors of ``signal``: parameters and optimizer state, but no
+    activations, no gradients before they are reduced, and no tensors of communication."""
     return signal in ("param_origin", "param_updated") or signal not in SIGNALS
 
 
@@ -109,17 +108,17 @@ class ReplicaArgs(Section):
 
 
 class AnomalyReplica(About):
-    """Reports parameters and optimizer state of this rank that differ from what its replicas hold.
+    """Report parameters and optimizer state of this rank that differ from those of its replicas.
 
     It judges the columns that ``global_stats`` adds while this rule is configured. A rank reports itself if it is not
-    one of a majority that agrees: the odd one out among three or more, both of two. What stays different is reported
+    one of a majority that agrees: the odd one out among three or more, both of two. A lasting difference is reported
     when it begins.
     """
 
     Args = ReplicaArgs
     title = "Replicas that differ"
     kind = "replica"
-    finds = "data-parallel replicas whose parameters differ"
+    finds = "finds data-parallel replicas whose parameters differ"
     needs = (
         (lambda s: s.global_stats, "global_stats, or `probe anomalies` afterwards"),
         (lambda s: s.param_distribution or s.mv_distribution, "param_distribution or mv_distribution"),
@@ -148,8 +147,8 @@ class AnomalyReplica(About):
             )
 
     def _begun(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """The rows in which this rank is not of the majority, and was when they came last. A row of which no copy was
-        heard of (more came than there was room for) is not judged."""
+        """Rows in which this rank has left the majority since they came last. A row without a received copy (there was
+        no room for it) is not judged."""
         agreeing, copies = batch.columns[AGREEING], batch.columns[COPIES]
         odd = {batch.keys[row]: row for row in np.flatnonzero((2 * agreeing <= copies) & (copies >= 2)).tolist()}
         step, known = self._known.get(batch.signal, (-1, frozenset()))
@@ -158,7 +157,7 @@ class AnomalyReplica(About):
         return np.array(fresh, dtype=np.int64)
 
     def _number(self, batch: Batch) -> tuple[str, Array]:
-        """A number that says something of each row: the first op that is collected."""
+        """Number to report for each row: the first op that is collected."""
         for op in self._ops:
             if op in OPS and OPS[op].moment in batch.columns:
                 return op, batch.op(op)

@@ -1,4 +1,4 @@
-"""How a rule puts into words what it found."""
+"""Findings of a rule, with their messages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from probe.core.records import Array, Batch, Finding
 
 
 class Reporter(NamedTuple):
-    """Makes the findings of one rule on one rank."""
+    """Maker of the findings of one rule on one rank."""
 
     rule: str
     rank: int
     compared: str
-    """What ``expected`` is, in words, such as ``history mean``."""
+    """Name of the ``expected`` value, such as ``history mean``."""
 
     def findings(
         self, batch: Batch, op: str, at: npt.NDArray[np.int64], values: Array, expected: Array
     ) -> Iterator[Finding]:
-        """One finding for each row ``at`` of ``batch``, in that order.
+        """Yield a finding for each row ``at`` of ``batch``, in that order.
 
         Args:
-            values: the values found, one for each of ``at``.
-            expected: what they were compared with; NaN where nothing was.
+            values: values found, one for each of ``at``.
+            expected: values that they were compared with; NaN if none.
         """
         for row, value, wanted in zip(at.tolist(), values.tolist(), expected.tolist(), strict=True):
             against = f", {self.compared} {wanted}" if wanted == wanted else ""  # noqa: PLR0124 - NaN is not itself

@@ -1,4 +1,4 @@
-"""Values of another order of magnitude than what the same key showed lately."""
+"""Rule about values of another order of magnitude than the recent ones of the same key."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Mask = npt.NDArray[np.bool_]
 
 EXTREMES = ("min", "max")
 SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"})
-"""Optimizer state that is made of squares: Adam's, AMSGrad's, RMSprop's, Adagrad's and Adadelta's."""
+"""Optimizer state made of squares: Adam's, AMSGrad's, RMSprop's, Adagrad's and Adadelta's."""
 LEAPING = frozenset({"actv_grad", "grad_unreduced", "grad_reduced", "other"})
-"""Gradients, and what ranks tell each other, mostly gradients."""
+"""Gradients, and tensors of communication, mostly gradients."""
 FEW = 4
-"""A norm that fewer elements than this make up is near 0 by mere chance now and then."""
+"""Elements below which a norm may be near 0 by mere chance."""
 MAD_TO_SIGMA = 1.4826
-"""The standard deviation of a normal distribution, in median absolute deviations."""
+"""Standard deviation of a normal distribution, in median absolute deviations."""
 
 
 class SpikeArgs(Section):
@@ -41,8 +41,8 @@ class SpikeArgs(Section):
     """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
     deviation, both of the logarithm of the magnitude."""
     min_ratio: Number = Argument(30.0, gt=1)
-    """Factor by which a magnitude must differ from the median as well, upwards or downwards, so that changes which
-    healthy runs show do not alarm. Gradients, extremes (min and max), which hang on one element, and second moments
+    """Factor by which a magnitude must also differ from the median, upwards or downwards, so that changes in healthy
+    runs are not reported. Gradients, extremes (min and max), which depend on one element, and second moments
     (exp_avg_sq, ...), which are made of squares, must differ by the square of it."""
     cool_down: Integer = Argument(10, ge=0)
     """Number of samples after a report during which the same value is not reported again."""
@@ -57,7 +57,7 @@ class SpikeArgs(Section):
 
 
 class AnomalySpike(About):
-    """Reports magnitudes far from the median of the last ``args.window`` ones of the same (signal, key, op).
+    """Report magnitudes far from the median of the last ``args.window`` ones of the same (signal, key, op).
 
     With ``x = ln|value|`` a value spikes if ``|x - median| > max(ln(args.min_ratio), args.threshold * 1.4826 * MAD)``,
     MAD being the median absolute deviation of the window (Hampel's identifier; Davies and Gather, "The identification
@@ -68,9 +68,9 @@ class AnomalySpike(About):
 
     Nothing is judged before ``args.warm_up`` values are held. Zeros are neither judged nor held, nor are NaN and Inf,
     which ``AnomalyNan`` reports, nor integers and booleans: ids and masks have no typical size. A spike is not held,
-    nor is a minimum above 0 or a maximum below: the smallest magnitude of its tensor (of ``exp_avg_sq``, say) leaps
-    a hundredfold when nothing is wrong. Second moments are judged by their roots: a gradient five times its usual size
-    is healthy, and its square is 25 times as large.
+    nor is a minimum above 0 or a maximum below: the smallest magnitude of its tensor (of ``exp_avg_sq``, say) leaps a
+    hundredfold in healthy runs. Second moments are judged by their roots: a gradient five times its usual size is
+    healthy, and its square is 25 times as large.
 
     Gradients of all ops, and ``min`` and ``max``, where one element decides, must differ by ``min_ratio`` squared.
     In healthy runs, when a model leaves its first plateau or meets an odd batch, norms of gradients leapt 110-fold,
@@ -105,7 +105,7 @@ class AnomalySpike(About):
         self._reporter = Reporter("AnomalySpike", rank, "history median")
 
     def _distances(self) -> Indices:
-        """From each op's memory to that of the op on the other side of 0; 0 where there is none."""
+        """Distances from each op's slot to that of the op on the other side of 0; 0 if there is none."""
         distances = np.zeros(len(self._ops), dtype=np.int64)
         if set(EXTREMES) <= set(self._ops):
             low, high = (self._ops.index(op) for op in EXTREMES)
@@ -127,7 +127,7 @@ class AnomalySpike(About):
             yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
 
     def _spikes(self, batch: Batch, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
-        """Which values spike, and the medians of those that might (NaN elsewhere)."""
+        """Mask of the values that spike, and the medians of those that might (NaN elsewhere)."""
         spikes, medians = np.zeros(len(sizes), dtype=bool), np.full(len(sizes), np.nan)
         windows = self.history.of("window")[readings.slots]
         least = (self._least_of_gradients if batch.signal in LEAPING else self._least)[readings.op]
@@ -142,7 +142,7 @@ class AnomalySpike(About):
         return spikes, medians
 
     def _across(self, slots: Indices, op: Indices) -> Array:
-        """The medians on the other side of 0; NaN where nothing is held there."""
+        """Medians on the other side of 0; NaN where nothing is held there."""
         windows = self.history.of("window")[slots + self._others[op]]
         held = ~np.isnan(windows[:, 0])
         medians = np.full(len(windows), np.nan)
@@ -152,25 +152,26 @@ class AnomalySpike(About):
     def _candidates(
         self, readings: HistoryReadings, sizes: Array, windows: npt.NDArray[np.float32], least: Array
     ) -> Indices:
-        """Values that could spike, by bounds that are cheaper than a median: it lies between the extremes."""
+        """Indices of values that could spike, by bounds that are cheaper than a median, which lies between the
+        extremes."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - np.fmin.reduce(windows, axis=1)
         below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)
         return np.flatnonzero(ready & (np.maximum(above, below) > least))
 
     def _may_be_small(self, batch: Batch, readings: HistoryReadings, n: int) -> bool:
-        """Whether a small value of this reading can be judged at all."""
+        """Return whether a small value of this reading can be judged."""
         row = readings.at[n]
         return bool(self._two_sided[readings.op[n]]) and _elements(batch, row, readings.values[n]) >= FEW
 
     def _is_large(self, readings: HistoryReadings) -> Mask:
-        """Which values are of the largest magnitude in their tensor, or at least could be."""
+        """Mask of the values that may be of the largest magnitude in their tensor."""
         side = np.array([{"min": -1, "max": 1}.get(op, 0) for op in self._ops])[readings.op]
         mask: Mask = side * readings.values >= 0
         return mask
 
     def _remember(self, slots: Indices, sizes: Array, spikes: Mask, large: Mask) -> Mask:
-        """Updates the history; which spikes to report."""
+        """Update the history; return the mask of the spikes to report."""
         window, held = self.history.of("window"), self.history.of("held")
         streak, silent = self.history.of("streak"), self.history.of("silent")
         reported: Mask = spikes & (silent[slots] == 0)
@@ -186,13 +187,13 @@ class AnomalySpike(About):
 
 
 def _elements(batch: Batch, row: int, norm: float) -> float:
-    """How many elements make up ``norm``: at least as many as elements of the largest magnitude would give it."""
+    """Lower bound of the number of elements that make up ``norm``: as if all had the largest magnitude."""
     peak = max((abs(batch.columns[op][row]) for op in EXTREMES if op in batch.columns), default=0.0)
     return float((norm / peak) ** 2) if peak else prod(batch.shapes[row])
 
 
 def medians_of(windows: npt.NDArray[np.floating[Any]]) -> Array:
-    """The median of each row, leaving out the NaN with which it is filled up; every row has a number.
+    """Median of each row without its NaN padding; every row has a number.
 
     Several times faster than ``numpy.nanmedian``, which treats short rows one by one.
     """

@@ -1,4 +1,4 @@
-"""Values beyond limits that the user has set."""
+"""Rule about values beyond limits that the user has set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ThresholdArgs(Section):
     ops: Ops = ("norm",)
     """Ops that are judged, of those that are collected."""
     signals: tuple[Text, ...] = ()
-    """Signals that are judged, such as actv, grad_reduced or exp_avg: what CSV files are called by. Empty: all."""
+    """Signals that are judged, such as actv, grad_reduced or exp_avg, by the prefixes of CSV files. Empty: all."""
     names: tuple[Text, ...] = ()
     """Patterns of the rows that are judged, by their names in CSV files: `*` stands for anything, `?` for a character,
     as in `layers.*.attention.output`. Empty: all."""
@@ -43,17 +43,17 @@ class ThresholdArgs(Section):
 
 
 class AnomalyThreshold(About):
-    """Reports values above ``args.above`` or below ``args.below``, with their sign and in the unit of the op.
+    """Report values above ``args.above`` or below ``args.below``, with their sign and in the unit of the op.
 
-    Only the ops, signals and rows that ``args`` name are judged, at every sampled step: the rule has no memory. NaN is
-    neither above nor below anything, and left to ``AnomalyNan``; Inf is.
+    Only the ops, signals and rows that ``args`` name are judged, at every sampled step: the rule has no memory. Inf is
+    judged; NaN is neither above nor below anything, and left to ``AnomalyNan``.
     """
 
     Args = ThresholdArgs
     title = "Value beyond its limit"
     kind = "limit"
     judges_size = True
-    finds = "what is beyond limits of the user's own"
+    finds = "finds values beyond limits that the user sets"
 
     def __init__(self, args: ThresholdArgs, rank: int, ops: Sequence[str]) -> None:
         self._above: float = np.inf if args.above is None else args.above
@@ -81,7 +81,7 @@ class AnomalyThreshold(About):
         yield from self._limits[side].findings(batch, op, at, values[at], np.full(len(at), limit))
 
     def _named(self, batch: Batch) -> Mask:
-        """Which rows have a name that is to be judged."""
+        """Mask of the rows whose names are judged."""
         keys, mask = self._latest.get(batch.signal, ((), None))
         if mask is None or keys != batch.keys:
             mask = np.array([self._chosen(row_name(key)) for key in batch.keys], dtype=bool)

@@ -1,4 +1,4 @@
-"""Values that stray from their own running mean by more than a given part of it."""
+"""Rule about values that differ from their own running mean by more than a fraction of it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class TurbulenceArgs(Section):
     """Deviation from the history mean."""
 
     threshold: Threshold
-    """Relative deviation from the history mean that is reported, as a fraction: 0.5 means more than half above it.
-    Judges the ops norm and mean."""
+    """Relative deviation from the history mean that is reported, as a fraction: 0.5 means more than half above it. The
+    ops norm and mean are judged."""
     both_sides: Flag = False
-    """Whether values below (1 - threshold) times the history mean are reported too."""
+    """Report values below (1 - threshold) times the history mean too."""
 
 
 class AnomalyTurbulence(About):
-    """Reports ``|value| > mean * (1 + args.threshold)`` for the ops norm and mean.
+    """Report ``|value| > mean * (1 + args.threshold)`` for the ops norm and mean.
 
     ``mean`` is the exponential mean (decay 0.99) of the magnitudes before this value, without bias correction. It
-    begins with the first magnitude that is not 0: a key that starts at 0 (a bias, an unused branch) has nothing yet
-    to be compared with, and its first step away from 0 is no alarm. NaN is no turbulence, Inf is, and neither is
+    begins with the first magnitude that is not 0: a key that starts at 0 (a bias, an unused branch) has no value to be
+    compared with, and its first step away from 0 is not reported. Inf is reported, NaN is not, and neither is
     remembered. ``args.both_sides`` also reports ``|value| < mean * (1 - args.threshold)``, which needs a threshold
     below 1.
     """
@@ -66,6 +66,6 @@ class AnomalyTurbulence(About):
             yield from self._reporter.findings(batch, self._ops[n], found.at[own], found.values[own], expected[own])
 
     def _strays(self, sizes: Array, means: Array) -> npt.NDArray[np.bool_]:
-        """Comparisons with a mean that has not begun (NaN) are false."""
+        """Mask of the values far from their means; false for a mean that has not begun (NaN)."""
         strays: npt.NDArray[np.bool_] = sizes > means * (1 + self._threshold)
         return strays | (sizes < means * (1 - self._threshold)) if self._both_sides else strays

@@ -1,4 +1,4 @@
-"""Gradients of a layer that have become vanishingly small."""
+"""Rule about gradients that have become vanishingly small."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Mask = npt.NDArray[np.bool_]
 
 SIGNALS = frozenset({"actv_grad", "grad_unreduced", "grad_reduced"})
 NOTHING = -750.0
-"""What stands for the logarithm of 0: less than twice that of the smallest norm, the root of the smallest float64, so
-that a median between 0 and anything is below all that there are."""
+"""Number in place of the logarithm of 0: less than twice that of the smallest norm, the root of the smallest float64,
+so that a median between 0 and any norm is below all norms."""
 
 
 class VanishArgs(Section):
@@ -46,15 +46,17 @@ class VanishArgs(Section):
 
 
 class AnomalyVanish(About):
-    """Reports a gradient whose norm is ``args.min_ratio`` times smaller than the median of its last ``args.window``
-    ones, or exactly 0 where it was not, in ``args.steps`` samples in a row; once, until it has recovered.
+    """Report a gradient that has become vanishingly small, once, until it has recovered.
 
-    It must have vanished more than others: by ``args.min_ratio`` more than that gradient of the same signal that has
-    kept most of its size. So training that converges is silent, and so is a batch from which there is nothing to learn:
-    there all gradients fall together. A learning rate that falls changes no gradient.
+    Its norm must be ``args.min_ratio`` times smaller than the median of its last ``args.window`` ones, or have become
+    exactly 0, in ``args.steps`` samples in a row.
 
-    A gradient that was never there is not reported, nor one that is 0 more often than not (a branch that is seldom
-    taken): its median is 0 too. What dies in a layer (see ``AnomalyDead``) vanishes in all before it.
+    It must also have shrunk by ``args.min_ratio`` more than the gradient of the same signal that has shrunk least. So
+    training that converges is not reported, and neither is a batch from which there is nothing to learn: there all
+    gradients fall together. A learning rate that falls changes no gradient.
+
+    A gradient that was always 0 is not reported, nor one that is 0 more often than not (a branch that is seldom taken):
+    its median is 0 too. A dead layer (see ``AnomalyDead``) makes the gradients of all layers before it vanish.
     """
 
     Args = VanishArgs
@@ -92,12 +94,12 @@ class AnomalyVanish(About):
         yield from self._reporter.findings(batch, "norm", vanished.at, vanished.values, np.exp(medians[found]))
 
     def _low(self, readings: HistoryReadings, sizes: Array) -> tuple[Mask, Array]:
-        """Which gradients are vanishingly small, and the medians before, where they were needed (NaN elsewhere)."""
+        """Mask of the gradients that are vanishingly small, and the medians before, where needed (NaN elsewhere)."""
         windows = self.history.of("window")[readings.slots]
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         medians = np.full(len(sizes), np.nan)
         low = ready & (sizes < np.fmax.reduce(windows, axis=1, initial=NOTHING) - self._least)
-        if not low.any():  # the median lies below the largest: most often there is nothing to look at
+        if not low.any():  # the median lies below the largest: usually no row is low
             return low, medians
         medians[ready] = medians_of(windows[ready])
         kept = sizes - medians
@@ -105,9 +107,9 @@ class AnomalyVanish(About):
         return low & (medians > NOTHING / 2) & (kept < least_fallen - self._least), medians
 
     def _remember(self, slots: Indices, sizes: Array, low: Mask) -> Indices:
-        """Updates the history; for how many samples each gradient has been vanishingly small."""
+        """Update the history; return for how many samples each gradient has been vanishingly small."""
         window, held, streak = self.history.of("window"), self.history.of("held"), self.history.of("streak")
-        begun = (held[slots] > 0) | (sizes > NOTHING)  # a gradient that has not come yet has no history
+        begun = (held[slots] > 0) | (sizes > NOTHING)  # a gradient that was always 0 has no history
         streak[slots] = np.where(low, streak[slots] + 1, 0)
         places = slots[begun]
         window[places, held[places] % self._args.window] = sizes[begun]

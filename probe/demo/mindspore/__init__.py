@@ -1,4 +1,4 @@
-"""The demonstration on MindSpore."""
+"""Demonstration on MindSpore."""
 
 from probe.demo.mindspore.faults import inject, places
 from probe.demo.mindspore.training import MindsporeTraining, few_threads

@@ -1,4 +1,4 @@
-"""Breaking a cell of a MindSpore model; see :mod:`probe.demo.faults`."""
+"""Faults in a cell of a MindSpore model; see :mod:`probe.demo.faults`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probe.demo.faults import Fault, FaultPlaces, Injection
 
 
 def places(model: nn.Cell) -> FaultPlaces:
-    """Where ``model`` can break."""
+    """Places where ``model`` can break."""
     cells = {name: cell for name, cell in model.cells_and_names() if name}
     computing = [name for name, cell in cells.items() if not isinstance(cell, nn.CellList)]
     weighted = [name for name, cell in cells.items() if list(cell.parameters_and_names(expand=False))]
@@ -19,7 +19,7 @@ def places(model: nn.Cell) -> FaultPlaces:
 
 
 def inject(model: nn.Cell, fault: Fault) -> None:
-    """Makes the fault a part of ``model``."""
+    """Make the fault a part of ``model``."""
     injection = fault.injection
     if injection.kind == "nan":
         weight = dict(model.parameters_and_names())[injection.place]
@@ -45,14 +45,14 @@ def _poison(weight: Parameter, element: int) -> None:
 
 
 def _broken(injection: Injection) -> Callable[[Tensor], Tensor]:
-    """What gives the broken output for the right one."""
+    """Function from the right output to the broken one."""
     if injection.kind == "gradient":
         return _Amplify(injection.strength)
     return lambda output: output * injection.strength
 
 
 class _Amplify(nn.Cell):
-    """The same values forward, ``factor`` times the gradient backward: a ``bprop`` that was written wrongly."""
+    """Identity in the forward, ``factor`` times the gradient in the backward: a wrong ``bprop``."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

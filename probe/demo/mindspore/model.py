@@ -1,4 +1,4 @@
-"""The small GPT as a MindSpore cell: it knows nothing of the monitor or of faults."""
+"""Small GPT as a MindSpore cell, which knows nothing of the monitor or of faults."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mindspore import Tensor, nn, ops
 from probe.demo.recipe import BYTES, Size, initial_weights
 
 EPSILON = 1e-5
-"""In the denominator of norms, as PyTorch has it."""
+"""Epsilon in the denominator of norms, as in PyTorch."""
 
 
 class CausalAttention(nn.Cell):
-    """Every byte looks at itself and at what came before."""
+    """Causal self-attention: every byte attends to itself and to earlier ones."""
 
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class CausalAttention(nn.Cell):
 
 
 class Block(nn.Cell):
-    """Attention and a feed-forward net, each behind a norm and beside a residual branch."""
+    """Attention and a feed-forward net, each after a norm and with a residual branch."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Cell):
 
 
 class Gpt(nn.Cell):
-    """Takes bytes ``(batch, time)``, gives logits ``(batch, time, 256)``."""
+    """Map bytes ``(batch, time)`` to logits ``(batch, time, 256)``."""
 
     def __init__(self, size: Size, seed: int = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A training run on MindSpore's dynamic graph."""
+"""Training run on MindSpore's dynamic graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from probe.demo.recipe import BYTES, LEARNING_RATE, LONGEST_GRADIENT, Bytes, Siz
 
 
 class MindsporeTraining:
-    """The AdamW whose arithmetic is PyTorch's (``nn.AdamWeightDecay`` corrects no bias), warm-up and clipping."""
+    """Training with the AdamW whose arithmetic is PyTorch's (``nn.AdamWeightDecay`` corrects no bias), warm-up and
+    clipping."""
 
     def __init__(self, size: Size, seed: int) -> None:
         self.model = Gpt(size, seed)
@@ -35,7 +36,7 @@ class MindsporeTraining:
 
 
 def clipped(gradients: Sequence[Tensor], longest: float) -> tuple[Tensor, ...]:
-    """The gradients, scaled such that all together are no longer than ``longest``.
+    """Scale gradients so that their common norm is at most ``longest``.
 
     ``ops.clip_by_global_norm`` takes ten times as long on a CPU (2.10.0), and is deprecated.
     """
@@ -45,5 +46,5 @@ def clipped(gradients: Sequence[Tensor], longest: float) -> tuple[Tensor, ...]:
 
 
 def few_threads() -> AbstractContextManager[None]:
-    """Changes nothing: once MindSpore is loaded, its threads cannot be made fewer (2.10.0)."""
+    """Change nothing: once MindSpore is loaded, the number of its threads cannot be reduced (2.10.0)."""
     return nullcontext()

@@ -1,4 +1,4 @@
-"""The demonstration on PyTorch."""
+"""Demonstration on PyTorch."""
 
 from probe.demo.pytorch.faults import inject, places
 from probe.demo.pytorch.training import PytorchTraining, few_threads

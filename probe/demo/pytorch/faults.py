@@ -1,4 +1,4 @@
-"""Breaking a module of a PyTorch model; see :mod:`probe.demo.faults`."""
+"""Faults in a module of a PyTorch model; see :mod:`probe.demo.faults`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from probe.demo.faults import Fault, FaultPlaces
 
 
 def places(model: torch.nn.Module) -> FaultPlaces:
-    """Where ``model`` can break."""
+    """Places where ``model`` can break."""
     modules = list(model.named_modules())
     return FaultPlaces(
         {name: parameter.numel() for name, parameter in model.named_parameters()},
@@ -20,7 +20,7 @@ def places(model: torch.nn.Module) -> FaultPlaces:
 
 
 def inject(model: torch.nn.Module, fault: Fault) -> None:
-    """Makes the fault a part of ``model``."""
+    """Make the fault a part of ``model``."""
     kind, place, _, _, strength, element = fault.injection
     if kind == "nan":
         parameter = model.get_parameter(place)
@@ -38,7 +38,7 @@ def _poison(parameter: torch.Tensor, element: int) -> None:
 
 
 class _Amplify(torch.autograd.Function):
-    """The same values forward, ``factor`` times the gradient backward: a backward that was written wrongly."""
+    """Identity in the forward, ``factor`` times the gradient in the backward: a wrong backward."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, factor: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A small GPT over bytes, in plain PyTorch: it knows nothing of the monitor or of faults."""
+"""Small GPT over bytes, in plain PyTorch, which knows nothing of the monitor or of faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear maps with a GELU between them."""
+    """Feed-forward net: two linear maps with a GELU between them."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer, normalised before each half."""
+    """Transformer layer, normalised before each half."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Bytes ``(batch, time)`` in, logits ``(batch, time, 256)`` out."""
+    """Map bytes ``(batch, time)`` to logits ``(batch, time, 256)``."""
 
     def __init__(self, size: Size, seed: int = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A plain training loop on PyTorch."""
+"""Plain training loop on PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probe.demo.recipe import LEARNING_RATE, LONGEST_GRADIENT, Bytes, Size, warm
 
 
 class PytorchTraining:
-    """AdamW with warm-up and clipping."""
+    """Training with AdamW, warm-up and clipping."""
 
     def __init__(self, size: Size, seed: int) -> None:
         self.model = Gpt(size, seed)
@@ -33,8 +33,8 @@ class PytorchTraining:
 
 @contextmanager
 def few_threads() -> Iterator[None]:
-    """Has torch compute with one thread: on shared cores, threads that wait for each other take a small model ten times
-    as long."""
+    """Limit torch to one thread: on shared cores, a small model takes ten times as long with threads that wait for each
+    other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,7 @@
-"""Two runs side by side: which row is the first in which they differ.
+"""Comparison of two runs: the first row in which they differ.
 
-:mod:`mapping` says which names of one run are which of the other, :mod:`tolerance` by how much equal runs may differ,
-:mod:`sides` reads both and pairs their rows, :mod:`tables` measures every pair by steps and by names, :mod:`first`
-gets the rows that differ first, in causal order, and :mod:`comparing` is all of it in one call.
+:mod:`runs` opens both in one database, :mod:`name_map` maps the names of one run to those of the other, :mod:`pairing`
+pairs their rows, :mod:`tolerance` knows by how much equal runs may differ, :mod:`differences` measures every pair by
+steps and by names, :mod:`first_difference` finds the rows that differ first, in causal order, :mod:`compare` does all
+of it in one call, and :mod:`explain` and :mod:`page` write the result.
 """

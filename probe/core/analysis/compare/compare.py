@@ -1,4 +1,4 @@
-"""Two runs compared: the verdict and all that shows why."""
+"""Comparison of two runs: the verdict and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -15,82 +15,82 @@ from probe.core.analysis.compare.runs import opened
 from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
 
 MOST_POINTS = 1000
-"""Steps for which growth is told; of more, ranges of steps with the largest in each."""
+"""Most steps for which growth is listed; more are merged into ranges of steps, with the largest in each."""
 MOST_NAMES = 400
-"""Names of a signal for which growth is told."""
+"""Most names of a signal for which growth is listed."""
 MOST_LISTED = 100
-"""Names that are in one run alone which are listed."""
+"""Most names in one run alone that are listed."""
 
 
 class Growth(NamedTuple):
-    """The largest relative difference of a signal over steps."""
+    """Largest relative difference of a signal over steps."""
 
     signal: str
     steps: list[int]
-    """Of A; the first of each range."""
+    """Steps of A; the first of each range."""
     differences: list[float]
-    """Infinite where just one run has NaN or Inf."""
+    """Largest of each step; infinite where just one run has NaN or Inf."""
 
 
 class Layers(NamedTuple):
-    """The largest relative difference of each name over steps."""
+    """Largest relative difference of each name over steps."""
 
     signal: str
     names: list[str]
-    """In the order of A's first rows."""
+    """Names in the order of A's first rows."""
     steps: list[int]
-    """The first of each range of steps."""
+    """First step of each range of steps."""
     differences: list[list[float | None]]
-    """By name, then range; None where there is nothing to compare."""
+    """Differences by name, then range; None where there is nothing to compare."""
 
 
 class Comparison(NamedTuple):
-    """What came of comparing two runs."""
+    """Result of comparing two runs."""
 
     a: str
     b: str
-    """The directories."""
+    """Directory of the second run; ``a`` is that of the first."""
     tolerance: float
-    """Relative."""
+    """Relative tolerance."""
     dtype: str
-    """The coarsest that either computes in, from which the tolerance follows; empty if it was given."""
+    """Coarsest dtype that either run computes in, which sets the tolerance; empty if the caller set it."""
     rows: int
-    """Pairs of rows compared."""
+    """Number of pairs of rows compared."""
     beyond: int
-    """Those that differ by more than the tolerance."""
+    """Number of pairs that differ by more than the tolerance."""
     first: list[DifferingRow]
-    """The first of them, in causal order."""
+    """First of these pairs, in causal order."""
     before: float
-    """The largest relative difference in the steps before the first that is beyond; 0 if there is none."""
+    """Largest relative difference in the steps before the first that is beyond the tolerance; 0 if there is none."""
     steps: tuple[int, int]
-    """The first and the last step compared."""
+    """First and last step compared."""
     ranks: list[tuple[int, int]]
     signals: dict[str, str]
-    """A's, with B's name of each."""
+    """Signals of A, with B's name of each."""
     renamed: int
-    """Names that are called otherwise in B."""
+    """Number of names that are different in B."""
     by_framework: int
-    """Those of them because of the framework."""
+    """Number of those that differ by framework."""
     common: bool
-    """Whether what only one run has is no difference."""
+    """True if data of one run alone are no difference."""
     only_rows: tuple[int, int]
-    """Rows in A alone and in B alone, at steps that both have."""
+    """Numbers of rows in A alone and in B alone, at steps that both have."""
     only_names: OnlyIn
     only_steps: OnlyIn
     only_ranks: OnlyIn
     only_signals: OnlyIn
     counts: list[tuple[str, int, int, float]]
-    """For each signal the pairs of rows, those beyond the tolerance, and the largest relative difference."""
+    """Signal, pairs of rows, pairs beyond the tolerance, and the largest relative difference."""
     growth: list[Growth]
     layers: list[Layers]
     problems: list[str]
-    """What could not be read."""
+    """Messages about data that could not be read."""
     skipped: bool
-    """Whether data were left out because of them."""
+    """True if data were left out because of these."""
 
     @property
     def one_sided(self) -> bool:
-        """Whether one run has what the other has not."""
+        """True if one run has data that the other has not."""
         only = (*self.only_names, *self.only_steps, *self.only_ranks, *self.only_signals)
         return any(only) or any(self.only_rows)
 
@@ -100,15 +100,15 @@ class Comparison(NamedTuple):
 
 
 def compare(a: Path, b: Path, options: Options = Options(), most: int = 20) -> Comparison:  # noqa: B008 - it is frozen
-    """Compares the runs that began last in two directories.
+    """Compare the runs that began last in two directories.
 
-    Memory does not grow with the number of ranks or steps: what is found lies in DuckDB's tables, which may go to disk.
+    Memory does not grow with the number of ranks or steps: results lie in tables of DuckDB, which may spill to disk.
 
     Args:
-        most: rows that are told.
+        most: greatest number of differing rows in the result.
 
     Raises:
-        ValueError: if one of them cannot be read, if they have nothing in common, or if the options are about others.
+        ValueError: if a run cannot be read, if they have nothing in common, or if the options name data that they lack.
         ImportError: if DuckDB is missing.
     """
     with opened(a, b) as (side_a, side_b):
@@ -146,8 +146,8 @@ def compare(a: Path, b: Path, options: Options = Options(), most: int = 20) -> C
         )
         duplicated = [f"{signal}: rows come twice in a step: one of each is taken" for signal in tables.duplicated]
         read = [side.problems for side in (sides.a, sides.b)]
-    told = [line for problems in read for line in problems.lines()]
-    return found._replace(problems=told + duplicated, skipped=any(problems.skipped for problems in read))
+    lines = [line for problems in read for line in problems.lines()]
+    return found._replace(problems=lines + duplicated, skipped=any(problems.skipped for problems in read))
 
 
 def _totals(tables: DifferenceTables) -> tuple[int, int, int, int]:
@@ -174,7 +174,7 @@ def _counts(tables: DifferenceTables) -> list[tuple[str, int, int, float]]:
 
 
 def _only_names(tables: DifferenceTables, rows: int) -> OnlyIn:
-    """With their signals; if the runs share no name at all, with the nearest of the other run."""
+    """Names with their signals; if the runs share no name at all, with the nearest name of the other run."""
     lists = []
     for column in ("only_a", "only_b"):
         query = (
@@ -201,7 +201,7 @@ def _growth(tables: DifferenceTables, signal: str) -> Growth:
 
 
 def _layers(tables: DifferenceTables, signal: str) -> Layers:
-    """Of the names that differ most."""
+    """Differences of the names that differ most."""
     chosen = (
         "SELECT name FROM by_name WHERE signal = $signal GROUP BY name HAVING max(excess) IS NOT NULL "  # noqa: S608
         f"ORDER BY max(excess) DESC, name LIMIT {MOST_NAMES}"

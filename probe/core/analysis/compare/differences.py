@@ -1,4 +1,4 @@
-"""Every pair of rows measured, and what that gives by step and by name."""
+"""Differences of every pair of rows, by step and by name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from probe.core.analysis.compare.tolerance import Measure
 from probe.core.storage.sql import quoted
 
 COLUMNS = 200
-"""Ranges of steps that differences are kept by, for each name."""
+"""Most ranges of steps for which differences are kept, for each name."""
 
 
 class DifferenceTables:
-    """What came of comparing: the tables ``by_step`` (signal, step and micro step) and ``by_name`` (signal, name as A
-    has it, and ``bin``, a range of steps).
+    """Results of comparing: the tables ``by_step`` (signal, step and micro step) and ``by_name`` (signal, name as A has
+    it, and ``bin``, a range of steps).
 
     Both have the number of ``rows`` compared, of those ``beyond`` the tolerance and of rows in one run alone, and the
     largest difference, ``excess``, in multiples of the tolerance.
@@ -22,17 +22,17 @@ class DifferenceTables:
         self.sides, self.relative = sides, relative
         self.connection = sides.connection
         self.duplicated: list[str] = []
-        """Signals with rows that come more than once."""
+        """Signals with duplicate rows."""
         first, last = self.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0]
         self.first_step = int(first)
         self.bin_width = (int(last) - int(first)) // COLUMNS + 1
-        """Steps in a range."""
+        """Number of steps in a range."""
         self.connection.execute(_TABLES)
         for signal in sides.signals:
             self._compare(signal)
 
     def pairs(self, signal: str, first: int, last: int, *more: str) -> str:
-        """A query for the rows of A and B beside each other, with their ``excess`` and what ``more`` selects of both.
+        """Query for the paired rows of A and B, with their ``excess`` and the columns ``more`` of both.
 
         The table ``scales`` must have been made for the signal.
         """
@@ -60,7 +60,7 @@ class DifferenceTables:
         return Measure(self.sides.chosen(signal), self.sides.ops(signal), self.relative, decimals)
 
     def scale(self, signal: str) -> None:
-        """Makes the table ``scales``: the largest root mean square in A for each rank and step."""
+        """Create the table ``scales``: the largest root mean square in A for each rank and step."""
         self.connection.execute(
             "CREATE OR REPLACE TEMP TABLE scales AS SELECT rank, step, rms FROM seen "
             "WHERE side = 'a' AND signal = ? AND step IS NOT NULL",
@@ -91,12 +91,12 @@ class DifferenceTables:
             )
 
     def _has_duplicates(self, signal: str) -> bool:
-        """Whether more rows have been paired than there are."""
+        """Return whether more rows have been paired than there are."""
         return bool(self.connection.execute(_MORE_THAN_SEEN, {"signal": signal}).fetchall()[0][0])
 
 
 def selected_numbers(ops: tuple[str, ...], measure: Measure) -> tuple[str, ...]:
-    """What to select for both values and the excess of each op, in the order ``a, b, excess``."""
+    """Columns of both values and the excess of each op, in the order ``a, b, excess``."""
     return tuple(
         cell
         for n, op in enumerate(ops)

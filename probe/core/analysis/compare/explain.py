@@ -1,4 +1,4 @@
-"""What came of a comparison, in words, as a table and as JSON."""
+"""Result of a comparison as text, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from probe.core.messages import plural, printable
 from probe.core.naming import signal_of
 
 LISTED = 10
-"""Names in one run alone that are shown."""
+"""Most names in one run alone that are shown."""
 SUDDEN = 10
-"""Times the largest difference of the steps before, from which on a difference has not grown out of rounding."""
+"""Multiple of the largest difference of the steps before from which on a difference has not grown out of rounding."""
 
 
 def verdict(found: Comparison) -> str:
-    """One sentence or two: whether the runs are the same, and what differs first."""
+    """One sentence or two: whether the runs are the same, and the first difference."""
     if found.beyond:
         return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}"
     within = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{_left_out(found)}."
     if not found.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
     if found.one_sided and not found.common:
-        return f"The runs differ: one has what the other has not (--common leaves that out). {within}"
+        return f"The runs differ: one has data that the other lacks (--common ignores these). {within}"
     return f"The runs are the same: {within}"
 
 
 def sentence(row: DifferingRow) -> str:
-    """Where a row is and what differs in it."""
+    """Text of the place of a row and of the number that differs most."""
     micro = f", micro step {row.micro_step}" if row.micro_stepped else ""
     name = row.name + (f" ({row.name_b} in B)" if row.name_b != row.name else "")
     return (
@@ -40,7 +40,7 @@ def sentence(row: DifferingRow) -> str:
 
 
 def what(row: DifferingRow) -> str:
-    """The number that differs most."""
+    """Text of the number that differs most."""
     if row.shapes_differ:
         return f"shape {row.shape} against {row.shape_b}"
     number = row.numbers[0]
@@ -48,11 +48,11 @@ def what(row: DifferingRow) -> str:
 
 
 COLUMNS = ("step", "signal", "name", "number", "A", "B", "relative")
-"""Of a table of rows."""
+"""Columns of a table of rows."""
 
 
 def place(row: DifferingRow) -> tuple[str, ...]:
-    """A row as cells of a table: see :data:`COLUMNS`."""
+    """Cells of a row in a table: see :data:`COLUMNS`."""
     step = f"{row.step}.{row.micro_step}" if row.micro_stepped else str(row.step)
     name = row.name + (f" = {row.name_b}" if row.name_b != row.name else "")
     if row.shapes_differ:
@@ -62,17 +62,17 @@ def place(row: DifferingRow) -> tuple[str, ...]:
 
 
 def about(found: Comparison) -> Iterator[str]:
-    """What has been compared, and what only one run has."""
+    """Lines about the data that were compared, and those that only one run has."""
     ranks = ", ".join(str(a) if a == b else f"{a}:{b}" for a, b in found.ranks[:8]) + ", ..." * (len(found.ranks) > 8)
     dtype = f" ({found.dtype})" if found.dtype else ""
     of = plural(len(found.ranks), "rank")
     yield f"steps {found.steps[0]} to {found.steps[1]}, {of} {ranks}, relative tolerance {found.tolerance:g}{dtype}"
     renamed = found.renamed - found.by_framework
     if renamed:
-        yield f"{renamed} {plural(renamed, 'name is', 'names are')} called otherwise in B"
+        yield f"{renamed} {plural(renamed, 'name is', 'names are')} different in B"
     if found.by_framework:
         are = plural(found.by_framework, "parameter is", "parameters are")
-        yield f"{found.by_framework} {are} called as the other framework does (gamma for weight, ...)"
+        yield f"{found.by_framework} {are} named as in the other framework (gamma for weight, ...)"
     for kind, only in (("signals", found.only_signals), ("ranks", found.only_ranks), ("steps", found.only_steps)):
         for run, there in zip("AB", only, strict=True):
             if there:
@@ -83,7 +83,7 @@ def about(found: Comparison) -> Iterator[str]:
 
 
 def show(found: Comparison, page: Path | None) -> None:
-    """Prints it all for people."""
+    """Print all of it as text."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
@@ -108,9 +108,9 @@ def show(found: Comparison, page: Path | None) -> None:
 
 
 def as_json(found: Comparison) -> str:
-    """All of it; NaN and Inf are texts."""
-    said = {"verdict": verdict(found), "same": found.same, **_plain(found._asdict())}
-    return json.dumps(said, indent=1, allow_nan=False)
+    """JSON of all of it; NaN and Inf are texts."""
+    fields = {"verdict": verdict(found), "same": found.same, **_plain(found._asdict())}
+    return json.dumps(fields, indent=1, allow_nan=False)
 
 
 def _plain(value: object) -> dict[str, object]:
@@ -134,11 +134,11 @@ def _json(value: object) -> object:
 def _growth(found: Comparison) -> str:
     first = found.first[0].step
     if first == found.steps[0]:
-        return "It is there from the first step that both have."
+        return "It is present from the first step that both have."
     before = f"In the steps before it nothing differed by more than {found.before:.2g}"
     if found.first[0].numbers[0].difference > SUDDEN * found.before:
         return f"{before}: it appears at once."
-    return f"{before}: it may have grown out of rounding, as differences do."
+    return f"{before}: it may have grown out of rounding differences."
 
 
 def _left_out(found: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""The rows that differ first, in the order in which a step takes its course."""
+"""Rows that differ first, in causal order."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Number(NamedTuple):
     a: float | None
     b: float | None
     difference: float
-    """Relative, as :mod:`probe.core.analysis.compare.tolerance` measures it; infinite if just one is NaN, or infinite.
-    Of counts and of fractions of zeros as it is."""
+    """Relative difference, as :mod:`probe.core.analysis.compare.tolerance` measures it; infinite if just one is NaN, or
+    infinite. For counts and fractions of zeros the absolute one."""
     beyond: bool
-    """Whether it is more than the tolerance."""
+    """True if it is more than the tolerance."""
 
 
 class DifferingRow(NamedTuple):
-    """One row that differs."""
+    """Row that differs."""
 
     signal: str
     step: int
-    """Of A."""
+    """Step of A."""
     micro_step: int
     micro_stepped: bool
-    """Whether micro steps tell rows of the signal apart."""
+    """True if rows of the signal are distinguished by micro step."""
     rank: int
-    """Of A."""
+    """Rank of A."""
     stage: int
     name: str
-    """In A."""
+    """Name in A."""
     name_b: str
     call: int
     shape: str
@@ -50,13 +50,13 @@ class DifferingRow(NamedTuple):
     dtype: str
     dtype_b: str
     excess: float
-    """The largest difference of its numbers, in multiples of the tolerance."""
+    """Largest difference of its numbers, in multiples of the tolerance."""
     numbers: tuple[Number, ...]
-    """The one that differs most at the beginning."""
+    """Numbers in order of their difference, the largest first."""
 
     @property
     def shapes_differ(self) -> bool:
-        """By their sizes, where both are known: frameworks write ``[3, 2]`` or ``(3, 2)``."""
+        """Comparison by sizes, where both are known: frameworks write ``[3, 2]`` or ``(3, 2)``."""
         return bool(self.shape and self.shape_b) and _sizes(self.shape) != _sizes(self.shape_b)
 
 
@@ -74,10 +74,10 @@ class _Group(NamedTuple):
 
 
 def first_rows(tables: DifferenceTables, most: int) -> list[DifferingRow]:
-    """The first ``most`` rows that are beyond the tolerance.
+    """First ``most`` rows that are beyond the tolerance.
 
-    Order: step; then weights, then one micro step after the other, forward before backward, then what there is once a
-    step; then as the rows were executed in A; then by rank.
+    Order: step; then weights, then one micro step after the other, forward before backward, then signals with one value
+    a step; then as the rows were executed in A; then by rank.
     """
     groups = list(_first_groups(tables, most))
     found: list[DifferingRow] = []
@@ -88,7 +88,7 @@ def first_rows(tables: DifferenceTables, most: int) -> list[DifferingRow]:
 
 
 def _first_groups(tables: DifferenceTables, most: int) -> Iterator[_Group]:
-    """Those that hold the first ``most`` rows, in causal order."""
+    """Groups that hold the first ``most`` rows, in causal order."""
     micro_stepped = _micro_stepped(tables)
     query = "SELECT step, micro_step, signal, beyond FROM by_step WHERE beyond > 0 ORDER BY step LIMIT ?"
     limit = most * max(1, _widest(tables))
@@ -102,26 +102,26 @@ def _first_groups(tables: DifferenceTables, most: int) -> Iterator[_Group]:
 
 
 def _widest(tables: DifferenceTables) -> int:
-    """The largest number of groups in a step."""
+    """Largest number of groups in a step."""
     query = "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM by_step GROUP BY step)"
     return int(tables.connection.execute(query).fetchall()[0][0])
 
 
 def _micro_stepped(tables: DifferenceTables) -> frozenset[str]:
-    """Signals of which there are rows for each micro step."""
+    """Signals with rows for each micro step."""
     several = tables.connection.execute("SELECT DISTINCT signal FROM by_step WHERE micro_step > 0").fetchall()
     always = ("actv", "actv_grad")
     return frozenset([row[0] for row in several]).union(always)
 
 
 def _causal_order(group: _Group, micro_stepped: frozenset[str]) -> tuple[int, int, int, int, str]:
-    """Sorts groups: position in the course of training, then the signal's name."""
+    """Sort key for groups: position within training, then the signal's name."""
     micro_step = group.micro_step if group.signal in micro_stepped else None
     return *position(group.step, signal_of(group.signal).phase, micro_step), group.signal
 
 
 def _ordered(tables: DifferenceTables, signal: str, groups: list[_Group]) -> list[DifferingRow]:
-    """The rows of some groups of a signal, by step and as they were executed."""
+    """Rows of some groups of a signal, by step and as they were executed."""
     found: list[DifferingRow] = []
     for step, same in groupby(sorted(groups), key=lambda group: group.step):
         rows = list(_rows(tables, signal, step, {group.micro_step for group in same}))
@@ -152,7 +152,7 @@ def _rows(tables: DifferenceTables, signal: str, step: int, micro_steps: Iterabl
 
 
 def _number(op: str, a: float | None, b: float | None, excess: float, tables: DifferenceTables) -> tuple[float, Number]:
-    """With its excess."""
+    """Number with its excess."""
     return excess, Number(op, a, b, difference(op, a, b, excess, tables.relative), excess > 1)
 
 
@@ -164,7 +164,7 @@ def _key(row: DifferingRow) -> _Key:
 
 
 def _positions(rows: Rows, signal: str, step: int, ranks: Iterable[int]) -> dict[int, dict[_Key, int]]:
-    """For each rank, where in the step's order of execution each row stands."""
+    """Positions of rows in the step's order of execution, by rank."""
     found: dict[int, dict[_Key, int]] = {}
     for rank in ranks:
         batches = [batch for each in steps_of(rows, rank, step, step, [signal]) for batch in each.batches]
@@ -174,7 +174,7 @@ def _positions(rows: Rows, signal: str, step: int, ranks: Iterable[int]) -> dict
 
 
 def executed(tables: DifferenceTables, signal: str) -> dict[str, int]:
-    """Where names stand in the order of execution of the first step of A that is compared, by its first rank."""
+    """Positions of names in the order of execution of the first step of A that is compared, by its first rank."""
     places = _positions(tables.sides.a.rows, signal, tables.first_step, [tables.sides.ranks[0][0]])
     found: dict[str, int] = {}
     for (_, name, *_), place in next(iter(places.values())).items():

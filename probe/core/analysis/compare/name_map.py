@@ -1,4 +1,4 @@
-"""Which names of one run are which of the other."""
+"""Mapping of the names of one run to those of the other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import NamedTuple
 import yaml
 
 REGEX = "re:"
-"""What a name begins with that is a regular expression."""
+"""Prefix of a name that is a regular expression."""
 OTHER_LAST = {"gamma": ("weight",), "beta": ("bias",), "embedding_table": ("weight",)} | {
     "weight": ("gamma", "embedding_table"),
     "bias": ("beta",),
 }
-"""What PyTorch and MindSpore call the parameters of norms and embeddings, by what the other does."""
+"""Last components of the names of parameters of norms and embeddings, with those of the other framework."""
 
 
 class MapEntry(NamedTuple):
-    """One line of a mapping."""
+    """Line of a mapping."""
 
     of_a: str
     of_b: str
@@ -29,7 +29,7 @@ class MapEntry(NamedTuple):
     replace: str | Callable[[re.Match[str]], str]
 
     def map(self, name: str) -> str | None:
-        """What ``name`` is called in the other run; None if this line is not about it."""
+        """Return the name of ``name`` in the other run; None if this line does not match it."""
         found = self.find.fullmatch(name)
         if found is None:
             return None
@@ -37,28 +37,28 @@ class MapEntry(NamedTuple):
 
 
 class NameMap(NamedTuple):
-    """What a mapping file says."""
+    """Content of a mapping file."""
 
     names: tuple[MapEntry, ...] = ()
     signals: Mapping[str, str] = {}
     source: str = ""
-    """The file."""
+    """Path of the file."""
 
 
 class Pairs(NamedTuple):
-    """What became of the names of two runs."""
+    """Result of mapping the names of two runs."""
 
     renamed: dict[str, str]
-    """Names of A that are called otherwise in B."""
+    """Names of A that are different in B, with those."""
     frameworks: int
-    """How many of them are the parameters of norms and embeddings, which frameworks call differently."""
+    """Number of them that are parameters of norms and embeddings, which frameworks name differently."""
 
 
 def read(path: Path) -> NameMap:
-    """A mapping file: JSON, or YAML where its name ends in ``.yaml`` or ``.yml``.
+    """Read a mapping file: JSON, or YAML if its name ends in ``.yaml`` or ``.yml``.
 
     Raises:
-        ValueError: if it is not one, with everything that is wrong.
+        ValueError: if it is not one, with all problems.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -74,12 +74,12 @@ def read(path: Path) -> NameMap:
 
 
 def entry(of_a: str, of_b: str) -> MapEntry:
-    """One line: a name, one with ``*`` for any text without dots, or ``re:`` and a regular expression.
+    """Line of a mapping: a name, one with ``*`` for any text without dots, or ``re:`` and a regular expression.
 
-    A name stands for what is beneath it too: ``encoder`` for ``encoder.fc.weight``.
+    A name stands for all names beneath it too: ``encoder`` for ``encoder.fc.weight``.
 
     Raises:
-        ValueError: if it means nothing.
+        ValueError: if it is not valid.
     """
     if of_a.startswith(REGEX):
         try:
@@ -97,13 +97,13 @@ def entry(of_a: str, of_b: str) -> MapEntry:
 
 
 def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across: bool) -> Pairs:
-    """What the names of A are called in B.
+    """Map the names of A to those of B.
 
     Args:
-        across: whether the runs are of two frameworks.
+        across: true if the runs are of two frameworks.
 
     Raises:
-        ValueError: if a line of the mapping is about no name of A, or names nothing of B; with the nearest that are.
+        ValueError: if a line of the mapping matches no name of A, or names nothing of B; with the nearest names.
     """
     renamed: dict[str, str] = {}
     hits: dict[MapEntry, list[str]] = {line: [] for line in mapping.names}
@@ -125,7 +125,7 @@ def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """`` (nearest: 'fc.weight')``, or nothing."""
+    """Text such as `` (nearest: 'fc.weight')``; empty if no name is near."""
     close = get_close_matches(name, list(names), 1, 0.5)
     return f" (nearest: {close[0]!r})" if close else ""
 
@@ -144,7 +144,7 @@ def _across(names: Collection[str], of_a: Collection[str], of_b: Collection[str]
 
 
 def _refuse_meeting(mapping: NameMap, renamed: Mapping[str, str], of_a: Collection[str], of_b: Collection[str]) -> None:
-    """Raises if two names of A would be the same of B."""
+    """Raise ValueError if two names of A would be mapped to one of B."""
     taken: dict[str, str] = {}
     for name in of_a:
         target = renamed.get(name, name)
@@ -168,7 +168,7 @@ def _missing(line: MapEntry, targets: list[str], of_b: Collection[str]) -> str:
 
 
 def _stems(names: Iterable[str]) -> set[str]:
-    """Names and what they lie beneath."""
+    """Names and all their prefixes."""
     return {name[:end] for name in names for end in [len(name), *(m.start() for m in re.finditer(r"\.", name))]} - {""}
 
 
@@ -196,14 +196,14 @@ def _problems(content: object) -> list[str]:
         if key not in keys
     ]
     for key in keys:
-        said = content.get(key) or {}
-        if not isinstance(said, dict):
-            found.append(f"{key}: expected names of A, each with that of B; there is {type(said).__name__}")
+        entries = content.get(key) or {}
+        if not isinstance(entries, dict):
+            found.append(f"{key}: expected names of A, each with that of B; there is {type(entries).__name__}")
             continue
-        wrong = [a for a, b in said.items() if not isinstance(a, str) or not isinstance(b, str)]
-        found += [f"{key}: {a!r}: expected a text for a text; there is {said[a]!r}" for a in wrong]
+        wrong = [a for a, b in entries.items() if not isinstance(a, str) or not isinstance(b, str)]
+        found += [f"{key}: {a!r}: expected a text for a text; there is {entries[a]!r}" for a in wrong]
         if key == "names":
-            found += [problem for a, b in said.items() if a not in wrong and (problem := _meaningless(a, b))]
+            found += [problem for a, b in entries.items() if a not in wrong and (problem := _meaningless(a, b))]
     return found
 
 

@@ -1,4 +1,4 @@
-"""What came of a comparison as one HTML page."""
+"""Result of a comparison as one HTML page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from probe.core.analysis.report.page import page as framed
 from probe.core.naming import signal_of
 
 SMALLEST = -8
-"""Power of ten from which on differences are drawn."""
+"""Smallest power of ten that is drawn."""
 INFINITE = 2
-"""Power of ten that stands for an infinite difference; larger ones are drawn as it."""
+"""Power of ten that stands for an infinite difference; larger differences are drawn the same."""
 
 
 def page(found: Comparison) -> str:
-    """The text of an HTML file that needs no network.
+    """Text of an HTML file that needs no network.
 
     Raises:
         ImportError: if plotly is missing.
@@ -33,8 +33,8 @@ def page(found: Comparison) -> str:
 
 def _sections(found: Comparison) -> Iterator[PageSection]:
     kind = "good" if found.same and not found.skipped else "bad"
-    told = "".join(f"<p>{escape(line)}</p>" for line in about(found))
-    yield PageSection("verdict", "Verdict", f'<div class="card {kind}"><p>{escape(verdict(found))}</p></div>{told}')
+    lines = "".join(f"<p>{escape(line)}</p>" for line in about(found))
+    yield PageSection("verdict", "Verdict", f'<div class="card {kind}"><p>{escape(verdict(found))}</p></div>{lines}')
     if found.first:
         rows = [(str(row.rank), *place(row)) for row in found.first]
         what = f"<p>The first {len(rows)} of {found.beyond}, in causal order. Step 7.1 is step 7, micro step 1.</p>"
@@ -44,7 +44,7 @@ def _sections(found: Comparison) -> Iterator[PageSection]:
         for signal, rows, beyond, largest in found.counts
     ]
     yield PageSection(
-        "signals", "Signals", _table(("signal", "what it is", "rows", "differ", "largest difference"), counts)
+        "signals", "Signals", _table(("signal", "meaning", "rows", "differ", "largest difference"), counts)
     )
     yield PageSection("growth", "Differences over steps", '<div id="growth-plot" class="plot"></div>')
     shown = found.first[0].signal if found.first else ""
@@ -52,11 +52,13 @@ def _sections(found: Comparison) -> Iterator[PageSection]:
         f"<option{' selected' * (layers.signal == shown)}>{escape(layers.signal)}</option>" for layers in found.layers
     )
     chooser = f'<div class="controls"><label>signal <select id="layers-signal">{options}</select></label></div>'
-    what = "<p>The largest relative difference of each name in each range of steps; names as they were executed.</p>"
+    what = (
+        "<p>The largest relative difference of each name in each range of steps; names in the order of execution.</p>"
+    )
     yield PageSection("layers", "Differences by layer", f'{what}{chooser}<div id="layers-plot" class="plot"></div>')
     if found.problems:
         listed = "".join(f"<li>{escape(problem)}</li>" for problem in found.problems)
-        yield PageSection("problems", "What could not be read", f"<ul>{listed}</ul>")
+        yield PageSection("problems", "Data that could not be read", f"<ul>{listed}</ul>")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -88,7 +90,7 @@ def _data(found: Comparison) -> dict[str, object]:
 
 
 def _power(value: float | None) -> float | None:
-    """The logarithm to base 10, between :data:`SMALLEST` and :data:`INFINITE`; None for None."""
+    """Logarithm to base 10, between :data:`SMALLEST` and :data:`INFINITE`; None for None."""
     if value is None:
         return None
     power = math.log10(value) if 0 < value < math.inf else SMALLEST if value <= 0 else INFINITE

@@ -1,4 +1,4 @@
-"""The two runs in one database, and which rows of one stand beside which of the other."""
+"""Pairs of rows of two runs in one database."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from probe.core.storage.sql import quoted
 KEY = ("rank", "stage", NAME, STEP, MICRO_STEP, CALL)
 """Columns that pair rows of the two runs."""
 WINDOW = 1 << 25
-"""Bytes of files of one signal of one run that are read at a time."""
+"""Size in bytes of the files of one signal of one run that are read at a time."""
 
 
 class Options(NamedTuple):
-    """What to compare, and how."""
+    """Options of a comparison."""
 
     first_step: int | None = None
     last_step: int | None = None
-    """Steps of A, both included."""
+    """Last step of A; ``first_step`` is the first. Both are included."""
     step_offset: int = 0
-    """What is added to a step of A to get that of B."""
+    """Number that is added to a step of A to get that of B."""
     ranks: tuple[int, int] | None = None
-    """One rank of A and one of B; else all that both have."""
+    """Rank of A and rank of B; else all ranks that both have."""
     signals: tuple[str, ...] = ()
-    """Names in A; else all."""
+    """Signals by their names in A; else all."""
     ops: tuple[str, ...] = ()
-    """Else all that both have."""
+    """Ops to compare; else all that both have."""
     relative: float | None = None
-    """The relative tolerance; else by dtype."""
+    """Relative tolerance; else by dtype."""
     common: bool = False
-    """Whether what only one run has is no difference."""
+    """True if data of one run alone are no difference."""
     mapping: NameMap = NameMap()
 
 
 class OnlyIn(NamedTuple):
-    """What there is in one run alone."""
+    """Data of one run alone."""
 
     a: list[str]
     b: list[str]
 
 
 class Sides:
-    """Both runs, open. What SQL needs to know of them is in the tables ``ranks``, ``names``, ``steps`` and ``seen``.
+    """Both runs, open, with the tables ``ranks``, ``names``, ``steps`` and ``seen`` for queries.
 
     Raises:
-        ValueError: if a run cannot be read, if the two have nothing in common, or if the mapping is about other runs.
+        ValueError: if a run cannot be read, if the two have nothing in common, or if the mapping names data they lack.
     """
 
     def __init__(self, a: Side, b: Side, options: Options) -> None:
@@ -57,7 +57,7 @@ class Sides:
         self.connection = a.rows.connection
         self.ranks = self._pair_ranks()
         self.signals = self._pair_signals()
-        """Signals of A that B has too, with their names there; in causal order."""
+        """Signals of A that B has too, with B's names; in causal order."""
         self.only_signals = self._only_signals()
         self.only_ranks = OnlyIn(
             [] if options.ranks else [str(rank) for rank in a.run.ranks if rank not in b.run.ranks],
@@ -68,21 +68,21 @@ class Sides:
         self.only_steps = self._pair_steps()
 
     def dtypes(self) -> list[str]:
-        """Every dtype that is compared."""
+        """Dtypes that are compared."""
         found = self.connection.execute("SELECT DISTINCT dtype FROM seen WHERE dtype IS NOT NULL ORDER BY 1").fetchall()
         return [row[0] for row in found]
 
     def ops(self, signal: str) -> tuple[str, ...]:
-        """Numbers of a signal that both sides have."""
+        """Ops of a signal that both runs have."""
         of_b = self.b.rows.numbers(self.signals[signal])
         return tuple(op for op in self.a.rows.numbers(signal) if op in of_b)
 
     def chosen(self, signal: str) -> tuple[str, ...]:
-        """Those of them that are to be compared."""
+        """Ops of a signal that are to be compared."""
         return tuple(op for op in self.ops(signal) if not self.options.ops or op in self.options.ops)
 
     def windows(self, signal: str) -> Iterator[tuple[int, int]]:
-        """Ranges of A's steps, first and last, that are compared at a time, of all steps."""
+        """Ranges of A's steps, first and last, that are compared one at a time."""
         begin, last = self.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0]
         held = 0
         for first, size in sorted((file.first, file.path.stat().st_size) for _, file in self.a.rows.files[signal]):
@@ -93,7 +93,7 @@ class Sides:
         yield begin, last
 
     def selected(self, signal: str, first: int, last: int) -> tuple[str, str]:
-        """A's and B's rows of a signal in some of A's steps, with :data:`KEY` as A has it but ``name`` as B has it."""
+        """Queries for the rows of A and B of a signal in a range of A's steps; keys are A's, except ``name``, B's."""
         ops = self.ops(signal)
         offset = self.options.step_offset
         idle = _idle(ops) if signal_of(signal).phase == STATE_PHASE else "false"
@@ -128,7 +128,7 @@ class Sides:
         return ranks
 
     def _named_in_b(self) -> dict[str, str]:
-        """What B calls A's signals."""
+        """Signals of A, with B's name of each."""
         return {signal: self.options.mapping.signals.get(signal, signal) for signal in self.a.rows.signals}
 
     def _wanted(self, signals: Sequence[str]) -> set[str]:
@@ -136,12 +136,12 @@ class Sides:
 
     def _pair_signals(self) -> dict[str, str]:
         mapping, a, b = self.options.mapping, self.a.rows.signals, self.b.rows.signals
-        told = [f"--signals: {s!r} is no signal of A{nearest(s, a)}" for s in self.options.signals if s not in a]
+        problems = [f"--signals: {s!r} is no signal of A{nearest(s, a)}" for s in self.options.signals if s not in a]
         for of_a, of_b in mapping.signals.items():
-            told += [f"{mapping.source}: signals: {of_a!r} is no signal of A{nearest(of_a, a)}"] * (of_a not in a)
-            told += [f"{mapping.source}: signals: {of_b!r} is no signal of B{nearest(of_b, b)}"] * (of_b not in b)
-        if told:
-            raise ValueError("\n".join(told))
+            problems += [f"{mapping.source}: signals: {of_a!r} is no signal of A{nearest(of_a, a)}"] * (of_a not in a)
+            problems += [f"{mapping.source}: signals: {of_b!r} is no signal of B{nearest(of_b, b)}"] * (of_b not in b)
+        if problems:
+            raise ValueError("\n".join(problems))
         wanted = self._wanted(a)
         shared = {s: name for s, name in self._named_in_b().items() if s in wanted and name in b}
         common = {s: b for s, b in shared.items() if _alike(_micro_stepped(self.a, s), _micro_stepped(self.b, b))}
@@ -156,17 +156,18 @@ class Sides:
         return dict(sorted(common.items(), key=lambda pair: (signal_of(pair[0]).phase, pair[0])))
 
     def _only_signals(self) -> OnlyIn:
-        """A signal that one run has for each micro step and the other once a step is in neither of them the same."""
+        """Signals of one run alone. A signal with rows for each micro step in one run and for each step in the other is
+        one of them."""
         of_a = [s for s in self.a.rows.signals if s in self._wanted(self.a.rows.signals) and s not in self.signals]
-        told = {name for s, name in self._named_in_b().items() if s in self.signals}
-        of_b = [s for s in self.b.rows.signals if s not in told and not self.options.signals]
+        paired = {name for s, name in self._named_in_b().items() if s in self.signals}
+        of_b = [s for s in self.b.rows.signals if s not in paired and not self.options.signals]
         return OnlyIn(
             [_described(self.a, s) if self._named_in_b()[s] in self.b.rows.files else s for s in sorted(of_a)],
             [_described(self.b, s) if s in self._named_in_b().values() else s for s in sorted(of_b)],
         )
 
     def _see(self) -> None:
-        """Looks through all rows once: names, steps, dtypes, and how large elements are."""
+        """Read all rows once for names, steps, dtypes, and the size of elements."""
         self.connection.execute(_ELEMENTS)
         self.connection.execute(_SEEN)
         for of_a, of_b in self.signals.items():
@@ -201,7 +202,7 @@ class Sides:
         return pairs
 
     def _by_dtypes(self, letter: str) -> str:
-        """The framework that spells dtypes as a run does whose manifest names none; empty if it cannot be told."""
+        """Framework by its spelling of dtypes, for a run whose manifest names none; empty if it is unknown."""
         query = "SELECT DISTINCT dtype FROM seen WHERE dtype <> '' AND side = ?"
         dtypes = [row[0] for row in self.connection.execute(query, [letter]).fetchall()]
         if any(dtype.startswith("torch.") for dtype in dtypes):
@@ -217,17 +218,17 @@ class Sides:
             self.connection.execute(_ONLY_STEPS, {"side": side, "offset": offset}).fetchall()
             for side, offset in (("a", 0), ("b", self.options.step_offset))
         ]
-        told = [[f"{first}-{last}" if first < last else str(first) for first, last in spans] for spans in only]
+        texts = [[f"{first}-{last}" if first < last else str(first) for first, last in spans] for spans in only]
         if not self.connection.execute("SELECT count(*) FROM steps").fetchall()[0][0]:
-            spans = [", ".join(each[:5]) or "none" for each in told]
+            spans = [", ".join(each[:5]) or "none" for each in texts]
             raise ValueError(
                 f"the runs have no step in common: A has {spans[0]}; B {spans[1]} (see --steps, --step-offset)"
             )
-        return OnlyIn(told[0], told[1])
+        return OnlyIn(texts[0], texts[1])
 
 
 def _micro_stepped(side: Side, signal: str) -> bool | None:
-    """Whether the signal's files have a column for micro steps; None if that cannot be seen, as in Parquet files."""
+    """Return whether the signal's files have a column for micro steps; None if unknown, as for Parquet files."""
     columns = [file.columns for _, file in side.rows.files[signal] if file.columns]
     return any(MICRO_STEP in each for each in columns) if columns else None
 
@@ -241,7 +242,8 @@ def _described(side: Side, signal: str) -> str:
 
 
 def _idle(ops: Sequence[str]) -> str:
-    """Whether a row is of zeros alone, as optimizer state before the first update, which not everyone writes."""
+    """Condition for rows of zeros alone, such as optimizer state before the first update, which not every tool
+    writes."""
     if "norm" in ops:
         return "coalesce(norm = 0, false)"
     if "min" in ops and "max" in ops:
@@ -257,7 +259,7 @@ _SEEN = """
 CREATE TEMP TABLE seen
     (side VARCHAR, signal VARCHAR, name VARCHAR, rank INTEGER, step BIGINT, dtype VARCHAR, rows BIGINT, rms DOUBLE)
 """
-"""By name, by rank and step (of A), and by dtype: the other columns are NULL."""
+"""Aggregates by name, by rank and step (of A), and by dtype: the other columns are NULL."""
 _SEE = """
 INSERT INTO seen
 SELECT $side, $signal, name, rank, step, dtype, count(*), max(rms) FILTER (isfinite(rms))

@@ -1,4 +1,4 @@
-"""The two runs, each found in its directory and read into one database."""
+"""Two runs, each found in its directory, opened in one database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probe.core.storage.table_files import first_step, has_tables
 
 
 class Side(NamedTuple):
-    """One run."""
+    """One of the two runs."""
 
     letter: str
     root: Path
@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
 @contextmanager
 def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
-    """The last run in each of two directories, in one database.
+    """Open the last run in each of two directories, in one database.
 
     Raises:
         ValueError: if one of them cannot be read.

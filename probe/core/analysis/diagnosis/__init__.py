@@ -1,7 +1,9 @@
-"""From the files of all ranks to the first cause: judged, put in order, and told what follows from what.
+"""From the files of all ranks to the first cause.
 
-:mod:`entries` reads what runs have dumped in ``anomaly.json``, :mod:`judging` has the rules judge the files again,
-:mod:`replicas` compares what ranks should hold alike, :mod:`topology` says who can infect whom, :mod:`classes` tells
-causes from what follows, :mod:`words` says it in a paragraph, :mod:`analysis` does all of it, and :mod:`objects`
-and :mod:`card` give it to machines and to reports.
+:mod:`evaluate` runs the rules over the files again, :mod:`live_findings` adds the findings that the run itself dumped,
+:mod:`replicas` compares tensors that ranks should hold alike, :mod:`collectives` finds exchanges that carried NaN or
+Inf, :mod:`topology` knows the groups of ranks, :mod:`causality` separates causes from consequences, :mod:`evidence` and
+:mod:`extent` collect the rows behind a finding and count those judged, :mod:`explain` writes the paragraph,
+:mod:`analyse` runs all of these, and :mod:`export` makes JSON of the result. A :mod:`located_finding` is a finding with
+its position in training.
 """

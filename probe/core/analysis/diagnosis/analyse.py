@@ -1,4 +1,4 @@
-"""From a directory of many ranks' output to the first cause, within memory that does not grow with steps."""
+"""Analysis of a directory with the output of many ranks, in memory that does not grow with steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from probe.core.analysis.diagnosis.causality import Cause, Reach, Story, tell
-from probe.core.analysis.diagnosis.collectives import exchanged, givers
-from probe.core.analysis.diagnosis.evaluate import Judged, Judging, configured, ops_of
+from probe.core.analysis.diagnosis.causality import CausalPaths, Cause, Incident, incidents_of
+from probe.core.analysis.diagnosis.collectives import exchanged, senders
+from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, RankEvaluator, configured, ops_of
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals
 from probe.core.analysis.diagnosis.extent import Extent, counted, extent
-from probe.core.analysis.diagnosis.live_findings import Dumped, call_of, dumped
+from probe.core.analysis.diagnosis.live_findings import LiveFindings, call_of, dumped
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
@@ -25,16 +25,16 @@ from probe.core.storage.problems import Problems
 
 
 @dataclass(frozen=True)
-class StoryDiagnosis:
-    """The first cause of one story."""
+class IncidentDiagnosis:
+    """First cause of one incident."""
 
-    story: Story
+    incident: Incident
     kind: Kind
     first: Located
     ranks: tuple[int, ...]
-    """On which it was first, at the same place."""
+    """Ranks on which it began, at the same place."""
     rivals: tuple[Located, ...]
-    """What may have begun it just as well."""
+    """Findings that may have begun the incident as well as ``first``."""
     evidence: Evidence
     text: str
     """A paragraph for people."""
@@ -42,60 +42,60 @@ class StoryDiagnosis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What was found in a run."""
+    """Findings and diagnoses of a run."""
 
     run: RecordedRun
-    judged: tuple[Judged, ...]
-    diagnosis: StoryDiagnosis | None
-    """The main story's: the first in which anything became NaN or Inf, else the first; None if nothing was found. What
-    only the end of the run has left behind is the main story if there is no other."""
-    others: tuple[StoryDiagnosis, ...]
-    """Of what has no connection in time with it, in order."""
+    judged: tuple[EvaluatedRank, ...]
+    diagnosis: IncidentDiagnosis | None
+    """Diagnosis of the main incident: the first with NaN or Inf, else the first; None if nothing was found. An incident
+    that only the end of the run explains is the main one if there is no other."""
+    others: tuple[IncidentDiagnosis, ...]
+    """Diagnoses of the other incidents, in order of time."""
     notes: tuple[str, ...]
-    """What was not judged, and why."""
+    """Data that were not judged, with the reasons."""
     problems: Problems
     topology: Topology
     all_steps: bool = True
-    """Whether the findings of all steps count."""
+    """True if the findings of all steps count."""
 
     @property
     def extent(self) -> Extent:
-        """How much was judged."""
+        """Ranks, steps and rows that were judged."""
         return extent(self.judged)
 
     @property
     def unexplained(self) -> bool:
-        """Whether the run itself counted findings of which neither its files nor its dump have any."""
+        """True if the run itself counted findings, but neither its files nor its dump have any."""
         return self.all_steps and not self.diagnosis and any(counted(self.run).values())
 
     @property
-    def diagnoses(self) -> tuple[StoryDiagnosis, ...]:
-        """All of them in order of time."""
+    def diagnoses(self) -> tuple[IncidentDiagnosis, ...]:
+        """All diagnoses in order of time."""
         main = [self.diagnosis] if self.diagnosis else []
-        return tuple(sorted([*main, *self.others], key=lambda each: each.story.first))
+        return tuple(sorted([*main, *self.others], key=lambda each: each.incident.first))
 
     def findings(self) -> list[tuple[Located, Cause]]:
-        """All that are kept, in order."""
-        return [pair for diagnosis in self.diagnoses for pair in diagnosis.story.findings]
+        """All findings that are kept, in order."""
+        return [pair for diagnosis in self.diagnoses for pair in diagnosis.incident.findings]
 
     @property
     def number(self) -> int:
-        """All findings, those that are not kept too."""
-        return sum(diagnosis.story.number for diagnosis in self.diagnoses)
+        """Number of all findings, including those that are not kept."""
+        return sum(diagnosis.incident.number for diagnosis in self.diagnoses)
 
 
 def analyse(
     root: Path,
     steps: Iterable[int] = (),
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     connection: Connection | None = None,
 ) -> Analysis:
-    """The run in ``root`` that began last.
+    """Analyse the run in ``root`` that began last.
 
     Args:
-        steps: those whose findings count; all if there are none.
-        told: gets what is being done.
-        connection: a database to read with.
+        steps: steps whose findings count; all if empty.
+        progress: called with a line about each task as it begins.
+        connection: database to read with.
 
     Raises:
         ValueError: if there is no output of a run, or nothing of it at any of ``steps``.
@@ -107,27 +107,27 @@ def analyse(
     dump = inside.parent if inside in [directory.path for directory in run.directories] else inside
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
-        judged, rules = _judge(rows, run, topo, wanted, told)
+        judged, rules = _judge(rows, run, topo, wanted, progress)
         if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
             raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
         of_rank = {each.rank: each for each in judged}
         extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
         topo = topology(run.directories, extra.mates, sharers(rows))
-        told("comparing replicas")
+        progress("comparing replicas")
         differing, aliens = compare(rows, topo, wanted)
         _place(judged, extra)
         found = [*differing, *extra.live]
-        reach = _reach(rows, topo, judged, found)
-        stories = [story for story in tell(judged, reach, found) if story.findings]
-        told("putting it into words")
-        main = _main(stories)
-        diagnoses = [(story, _diagnose(rows, story, of_rank)) for story in stories]
+        can_cause = _causal_paths(rows, topo, judged, found)
+        incidents = [incident for incident in incidents_of(judged, can_cause, found) if incident.findings]
+        progress("writing the diagnosis")
+        main = _main(incidents)
+        diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
         notes = tuple(_notes(rows, aliens, judged))
     return Analysis(
         run,
         tuple(judged),
-        next((diagnosis for story, diagnosis in diagnoses if story is main), None),
-        tuple(diagnosis for story, diagnosis in diagnoses if story is not main),
+        next((diagnosis for incident, diagnosis in diagnoses if incident is main), None),
+        tuple(diagnosis for incident, diagnosis in diagnoses if incident is not main),
         notes,
         problems,
         topo,
@@ -136,7 +136,7 @@ def analyse(
 
 
 def _span(rows: Rows) -> str:
-    """The first and the last step, if there is any."""
+    """Text of the first and the last step; empty if there is none."""
     found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals)  # noqa: S608
     if not found:
         return ""
@@ -144,21 +144,21 @@ def _span(rows: Rows) -> str:
     return "" if first is None else f", {first} to {last}"
 
 
-def _main(stories: Sequence[Story]) -> Story | None:
-    begun = [story for story in stories if story.of(Cause.initiating)] or stories
-    return next((story for story in begun if story.is_non_finite), begun[0] if begun else None)
+def _main(incidents: Sequence[Incident]) -> Incident | None:
+    begun = [incident for incident in incidents if incident.of(Cause.initiating)] or incidents
+    return next((incident for incident in begun if incident.is_non_finite), begun[0] if begun else None)
 
 
 def _judge(
-    rows: Rows, run: RecordedRun, topo: Topology, wanted: Sequence[int], told: Callable[[str], None]
-) -> tuple[list[Judged], set[str]]:
+    rows: Rows, run: RecordedRun, topo: Topology, wanted: Sequence[int], progress: Callable[[str], None]
+) -> tuple[list[EvaluatedRank], set[str]]:
     judged, rules, ops = [], set[str](), ops_of(rows)
     for rank in run.ranks:
-        told(f"judging rank {rank}")
+        progress(f"judging rank {rank}")
         directory = run.of(rank)[-1]
         alert = configured(directory.manifest, directory.path, rows.problems)
         rules |= {rule.rule_name for rule in alert.rules}
-        judged.append(Judging(rows, rank, alert, ops, topo.stage(rank)).run(wanted))
+        judged.append(RankEvaluator(rows, rank, alert, ops, topo.stage(rank)).run(wanted))
     return judged, rules
 
 
@@ -166,81 +166,85 @@ def _dump(
     root: Path,
     dump: Path,
     run: RecordedRun,
-    judged: dict[int, Judged],
+    judged: dict[int, EvaluatedRank],
     rules: set[str],
     topo: Topology,
     wanted: Collection[int],
     problems: Problems,
-) -> Dumped:
-    """Findings of earlier runs lie in the same files: where there are several runs, of those that do not say of which
-    they are only the ones that the files of this run confirm are taken."""
+) -> LiveFindings:
+    """Findings that this run dumped.
+
+    Findings of earlier runs lie in the same files. If there are several runs, a finding that does not name its run is
+    taken only if the files of this run confirm it.
+    """
     extra = dumped(dump, run, judged, rules, topo.stage, wanted, problems)
     only = len(find(dump, Problems())) == len(run.directories)
     if extra.doubtful and not only:
         made = plural(len(extra.doubtful), "finding")
-        what = f"{len(extra.doubtful)} {made} that its own rules made while it ran may be another run's: left out"
+        what = f"{len(extra.doubtful)} {made} that its rules made while it ran may belong to another run: left out"
         problems.add(root, what, skipped=False)
     elif extra.doubtful:
         extra.live += extra.doubtful
     return extra
 
 
-def _place(judged: Iterable[Judged], extra: Dumped) -> None:
+def _place(judged: Iterable[EvaluatedRank], extra: LiveFindings) -> None:
     for rank in judged:
         for episode in rank.episodes:
             episode.kept = [located._replace(call=call_of(located, extra.calls)) for located in episode.kept]
 
 
-def _reach(rows: Rows, topo: Topology, judged: Sequence[Judged], found: Sequence[Located]) -> Reach:
+def _causal_paths(rows: Rows, topo: Topology, judged: Sequence[EvaluatedRank], found: Sequence[Located]) -> CausalPaths:
     kept = [located for each in judged for episode in each.episodes for located in episode.kept]
     firsts = {episode.first for each in judged for episode in each.episodes}
-    return Reach(topo, exchanged(rows, firsts), givers([*kept, *found]))
+    return CausalPaths(topo, exchanged(rows, firsts), senders([*kept, *found]))
 
 
-def _diagnose(rows: Rows, story: Story, judged: dict[int, Judged]) -> StoryDiagnosis:
-    begun = origins(story) or [story.findings[0][0]]
+def _diagnose(rows: Rows, incident: Incident, judged: dict[int, EvaluatedRank]) -> IncidentDiagnosis:
+    begun = origins(incident) or [incident.findings[0][0]]
     first = begun[0]
     ranks = tuple(sorted({located.rank for located in begun if located.place == first.place}))
-    kind, shown = kind_of(story, first, ranks), evidence(rows, first)
-    text = paragraph(kind, story, begun, shown, list(_facts(story, first, judged)))
-    return StoryDiagnosis(story, kind, first, ranks, tuple(rivals(begun)), shown, text)
+    kind, shown = kind_of(incident, first, ranks), evidence(rows, first)
+    text = paragraph(kind, incident, begun, shown, list(_facts(incident, first, judged)))
+    return IncidentDiagnosis(incident, kind, first, ranks, tuple(rivals(begun)), shown, text)
 
 
-def _facts(story: Story, first: Located, judged: dict[int, Judged]) -> Iterable[str]:
+def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank]) -> Iterable[str]:
     own = judged.get(first.rank)
-    before = own.before.get(story.first) if own else None
+    before = own.before.get(incident.first) if own else None
     if before is not None and before < first.began - 1:
         yield f"The sampled step before, {before}, was clean; the steps between were not sampled."
     ended = [rank.rank for rank in judged.values() if rank.partial]
-    if ended and story.last >= min(judged[rank].last_step for rank in ended):
+    if ended and incident.last >= min(judged[rank].last_step for rank in ended):
         yield f"The last step of {on_ranks(ended)} is unfinished: the run ended within it."
-    replicas = [located for located, _ in story.findings if located.finding.rule == REPLICAS]
+    replicas = [located for located, _ in incident.findings if located.finding.rule == REPLICAS]
     if replicas:
         yield from _how_long(replicas, max(rank.last_step for rank in judged.values()))
         return
-    recovered = [rank for rank in judged.values() if rank.last_step > story.last]
-    if recovered and story.last - story.first <= 1 and len(recovered) == len(judged):
-        yield f"From step {story.last + 1} on nothing is found any more."
+    recovered = [rank for rank in judged.values() if rank.last_step > incident.last]
+    if recovered and incident.last - incident.first <= 1 and len(recovered) == len(judged):
+        yield f"From step {incident.last + 1} on there are no more findings."
 
 
 def _how_long(replicas: Sequence[Located], last: int) -> Iterable[str]:
-    """A difference is told as it begins: that nothing is found afterwards does not say that it is over."""
+    """Sentence about the last step at which replicas differ. A difference is reported only as it begins, so steps
+    without a finding do not show that it is over."""
     until = max(located.until for located in replicas)
     if until >= 0:
         yield f"The last step at which replicas differ is {until}; the run's last is {last}."
 
 
-def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Judged]) -> Iterable[str]:
+def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[EvaluatedRank]) -> Iterable[str]:
     for group in aliens:
         yield (
-            f"ranks {ranks_text(group)} were not compared as replicas: most of what they hold differs from the first "
-            "step on, and the run does not say which ranks are replicas"
+            f"ranks {ranks_text(group)} were not compared as replicas: most of their tensors differ from the first "
+            "step on, and the run does not name its replicas"
         )
     dropped = sum(rank.dropped for rank in judged)
     if dropped:
-        yield f"{dropped} more {plural(dropped, 'time')} something was found for a while; not kept"
+        yield f"{dropped} more {plural(dropped, 'group')} of findings not kept"
     if "actv" in rows.signals and "zeros" not in rows.numbers("actv"):
-        yield "dead layers cannot be told: the op zeros was not collected"
+        yield "dead layers cannot be recognised: the op zeros was not collected"
     last = max((rank.last_step for rank in judged), default=-1)
     for rank in judged:
         if 0 <= rank.last_step < last:

@@ -1,4 +1,4 @@
-"""What began it, what followed from it, and what only shows that the run was ending."""
+"""Incidents: their findings classed as causes, consequences and effects of the end of the run."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from probe.core.analysis.diagnosis.evaluate import Judged
+from probe.core.analysis.diagnosis.evaluate import EvaluatedRank
 from probe.core.analysis.diagnosis.located_finding import BACKWARD, EXCHANGE, FORWARD, REDUCED, STATE, WEIGHTS, Located
 from probe.core.analysis.diagnosis.topology import Topology
 
 
 class Cause(str, Enum):
-    """What a finding is in its story."""
+    """Class of a finding within its incident."""
 
     initiating = "initiating"
-    """Nothing that was found before can have caused it."""
+    """No earlier finding can have caused it."""
     cascade = "cascade"
-    """An earlier finding can have caused it: there is a way for data from there to here."""
+    """An earlier finding can have caused it: data can have passed from there to here."""
     teardown = "teardown"
-    """It comes from the end of the run: a rank was lost, or a step was left unfinished."""
+    """The end of the run explains it: a rank was lost, or a step was left unfinished."""
 
 
 @dataclass
-class Story:
-    """Findings that may have to do with each other, of all ranks, in order."""
+class Incident:
+    """Findings of all ranks that may be connected, in order."""
 
     findings: list[tuple[Located, Cause]] = field(default_factory=list)
     first: int = 0
     last: int = 0
     number: int = 0
-    """All findings, those that are not kept too."""
+    """Number of all findings, including those that are not kept."""
     by_rank: dict[int, int] = field(default_factory=dict)
     by_rule: dict[str, int] = field(default_factory=dict)
 
     def of(self, cause: Cause) -> list[Located]:
-        """The findings of one class, in order."""
+        """Findings of one class, in order."""
         return [located for located, own in self.findings if own is cause]
 
     @property
@@ -43,13 +43,13 @@ class Story:
         return any(located.is_non_finite for located, _ in self.findings)
 
 
-class Reach:
-    """Whether what one finding is about can have caused another: by data, not by clocks.
+class CausalPaths:
+    """Test whether one finding can have caused another: by the paths of data, not by clocks.
 
     Args:
-        exchanged: the collectives in which something bad was seen, by step: the ranks of each group that gave it, and
-            those that got it.
-        origins: ranks of which the run itself said, by step, that they gave NaN without having got any.
+        exchanged: collectives that carried NaN or Inf, by step: the ranks of each group that sent it, and those that
+            received it.
+        origins: by step, the ranks that the run itself reported as sending NaN without having received any.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Reach:
         self._exchanged, self._origins = exchanged or {}, origins or {}
 
     def __call__(self, one: Located, other: Located) -> bool:
-        """Whether there is a way from ``one`` to ``other``, which comes later in order."""
+        """Return whether data can pass from ``one`` to ``other``, which comes later in order."""
         if one.rank == other.rank:
             return True
         if one.began < other.began:
@@ -70,7 +70,7 @@ class Reach:
         return one.began == other.began and self._within(one, other)
 
     def _are_connected(self, one: int, other: int) -> bool:
-        """Whether anything at all that one rank computes reaches the other in the end."""
+        """Return whether anything that one rank computes reaches the other in the end."""
         t = self._topology
         return (
             t.are_replicas(one, other)
@@ -80,8 +80,8 @@ class Reach:
         )
 
     def _later(self, one: Located, other: Located) -> bool:
-        """Across a step boundary: after an update a bad gradient has reached every replica; a bad weight or state stays
-        on its rank until the next forward."""
+        """Test across a step boundary: after an update a bad gradient has reached every replica; a bad weight or state
+        stays on its rank until the next forward."""
         if not self._are_connected(one.rank, other.rank):
             return False
         if one.phase < REDUCED or other.phase >= REDUCED:
@@ -89,7 +89,7 @@ class Reach:
         return self._from_weights(one, other)
 
     def _within(self, one: Located, other: Located) -> bool:
-        """Within a step."""
+        """Test within a step."""
         if self._by_collective(one, other):
             return True
         if one.phase == WEIGHTS:
@@ -99,7 +99,7 @@ class Reach:
         return one.phase == EXCHANGE and other.phase >= REDUCED and self._are_connected(one.rank, other.rank)
 
     def _from_weights(self, one: Located, other: Located) -> bool:
-        """From a bad weight: through its rank's forward and backward, or where ranks gather it to compute."""
+        """Test from a bad weight: through its rank's forward and backward, or where ranks gather it to compute."""
         if other.rank in one.ranks:
             return True
         if other.phase in (WEIGHTS, STATE):
@@ -120,14 +120,14 @@ class Reach:
         return t.are_in_one_pipeline(*ranks) and one.chunk < other.chunk
 
     def _backward(self, one: Located, other: Located) -> bool:
-        """To a gradient: down the pipeline at once, to replicas when gradients are averaged."""
+        """Test to a gradient: down the pipeline at once, to replicas when gradients are averaged."""
         t, ranks = self._topology, (one.rank, other.rank)
         if other.phase >= REDUCED:
             return other.phase != STATE and self._are_connected(*ranks)
         if other.phase == EXCHANGE:
             return False
         if other.finding.signal == "grad_unreduced" and t.are_replicas(*ranks):
-            # gradients that are averaged after each micro batch are added to: a later sum holds what others gave
+            # gradients averaged after each micro batch accumulate: a later sum holds the contributions of others
             earlier = one.micro_step is not None and one.micro_step + 1 < one.micro_steps
             return earlier and (other.micro_step is None or other.micro_step > (one.micro_step or 0))
         if t.are_peers(*ranks) and one.position < other.position:
@@ -136,89 +136,89 @@ class Reach:
         return t.are_in_one_pipeline(*ranks) and (came_forward or one.chunk > other.chunk)
 
     def _by_collective(self, one: Located, other: Located) -> bool:
-        """Through a collective that was seen to carry something bad, from who runs the same program and was earlier."""
+        """Test through a collective that carried NaN or Inf, from a rank that was earlier in the same program."""
         origins = self._origins.get(one.began, frozenset())
         carried = self._exchanged.get(one.began, ())
-        if not any(one.rank in given and other.rank in got for given, got in carried):
+        if not any(one.rank in sent and other.rank in received for sent, received in carried):
             return False
         if origins and (one.rank in origins) != (other.rank in origins):
             return one.rank in origins
         return one.position < other.position
 
 
-def tell(
-    judged: Sequence[Judged], reach: Callable[[Located, Located], bool], live: Iterable[Located] = ()
-) -> list[Story]:
-    """The stories that the ranks' episodes make up, in order of time, each with its findings classed."""
-    stories = _stories(judged)
+def incidents_of(
+    judged: Sequence[EvaluatedRank], can_cause: Callable[[Located, Located], bool], live: Iterable[Located] = ()
+) -> list[Incident]:
+    """Incidents that the episodes of all ranks make up, in order of time, each with its findings classed."""
+    incidents = _incidents(judged)
     for located in live:
-        _add(stories, located)
+        _add(incidents, located)
     ends = _Ends(judged)
-    for story in stories:
-        _class(story, reach, ends)
-    return stories
+    for incident in incidents:
+        _class(incident, can_cause, ends)
+    return incidents
 
 
-def _stories(judged: Sequence[Judged]) -> list[Story]:
-    """Episodes of all ranks, those together that overlap."""
+def _incidents(judged: Sequence[EvaluatedRank]) -> list[Incident]:
+    """Episodes of all ranks; those that overlap in one incident."""
     episodes = sorted(
         ((episode, rank.rank) for rank in judged for episode in rank.episodes), key=lambda pair: pair[0].first
     )
-    stories: list[Story] = []
+    incidents: list[Incident] = []
     until = -1
     for episode, rank in episodes:
-        if not stories or episode.first > until:
-            stories.append(Story(first=episode.first, last=episode.last))
+        if not incidents or episode.first > until:
+            incidents.append(Incident(first=episode.first, last=episode.last))
             until = -1
-        story, until = stories[-1], max(until, episode.until)
-        story.last = max(story.last, episode.last)
-        story.number += episode.number
-        story.by_rank[rank] = story.by_rank.get(rank, 0) + episode.number
+        incident, until = incidents[-1], max(until, episode.until)
+        incident.last = max(incident.last, episode.last)
+        incident.number += episode.number
+        incident.by_rank[rank] = incident.by_rank.get(rank, 0) + episode.number
         for rule, number in episode.by_rule.items():
-            story.by_rule[rule] = story.by_rule.get(rule, 0) + number
-        story.findings += [(located, Cause.initiating) for located in episode.kept]
-    return stories
+            incident.by_rule[rule] = incident.by_rule.get(rule, 0) + number
+        incident.findings += [(located, Cause.initiating) for located in episode.kept]
+    return incidents
 
 
-def _add(stories: list[Story], located: Located) -> None:
-    """Puts a finding into the story of its time, or makes it one."""
+def _add(incidents: list[Incident], located: Located) -> None:
+    """Add a finding to the incident of its step, or make it a new one."""
     step, finding = located.began, located.finding
-    story = next((story for story in stories if story.first <= step <= story.last), None)
-    if story is None:
-        story = Story(first=step, last=step)
-        stories.append(story)
-        stories.sort(key=lambda each: each.first)
-    story.findings.append((located, Cause.initiating))
-    story.number += 1
-    story.by_rank[finding.rank] = story.by_rank.get(finding.rank, 0) + 1
-    story.by_rule[finding.rule] = story.by_rule.get(finding.rule, 0) + 1
+    incident = next((incident for incident in incidents if incident.first <= step <= incident.last), None)
+    if incident is None:
+        incident = Incident(first=step, last=step)
+        incidents.append(incident)
+        incidents.sort(key=lambda each: each.first)
+    incident.findings.append((located, Cause.initiating))
+    incident.number += 1
+    incident.by_rank[finding.rank] = incident.by_rank.get(finding.rank, 0) + 1
+    incident.by_rule[finding.rule] = incident.by_rule.get(finding.rule, 0) + 1
 
 
-def _class(story: Story, reach: Callable[[Located, Located], bool], ends: _Ends) -> None:
-    """Gives each finding its class. One of an earlier step or place is never replaced by a later one."""
-    ordered = sorted((located for located, _ in story.findings), key=lambda located: located.order)
+def _class(incident: Incident, can_cause: Callable[[Located, Located], bool], ends: _Ends) -> None:
+    """Set the class of each finding, in causal order: later findings never change the class of an earlier one."""
+    ordered = sorted((located for located, _ in incident.findings), key=lambda located: located.order)
     firsts: dict[int, dict[int, Located]] = {}
-    story.findings = []
+    incident.findings = []
     for located in ordered:
         own = firsts.get(located.rank)
         if ends.explain(located):
-            story.findings.append((located, Cause.teardown))
+            incident.findings.append((located, Cause.teardown))
             continue
-        caused = bool(own) or any(reach(first, located) for each in firsts.values() for first in each.values())
-        story.findings.append((located, Cause.cascade if caused else Cause.initiating))
+        caused = bool(own) or any(can_cause(first, located) for each in firsts.values() for first in each.values())
+        incident.findings.append((located, Cause.cascade if caused else Cause.initiating))
         firsts.setdefault(located.rank, {}).setdefault(located.phase, located)
 
 
 class _Ends:
-    """How the ranks' data end."""
+    """Ends of the ranks' data."""
 
-    def __init__(self, judged: Sequence[Judged]) -> None:
+    def __init__(self, judged: Sequence[EvaluatedRank]) -> None:
         self._of = {rank.rank: rank for rank in judged}
         self._earliest = min((rank.last_step for rank in judged), default=-1)
 
     def explain(self, located: Located) -> bool:
-        """Whether a finding comes from the run's end: the last step of a rank was left unfinished, and what was found
-        there is no NaN of its own computing."""
+        """Return whether the end of the run explains a finding: its rank left the last step unfinished, and the finding
+        there is no NaN that the rank computed itself."""
         rank = self._of.get(located.rank)
         if rank is None or not rank.partial or located.finding.step != rank.last_step:
             return False

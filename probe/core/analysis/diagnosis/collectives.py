@@ -1,4 +1,4 @@
-"""Collectives that were seen to carry something bad."""
+"""Collectives that carried NaN or Inf."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from probe.core.storage.layout import group_of
 from probe.core.storage.sql import quoted
 
 Carried = tuple[frozenset[int], frozenset[int]]
-"""The ranks that gave something bad, and those that got it."""
+"""Ranks that sent NaN or Inf, and ranks that received it."""
 
 
 def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
-    """By step, what each group of ranks passed on, of the rows of communication that hold NaN or Inf."""
+    """By step, the senders and receivers in each group of ranks whose rows of communication hold NaN or Inf."""
     bad = _condition(rows)
     if not bad or not steps:
         return {}
@@ -25,23 +25,23 @@ def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
         f"SELECT DISTINCT step, rank, name, {bad} AS bad FROM {rows.view('other')} "  # noqa: S608 - our own words
         f"WHERE step IN ({listed}) AND ({bad} OR name LIKE '%.pre')"
     ).fetchall()
-    gave: dict[tuple[int, frozenset[int]], set[int]] = {}
-    got: dict[tuple[int, frozenset[int]], set[int]] = {}
+    sent: dict[tuple[int, frozenset[int]], set[int]] = {}
+    received: dict[tuple[int, frozenset[int]], set[int]] = {}
     for step, rank, name, is_bad in found:
         group = group_of(name)
-        given = gave.setdefault((step, group), set()) if name.endswith(".pre") else None
+        own = sent.setdefault((step, group), set()) if name.endswith(".pre") else None
         if is_bad:
-            (got.setdefault((step, group), set()) if given is None else given).add(rank)
+            (received.setdefault((step, group), set()) if own is None else own).add(rank)
     carried: dict[int, list[Carried]] = {}
-    for (step, group), ranks in got.items():
-        # where nothing was recorded of what is given, anybody in the group may have given it
-        givers = gave.get((step, group), set(group))
-        carried.setdefault(step, []).append((frozenset(givers), frozenset(ranks)))
+    for (step, group), ranks in received.items():
+        # if no inputs were recorded, any rank of the group may have sent it
+        origins = sent.get((step, group), set(group))
+        carried.setdefault(step, []).append((frozenset(origins), frozenset(ranks)))
     return carried
 
 
 def _condition(rows: Rows) -> str:
-    """SQL that is true of rows with NaN or Inf; empty if there is nothing to tell by."""
+    """SQL that is true of rows with NaN or Inf; empty if no column shows it."""
     if "other" not in rows.signals:
         return ""
     ops = [op for op in rows.numbers("other") if op in OPS and op != "id"]
@@ -51,8 +51,8 @@ def _condition(rows: Rows) -> str:
     return f"(coalesce(shape, '') NOT LIKE '[0%' AND ({' OR '.join([*counts, *values])}))" if counts or values else ""
 
 
-def givers(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
-    """By step, the ranks that gave NaN or Inf to others without having got any, as ``AnomalyCommNan`` has found."""
+def senders(findings: Iterable[Located]) -> Mapping[int, frozenset[int]]:
+    """By step, the ranks that sent NaN or Inf without having received any, as ``AnomalyCommNan`` reported."""
     found: dict[int, set[int]] = {}
     for located in findings:
         if located.finding.rule == AnomalyCommNan.__name__:

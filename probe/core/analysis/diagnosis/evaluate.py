@@ -1,4 +1,4 @@
-"""The files of a rank, judged by the rules once more, within bounded memory."""
+"""Rules run again over the files of a rank, within bounded memory."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from probe.core.storage.problems import Problems
 
 ALWAYS = AnomalyNan.__name__
 KEPT = 100
-"""Findings of a rank that are kept in one episode: the first of each rule and row."""
+"""Most findings of a rank that are kept in one episode: the first of each rule and row."""
 EPISODES = 10
-"""Episodes of a rank that are kept."""
+"""Most episodes of a rank that are kept."""
 QUIET = 12
-"""Sampled steps without a finding, after which what is found next is another story. Not less than the number of
+"""Sampled steps without a finding after which the next finding begins another incident. Not less than the number of
 samples for which rules are silent after a report."""
 
 
 @dataclass
 class Episode:
-    """What a rank's rules found without a longer pause."""
+    """Findings of one rank without a longer pause between them."""
 
     first: int
     last: int
     until: int = 0
-    """The step up to which it has not been quiet for long enough."""
+    """Last step that still belongs to it, quiet steps included."""
     kept: list[Located] = field(default_factory=list)
-    """The first of each rule and row, in causal order within each step."""
+    """First finding of each rule and row, in causal order within each step."""
     number: int = 0
-    """All findings."""
+    """Number of all findings."""
     by_rule: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -53,38 +53,38 @@ class Episode:
 
 
 @dataclass
-class Judged:
-    """What is known of one rank after its files have been read."""
+class EvaluatedRank:
+    """Result of reading the files of one rank."""
 
     rank: int
     episodes: list[Episode] = field(default_factory=list)
     dropped: int = 0
-    """Episodes for which there was no room."""
+    """Number of episodes that were not kept."""
     sampled: int = 0
-    """Steps with rows."""
+    """Number of steps with rows."""
     counted: int = 0
-    """Those of them whose findings count."""
+    """Number of these steps whose findings count."""
     rows: int = 0
-    """Rows of the steps that count."""
+    """Number of rows in the steps that count."""
     signals: set[str] = field(default_factory=set)
-    """What they are of."""
+    """Signals of these rows."""
     first_step: int = -1
     last_step: int = -1
     partial: bool = False
-    """Whether the last step lacks rows that the one before it had: the run ended within it."""
+    """True if the last step lacks rows that the one before it had: the run ended within it."""
     before: dict[int, int] = field(default_factory=dict)
-    """For the first step of each episode the sampled step before it, which was clean."""
+    """First step of each episode, with the sampled step before it, which was clean."""
 
 
 def configured(manifest: Manifest, path: Path, problems: Problems) -> Alert:
-    """The alert rules of a run, the default ones if it does not say; ``AnomalyNan`` always."""
-    given = manifest.config.get("alert")
+    """Alert rules of a run, the default ones if its manifest names none; always with ``AnomalyNan``."""
+    settings = manifest.config.get("alert")
     alert = Alert()
     try:
-        if isinstance(given, Mapping) and given.get("rules"):
-            alert = Alert.model_validate({"rules": given["rules"]})
+        if isinstance(settings, Mapping) and settings.get("rules"):
+            alert = Alert.model_validate({"rules": settings["rules"]})
     except ValidationError as error:
-        what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones judge"
+        what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones are used"
         problems.add(path / FILE, what, skipped=False)
     if any(rule.rule_name == ALWAYS for rule in alert.rules):
         return alert
@@ -92,20 +92,20 @@ def configured(manifest: Manifest, path: Path, problems: Problems) -> Alert:
 
 
 def rules_of(alert: Alert, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:
-    """The rules, made for a rank, and for how many samples in a row each waits."""
+    """Rules for a rank, and the number of samples in a row that each waits for."""
     made = [factory(rule.rule_name)(rule.args, rank, ops) for rule in alert.rules]
     waits = {rule.rule_name: int(getattr(rule.args, "steps", 1)) for rule in alert.rules}
     return made, waits
 
 
 def ops_of(rows: Rows) -> list[str]:
-    """The ops that any signal has, in the order of their columns: that in which the run was told to write them."""
+    """Ops that any signal has, in the order of their columns, which is that of the run's configuration."""
     held = dict.fromkeys(number for signal in rows.signals for number in rows.numbers(signal))
     return [number for number in held if number in OPS]
 
 
-class Judging:
-    """Judges one rank step by step."""
+class RankEvaluator:
+    """Evaluation of one rank, step by step."""
 
     def __init__(self, rows: Rows, rank: int, alert: Alert, ops: Sequence[str], pp_stage: int = 0) -> None:
         self._rows, self._pp_stage = rows, pp_stage
@@ -114,13 +114,13 @@ class Judging:
         self._sizes: dict[str, int] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._quiet = 0
-        self.judged = Judged(rank)
+        self.judged = EvaluatedRank(rank)
 
-    def run(self, wanted: Iterable[int] = ()) -> Judged:
-        """Reads all steps.
+    def run(self, wanted: Iterable[int] = ()) -> EvaluatedRank:
+        """Read and judge all steps.
 
         Args:
-            wanted: the steps whose findings count, all if there are none; rules see those before as well.
+            wanted: steps whose findings count, all if empty; rules see earlier steps as well.
         """
         chosen = frozenset(wanted)
         last = max(chosen) if chosen else None
@@ -139,7 +139,7 @@ class Judging:
 
     def _failed(self, rule: Rule, error: Exception) -> None:
         name = type(rule).__name__
-        what = f"rule {name} failed ({type(error).__name__}: {error}): what it would have found is missing"
+        what = f"rule {name} failed ({type(error).__name__}: {error}): its findings are missing"
         self._rows.problems.add(Path(f"rank {self.judged.rank}"), what)
 
     def _count(self, step: StoredStep) -> None:
@@ -181,8 +181,8 @@ class Judging:
         episode.number += len(found)
         episode.by_rule.update(finding.rule for finding in found)
         batches = {batch.signal: batch for batch in step.batches}
-        apart = (batch for batch in step.batches if batch.micro_stepped)
-        micro_steps = 1 + max((key.micro_step for batch in apart for key in batch.keys), default=0)
+        micro = (batch for batch in step.batches if batch.micro_stepped)
+        micro_steps = 1 + max((key.micro_step for batch in micro for key in batch.keys), default=0)
         for finding in found:
             row = finding.rule, finding.signal, finding.key
             if row not in self._seen and len(episode.kept) < KEPT:
@@ -205,6 +205,6 @@ class Judging:
 
 
 def _peers(batch: Batch, finding: Finding) -> Iterator[int]:
-    """The rows of the same micro step and virtual stage that are measurements, not ids or masks."""
+    """Rows of the same micro step and virtual stage that are measurements, not ids or masks."""
     key, judged = finding.key, measures(batch.dtypes)
     return (n for n, k in enumerate(batch.keys) if judged[n] and (k.micro_step, k.stage) == (key.micro_step, key.stage))

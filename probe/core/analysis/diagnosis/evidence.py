@@ -1,4 +1,4 @@
-"""The rows that a finding rests on, looked up in the files again."""
+"""Rows that a finding rests on, looked up in the files again."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from probe.core.storage.sql import quoted
 from probe.core.storage.table_files import TableFile
 
 BEFORE = 2
-"""Earlier steps that are shown with a value."""
+"""Number of earlier steps that are shown with a value."""
 
 
 class Evidence(NamedTuple):
-    """Where to see it."""
+    """File and values that show a finding."""
 
     file: str
-    """The rank's directory and the file in it; empty if no file has the row."""
+    """Rank's directory and the file in it; empty if no file has the row."""
     op: str
     values: tuple[tuple[int, float], ...]
     """Steps and values of the same row, the finding's own last."""
     inputs: str = ""
-    """What is known of what a module was given and of its parameters, in words."""
+    """Sentence about the module's inputs and parameters; empty if unknown."""
 
 
 class _Row(NamedTuple):
@@ -38,7 +38,7 @@ class _Row(NamedTuple):
 
 
 def evidence(rows: Rows, located: Located) -> Evidence:
-    """What the files say of a finding, and of the steps before it."""
+    """Look up a finding, and the steps before it, in the files."""
     finding, step = located.finding, located.began
     files = _files(rows, finding.signal, located.rank, step)
     name = cell_name(finding.key)
@@ -54,7 +54,7 @@ def evidence(rows: Rows, located: Located) -> Evidence:
 
 
 def _files(rows: Rows, signal: str, rank: int, step: int) -> list[TableFile]:
-    """The last files of a rank that may hold a step and those before it."""
+    """Last files of a rank that may hold a step and those before it."""
     found = []
     for n, file in rows.files.get(signal, ()):
         directory = rows.directories[n]
@@ -64,8 +64,8 @@ def _files(rows: Rows, signal: str, rank: int, step: int) -> list[TableFile]:
 
 
 def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> Iterator[_Row]:
-    """Rows of a file about the micro step, call and stage of ``key``, where ``condition`` asks for ``name``."""
-    asked = name.encode("utf-8", "backslashreplace").decode()  # as files have what is no text
+    """Rows of a file with the micro step, call and stage of ``key``, where ``condition`` selects by ``name``."""
+    asked = name.encode("utf-8", "backslashreplace").decode()  # as files have names that are no valid text
     source = rows.source([file])
     columns = file.columns or rows.columns(source)
     numbers = [column for column in columns if is_number(column)]
@@ -81,21 +81,21 @@ def _read(rows: Rows, file: TableFile, key: Key, condition: str, name: str) -> I
 
 
 def _inputs(rows: Rows, located: Located) -> str:
-    """Of a module whose output is bad: whether what it was given, and its own parameters, were finite."""
+    """Sentence for a module whose output is bad: whether its inputs and its own parameters were finite."""
     finding = located.finding
     if finding.signal != "actv" or not finding.key.part.startswith("output"):
         return ""
     module = finding.key.name
-    given = _are_finite(rows, located, "actv", f"{module}.input")
-    if given is None:
+    inputs = _are_finite(rows, located, "actv", f"{module}.input")
+    if inputs is None:
         return ""
     own = _are_finite(rows, located, "param_origin", f"{module}." if module else "")
-    first = "what the module was given was finite" if given else "what the module was given was not finite either"
-    return f"{first}, and so were its parameters" if given and own else first
+    first = "the module's inputs were finite" if inputs else "the module's inputs were not finite either"
+    return f"{first}, and so were its parameters" if inputs and own else first
 
 
 def _are_finite(rows: Rows, located: Located, signal: str, beginning: str) -> bool | None:
-    """Whether all numbers of such rows at the finding's step are finite; None if there are none."""
+    """Return whether all numbers of such rows at the finding's step are finite; None if there are none."""
     key = located.finding.key if signal == "actv" else Key("", stage=located.finding.key.stage)
     condition = f"step = {int(located.began)} AND starts_with(name, ?)"
     files: Sequence[TableFile] = _files(rows, signal, located.rank, located.began)[-1:]

@@ -1,4 +1,4 @@
-"""The first cause in a paragraph: what, where, when, how far it went, what to look at next."""
+"""Paragraph about the first cause: kind, place, step, consequences, and what to look at next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from math import isinf, isnan
 
-from probe.core.analysis.diagnosis.causality import Cause, Story
+from probe.core.analysis.diagnosis.causality import Cause, Incident
 from probe.core.analysis.diagnosis.evidence import Evidence
 from probe.core.analysis.diagnosis.located_finding import (
     BACKWARD,
@@ -27,7 +27,7 @@ from probe.core.storage.layout import cell_name, ranks_text
 
 
 class Kind(str, Enum):
-    """What sort of trouble a story is, by what began it."""
+    """Kind of an incident, by the finding that began it."""
 
     bad_batch = "bad batch"
     nan = "NaN"
@@ -45,7 +45,7 @@ class Kind(str, Enum):
 
 
 HUGE = 1e30
-"""Magnitudes from here on are on the way to leaving the range of float32."""
+"""Magnitude from which on a value is about to leave the range of float32."""
 
 KINDS_OF_TENSOR = {
     WEIGHTS: "weight",
@@ -67,14 +67,14 @@ NEXT: dict[tuple[Kind | None, int | None], str] = {
         None,
     ): "the optimizer's parameter groups (learning rate, weight decay), whether the parameter is the one "
     "that the optimizer updates, and whether its updates are lost in rounding in half precision",
-    (Kind.dead, None): "the layer's bias and what it is given: a step with a large update that pushed it below 0, a "
+    (Kind.dead, None): "the layer's bias and its inputs: a step with a large update that pushed it below 0, a "
     "learning rate too high, or an initialisation that leaves it off",
-    (Kind.vanishing, None): "what lies behind it on the way to the loss: a saturated or dead activation, a detached "
+    (Kind.vanishing, None): "the modules between it and the loss: a saturated or dead activation, a detached "
     "tensor, a mask or a scale of 0",
     (
         None,
         WEIGHTS,
-    ): "what writes to that parameter between two updates: the update of the step before (its gradient and "
+    ): "whatever writes to that parameter between two updates: the update of the step before (its gradient and "
     "optimizer state), a checkpoint that was loaded, code that changes weights in place, memory errors of that device",
     (None, FORWARD): "the module's arithmetic at that step: division, square root, logarithm or exponential without a "
     "guard, half precision, masks of -inf for a whole row; the size of its inputs in the steps before",
@@ -86,36 +86,36 @@ NEXT: dict[tuple[Kind | None, int | None], str] = {
     (
         None,
         EXCHANGE,
-    ): "which rank gave it (collect with cc_pre_hook to see what each gives), then that rank's own modules",
-    (None, REDUCED): "what lies between a rank's own gradient and the update: the reduction, unscaling and clipping (a "
-    "total norm that is not finite); collect unreduced gradients to see which rank gave it",
+    ): "which rank sent it (collect with cc_pre_hook to see what each sends), then that rank's own modules",
+    (None, REDUCED): "the steps between a rank's own gradient and the update: reduction, unscaling and clipping (a "
+    "total norm that is not finite); collect unreduced gradients to see whose it was",
     (None, STATE): "the optimizer's state of that parameter: a checkpoint that was loaded, precision, memory errors",
     (None, UPDATED): "the update itself: learning rate, epsilon and the optimizer state of that parameter",
 }
-"""What to look at, by kind, else by the phase of what came first."""
+"""Places to look at next, by kind, else by the phase of the first finding."""
 
 
-def kind_of(story: Story, first: Located, ranks: Sequence[int]) -> Kind:
-    """What sort of trouble it is.
+def kind_of(incident: Incident, first: Located, ranks: Sequence[int]) -> Kind:
+    """Kind of an incident.
 
     Args:
-        ranks: those on which it began.
+        ranks: ranks on which it began.
     """
     finding = first.finding
-    if not story.of(Cause.initiating):
+    if not incident.of(Cause.initiating):
         return Kind.ending
-    if _is_of_batch(story, first, ranks):
+    if _is_of_batch(incident, first, ranks):
         return Kind.bad_batch
     kind = about(finding.rule).kind
     if kind and (Kind[kind] is Kind.replica or not first.is_non_finite):
         return Kind[kind]
     if first.is_non_finite:
-        return Kind.overflow if _has_infinity(story, first) else Kind.nan
+        return Kind.overflow if _has_infinity(incident, first) else Kind.nan
     return _leap(first)
 
 
 def _leap(first: Located) -> Kind:
-    """What a finite value that is too large or too small is."""
+    """Kind of a finite value that is too large or too small."""
     finding = first.finding
     if not isnan(finding.expected) and abs(finding.value) < abs(finding.expected):
         return Kind.collapse
@@ -124,32 +124,32 @@ def _leap(first: Located) -> Kind:
     return Kind.explosion if first.phase in (BACKWARD, REDUCED) else Kind.spike
 
 
-def _is_of_batch(story: Story, first: Located, ranks: Sequence[int]) -> bool:
-    """Whether what the model was given is the first bad thing, on one rank; or what its first layer made of it, if that
-    is finite and was over after the step."""
+def _is_of_batch(incident: Incident, first: Located, ranks: Sequence[int]) -> bool:
+    """Return whether the first bad tensor, on one rank alone, is an input of the model, or a finite output of its first
+    layer that was bad in this step only."""
     if first.phase != FORWARD or not about(first.finding.rule).judges_size or len(ranks) > 1 or first.chunk != (0, 0):
         return False
-    forward = (located for located, _ in story.findings if located.phase == FORWARD)
-    is_over = all(located.began == first.began for located in forward) and not story.is_non_finite
+    forward = (located for located, _ in incident.findings if located.phase == FORWARD)
+    is_over = all(located.began == first.began for located in forward) and not incident.is_non_finite
     return first.head and (first.finding.key.part.startswith("input") or is_over)
 
 
-def _has_infinity(story: Story, first: Located) -> bool:
-    """Whether the row has Inf, perhaps beside NaN: then Inf came first."""
-    same = (located.finding for located, _ in story.findings if located.place == first.place)
+def _has_infinity(incident: Incident, first: Located) -> bool:
+    """Return whether the row has Inf, perhaps together with NaN: then Inf came first."""
+    same = (located.finding for located, _ in incident.findings if located.place == first.place)
     return any(finding.op == "infs" or isinf(finding.value) for finding in same)
 
 
-def origins(story: Story) -> list[Located]:
-    """The findings that began a story: the first of each rank and place that nothing before explains."""
+def origins(incident: Incident) -> list[Located]:
+    """Findings that began an incident: the first of each rank and place that no earlier finding explains."""
     found: dict[tuple[object, ...], Located] = {}
-    for located in story.of(Cause.initiating):
+    for located in incident.of(Cause.initiating):
         found.setdefault((located.rank, located.place), located)
     return list(found.values())
 
 
 def rivals(begun: Sequence[Located]) -> list[Located]:
-    """What may have begun it besides the first of ``begun``: of the same step, at another place."""
+    """Other findings that may have begun the incident: of the same step as the first of ``begun``, at another place."""
     first, found = begun[0], dict[tuple[object, ...], Located]()
     for located in begun[1:]:
         if located.began == first.began and located.place != first.place:
@@ -158,7 +158,7 @@ def rivals(begun: Sequence[Located]) -> list[Located]:
 
 
 def where(located: Located, ranks: Sequence[int] = ()) -> str:
-    """Module, row, rank, step and micro step."""
+    """Text of module, row, rank, step and micro step."""
     finding = located.finding
     module = module_of(finding)
     micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
@@ -179,17 +179,17 @@ def on_ranks(ranks: Sequence[int]) -> str:
 
 
 def value(finding: Finding) -> str:
-    """The number that was found, and against what."""
+    """Text of the value of a finding and of the value it was compared with."""
     against = f" (compared with {finding.expected:.6g})" if not isnan(finding.expected) else ""
     return f"{finding.op} {finding.value:.6g}{against}"
 
 
-def paragraph(kind: Kind, story: Story, begun: Sequence[Located], shown: Evidence, facts: Sequence[str]) -> str:
-    """The diagnosis.
+def paragraph(kind: Kind, incident: Incident, begun: Sequence[Located], shown: Evidence, facts: Sequence[str]) -> str:
+    """Text of the diagnosis.
 
     Args:
-        begun: what began it, as :func:`origins` gives it.
-        facts: sentences that others know, such as about the last clean step.
+        begun: findings that began it, as :func:`origins` returns them.
+        facts: further sentences, such as one about the last clean step.
     """
     first = begun[0]
     ranks = [located.rank for located in begun if located.place == first.place]
@@ -197,10 +197,10 @@ def paragraph(kind: Kind, story: Story, begun: Sequence[Located], shown: Evidenc
         f"First cause: {kind.value}.",
         f"It began in {where(first, ranks)}: {value(first.finding)}, found by {first.finding.rule}{_waited(first)}.",
         *_ambiguity(begun, ranks),
-        *(["Nothing was found but what the end of the run has left unfinished."] if kind is Kind.ending else []),
+        *(["The unfinished last step explains every finding."] if kind is Kind.ending else []),
         *_shown(shown),
         *facts,
-        *_what_followed(story, first),
+        *_what_followed(incident, first),
         f"Look next at {NEXT.get((kind, None)) or NEXT[None, first.phase]}.",
     ]
     return " ".join(sentences)
@@ -213,8 +213,8 @@ def _waited(first: Located) -> str:
 def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:
     if len(set(ranks)) > 1:
         yield (
-            f"It was there on {on_ranks(ranks)} at once, at the same place, so no rank had it from another: what they "
-            "share is to blame, or a step between that was not sampled."
+            f"It appeared on {on_ranks(ranks)} in the same step, at the same place, so no rank received it from "
+            "another: the cause is something that they share, or lies in a step between that was not sampled."
             if begun[0].finding.rule != REPLICAS
             else f"It is ambiguous which of {on_ranks(ranks)} is wrong: there is no majority."
         )
@@ -222,7 +222,7 @@ def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:
     if others:
         named = "; ".join(f"{where(located)}: {value(located.finding)}" for located in others[:3])
         more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
-        yield f"This is ambiguous: nothing that was recorded leads from it to, or comes before, {named}{more}."
+        yield f"This is ambiguous: no recorded data lead from it to, or come before, {named}{more}."
 
 
 def _shown(shown: Evidence) -> Iterator[str]:
@@ -233,17 +233,17 @@ def _shown(shown: Evidence) -> Iterator[str]:
         yield "Its row is not in the files."
 
 
-def _what_followed(story: Story, first: Located) -> Iterator[str]:
-    later = story.of(Cause.cascade)
+def _what_followed(incident: Incident, first: Located) -> Iterator[str]:
+    later = incident.of(Cause.cascade)
     if not later:
         yield "Nothing followed from it."
         return
     bad = next((located for located in later if located.is_non_finite), None)
     if bad is not None and not first.is_non_finite:
         yield f"It became NaN or Inf in {where(bad)}."
-    others = sorted(set(story.by_rank) - {first.rank})
+    others = sorted(set(incident.by_rank) - {first.rank})
     reached = f" and reached {on_ranks(others)}" if others else ""
     yield (
-        f"It was followed by {story.number - 1} finding{'s' * (story.number > 2)} up to step {story.last}"
+        f"It was followed by {incident.number - 1} finding{'s' * (incident.number > 2)} up to step {incident.last}"
         f"{reached}: first {where(later[0])}."
     )

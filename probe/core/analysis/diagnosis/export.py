@@ -1,10 +1,10 @@
-"""An analysis as plain objects: for ``--json``, and for ``anomaly_analyse.json``."""
+"""JSON of an analysis: for ``--json``, and for ``anomaly_analyse.json``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from probe.core.analysis.diagnosis.analyse import Analysis, StoryDiagnosis
+from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
 from probe.core.analysis.diagnosis.extent import counted
 from probe.core.analysis.diagnosis.located_finding import Located
@@ -15,7 +15,7 @@ from probe.core.storage.anomaly_json import documented_fields, entry_key, in_jso
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Everything, for machines. NaN and the infinities, which JSON lacks, are texts."""
+    """Export an analysis whole. NaN and the infinities, which JSON lacks, are texts."""
     return {
         "run": analysis.run.name,
         "ranks": list(analysis.run.ranks),
@@ -32,8 +32,8 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _of(diagnosis: StoryDiagnosis, topology: Topology) -> dict[str, Any]:
-    story, shown = diagnosis.story, diagnosis.evidence
+def _of(diagnosis: IncidentDiagnosis, topology: Topology) -> dict[str, Any]:
+    incident, shown = diagnosis.incident, diagnosis.evidence
     return {
         "kind": diagnosis.kind.value,
         "text": diagnosis.text,
@@ -45,16 +45,16 @@ def _of(diagnosis: StoryDiagnosis, topology: Topology) -> dict[str, Any]:
             "op": shown.op,
             "values": [[step, in_json(value)] for step, value in shown.values],
         },
-        "first_step": story.first,
-        "last_step": story.last,
-        "findings": story.number,
-        "by_rank": {str(rank): number for rank, number in sorted(story.by_rank.items())},
-        "by_rule": dict(sorted(story.by_rule.items())),
+        "first_step": incident.first,
+        "last_step": incident.last,
+        "findings": incident.number,
+        "by_rank": {str(rank): number for rank, number in sorted(incident.by_rank.items())},
+        "by_rule": dict(sorted(incident.by_rule.items())),
     }
 
 
 def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
-    """A finding as ``anomaly.json`` has it, then what is known of it besides."""
+    """Finding with the fields of ``anomaly.json``, then those that the analysis adds."""
     finding = located.finding
     mates = topology.mates(finding.rank)
     return {
@@ -67,7 +67,7 @@ def entry(located: Located, cause: Cause, topology: Topology) -> dict[str, Any]:
 
 
 def key_of_entry(located: Located) -> str:
-    """The key of an entry in ``anomaly_analyse.json``."""
+    """Key of an entry in ``anomaly_analyse.json``."""
     finding = located.finding
     return entry_key(_tag(finding), finding.step, _call(located), finding.op)
 

@@ -1,4 +1,4 @@
-"""What the run itself has dumped, put beside what its files say."""
+"""Findings that the run itself dumped, matched with those of its files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probe.core.analysis.diagnosis.evaluate import Judged
+from probe.core.analysis.diagnosis.evaluate import EvaluatedRank
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.records import Finding
 from probe.core.storage.anomaly_json import Entry, rank_folders, read
@@ -16,42 +16,41 @@ from probe.core.storage.layout import cell_name, key_of
 from probe.core.storage.problems import Problems
 
 Row = tuple[int, int, str, str, int]
-"""Rank, step, signal, name in files and micro step."""
+"""Row of a file: rank, step, signal, name and micro step."""
 MOST = 100
-"""Findings of one rank that only the run itself made, which are kept."""
+"""Most findings of one rank that are kept although its files do not have them."""
 
 
 @dataclass
-class Dumped:
-    """What ``anomaly.json`` of all ranks adds."""
+class LiveFindings:
+    """Additions by ``anomaly.json`` of all ranks."""
 
     calls: dict[Row, int] = field(default_factory=dict)
-    """Positions in the order of execution, of rows that were found in the files too."""
+    """Positions in the order of execution, for rows with a finding in the files too."""
     mates: dict[int, list[int]] = field(default_factory=dict)
     """Pipeline groups by rank."""
     live: list[Located] = field(default_factory=list)
-    """Findings of this run that its files do not have: of rules that cannot judge files, or of steps that are not in
-    them."""
+    """Findings of this run that its files do not have: of rules that cannot judge files, or of steps missing there."""
     doubtful: list[Located] = field(default_factory=list)
-    """As ``live``, from files of older versions, which do not say of which run a finding is."""
+    """Findings as in ``live``, from files of older versions, which do not name the run of a finding."""
 
 
 def dumped(
     root: Path,
     run: RecordedRun,
-    judged: Mapping[int, Judged],
+    judged: Mapping[int, EvaluatedRank],
     rules: Collection[str],
     stage: Callable[[int], int],
     wanted: Collection[int],
     problems: Problems,
-) -> Dumped:
-    """What ``run`` has dumped, and what it may have.
+) -> LiveFindings:
+    """Read the findings that ``run`` has dumped, and those that it may have dumped.
 
     Args:
-        rules: those that have judged the files: what they did not find there is no finding.
-        wanted: steps that count; all if there are none.
+        rules: names of the rules that have judged the files; only their findings there count.
+        wanted: steps that count; all if empty.
     """
-    result, is_own = Dumped(), belongs(run)
+    result, is_own = LiveFindings(), belongs(run)
     if not rank_folders(root):
         return result
     rows = {_row(located.finding) for each in judged.values() for episode in each.episodes for located in episode.kept}
@@ -79,7 +78,7 @@ def dumped(
 
 
 def call_of(located: Located, calls: Mapping[Row, int]) -> int:
-    """The dumped position of a finding's row; -1 if there is none."""
+    """LiveFindings position of a finding's row; -1 if there is none."""
     return calls.get(_row(located.finding), -1)
 
 

@@ -1,4 +1,4 @@
-"""A finding, and where in the course of training it stands."""
+"""Finding with its position in training."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ WEIGHTS, FORWARD, BACKWARD, EXCHANGE, REDUCED, STATE, UPDATED = range(7)
 """Phases of a step, as :attr:`probe.core.naming.Signal.phase` counts them."""
 
 Position = tuple[int, int, int, int, int, int]
-"""Step, before/during/after its micro steps, micro step, phase, whether it is a weight gradient, row: what ranks that
-run the same program have alike."""
+"""Step, before/during/after its micro steps, micro step, phase, whether it is a weight gradient, row. Ranks that run
+the same program have equal positions."""
 
 
 class Located(NamedTuple):
-    """One finding with all that tells where it stands."""
+    """Finding with its position in training."""
 
     finding: Finding
     began: int
-    """The first sampled step at which it was so: earlier than the finding's own where a rule waits for several in a
-    row."""
+    """First sampled step of the anomaly: earlier than the finding's own if the rule waits for several in a row."""
     pp_stage: int = 0
     head: bool = False
-    """Whether it is about the first row of numbers of its micro step: what the model itself was given, or what its
-    first layer makes of ids."""
+    """True for the first row of numbers of its micro step: the model's own input, or its first layer's output for
+    ids."""
     micro_steps: int = 1
-    """How many micro batches its rank had in the step."""
+    """Number of micro batches of its rank in the step."""
     ranks: tuple[int, ...] = ()
-    """Who share the tensor out; empty for a whole one."""
+    """Ranks that share the tensor; empty for a whole one."""
     live: bool = False
-    """Whether only the run itself has found it, in what its files do not tell."""
+    """True if only the run itself found it, and its files do not show it."""
     call: int = -1
     """Position in the step's order of execution over all signals, as the run has dumped it; -1 if unknown."""
     until: int = -1
-    """The last step at which replicas differ in the signal, where that is what was found; -1 if unknown."""
+    """Last step at which replicas differ in the signal, for findings about replicas; -1 if unknown."""
 
     @property
     def rank(self) -> int:
@@ -50,39 +49,39 @@ class Located(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """Where in the program."""
+        """Position in the program."""
         finding = self.finding
         weight_gradient = int(finding.signal == "grad_unreduced")
         return *position(self.began, self.phase, self.micro_step), weight_gradient, finding.order
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Sorts findings of all ranks such that a cause stands before what it causes.
+        """Sort key for findings of all ranks that puts a cause before its consequences.
 
-        As :attr:`position`; within a phase up the virtual and pipeline stages in the forward, and down in what comes
-        after it; then by rank.
+        As :attr:`position`; within a phase by virtual and pipeline stage, ascending in the forward and descending after
+        it; then by rank.
         """
         *phase, row = self.position
         return *phase, *stages(self.phase, self.finding.key.stage, self.pp_stage), row, self.rank
 
     @property
     def place(self) -> tuple[int, str, Key]:
-        """Which row, whatever its rank."""
+        """Row, regardless of its rank."""
         return self.began, self.finding.signal, self.finding.key
 
     @property
     def chunk(self) -> tuple[int, int]:
-        """Which piece of a pipelined model: virtual stage and pipeline stage."""
+        """Piece of a pipelined model: virtual stage and pipeline stage."""
         return self.finding.key.stage, self.pp_stage
 
     @property
     def micro_step(self) -> int | None:
-        """None for what belongs to a step as a whole."""
+        """Micro step; None for a row of the whole step."""
         return self.finding.key.micro_step if self.finding.micro_stepped else None
 
     @property
     def is_non_finite(self) -> bool:
-        """Whether it is about NaN or Inf."""
+        """True if it is about NaN or Inf."""
         finding = self.finding
         compared = about(finding.rule).compares
         return not compared and (finding.op in ("nans", "infs", "nonfinite") or not isfinite(finding.value))

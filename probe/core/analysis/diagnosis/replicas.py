@@ -1,4 +1,4 @@
-"""What data-parallel replicas should hold alike, compared over the files of all ranks."""
+"""SignalComparison of data-parallel replicas over the files of all ranks."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ RULE = AnomalyReplica.__name__
 TOLERANCE = 2e-6
 """Relative difference of two numbers of six digits that may come from the order in which sums were added up."""
 MOST = 20
-"""Tensors of a signal that are told, at the first step at which any differs."""
+"""Most tensors of a signal that are reported, at the first step at which any differs."""
 SIZES = ("norm", "min", "max", "std", "zeros")
 """Ops that are compared. Means are left out where there is any of these: they cross zero."""
 FIRST = -1
-"""Where such findings stand among those of the same signal: what a corrupted value leads to comes after."""
+"""Order of such findings among those of the same signal: consequences of a corrupted value come after it."""
 GROUP = "replica_groups"
 
 
 class Difference(NamedTuple):
-    """A tensor that replicas hold differently."""
+    """Tensor that differs between replicas."""
 
     signal: str
     step: int
     key: Key
     part: str
     rows: Mapping[int, Mapping[str, float]]
-    """Each rank's numbers."""
+    """Numbers of each rank."""
     until: int
-    """The last step at which any tensor of the signal differs."""
+    """Last step at which any tensor of the signal differs."""
 
 
-class Compared(NamedTuple):
-    """What came of comparing one signal."""
+class SignalComparison(NamedTuple):
+    """Result of comparing one signal."""
 
     differences: list[Difference]
     alien: tuple[int, ...]
@@ -49,10 +49,10 @@ class Compared(NamedTuple):
 
 
 def compare(rows: Rows, topology: Topology, wanted: Sequence[int] = ()) -> tuple[list[Located], list[tuple[int, ...]]]:
-    """Findings about what replicas do not hold alike, and groups of ranks that are no replicas after all.
+    """Findings about tensors that differ between replicas, and groups of ranks that turn out to be no replicas.
 
     Args:
-        wanted: steps to look at; all if there are none.
+        wanted: steps to look at; all if empty.
     """
     groups = topology.replica_groups()
     signals = [signal for signal in rows.signals if replicated(signal)]
@@ -80,12 +80,12 @@ def _list_groups(rows: Rows, groups: Sequence[Sequence[int]]) -> None:
     rows.connection.executemany(f"INSERT INTO {GROUP} VALUES (?, ?)", listed)  # noqa: S608 - our own word
 
 
-def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Sequence[int]) -> Compared:
+def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Sequence[int]) -> SignalComparison:
     numbers = [op for op in rows.numbers(signal) if op in SIZES] or [
         op for op in rows.numbers(signal) if op in OPS and op != "id"
     ]
     if not numbers:
-        return Compared([], ())
+        return SignalComparison([], ())
     relation = _alike(rows, signal, numbers, group, topology, wanted)
     first, step, until, differing, of = rows.connection.execute(
         "SELECT min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
@@ -94,9 +94,9 @@ def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Se
         f"FROM ({relation}) GROUP BY step)"
     ).fetchone()
     if step is None:
-        return Compared([], ())
+        return SignalComparison([], ())
     alien = _members(rows, group) if step == first and of > 1 and 2 * differing > of else ()
-    return Compared(list(_differences(rows, signal, numbers, group, (step, until), relation)), alien)
+    return SignalComparison(list(_differences(rows, signal, numbers, group, (step, until), relation)), alien)
 
 
 def _members(rows: Rows, group: int) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ KEYS = ", ".join(KEY)
 
 
 def _source(rows: Rows, signal: str, numbers: Sequence[str], group: int) -> str:
-    """Every row that replicas of a group should hold alike, with the part that it is about."""
+    """Query for every row that replicas of a group should hold alike, with its part of the tensor."""
     chosen = ", ".join(f"{quoted(op)}" for op in numbers)
     return (
         f"SELECT rank, {KEYS}, {PART_SQL} AS part, {chosen} "  # noqa: S608 - our own words
@@ -120,7 +120,7 @@ def _source(rows: Rows, signal: str, numbers: Sequence[str], group: int) -> str:
 def _alike(
     rows: Rows, signal: str, numbers: Sequence[str], group: int, topology: Topology, wanted: Sequence[int]
 ) -> str:
-    """For each row that several ranks have, whether they differ."""
+    """Query for each row that several ranks have, with whether they differ."""
     differs = " OR ".join(_differs(quoted(op)) for op in numbers)
     experts = any(topology.place(rank).experts for rank in topology.ranks)
     conditions = ["name NOT LIKE '%experts%'"] if experts else []
@@ -133,8 +133,8 @@ def _alike(
 
 
 def _differs(op: str) -> str:
-    """Whether the values of a group differ by more than digits may. NaN and Inf are other rules' affair, and would be
-    told twice; NaN is the largest number to DuckDB."""
+    """Condition that the values of a group differ by more than rounding. NaN and Inf are excluded, since other rules
+    report them; NaN is the largest number to DuckDB."""
     low, high = f"min({op})", f"max({op})"
     apart = f"{high} - {low} > {TOLERANCE} * greatest(abs({high}), abs({low}))"
     return f"(isfinite({low}) AND isfinite({high}) AND {apart})"
@@ -143,7 +143,7 @@ def _differs(op: str) -> str:
 def _differences(
     rows: Rows, signal: str, numbers: Sequence[str], group: int, span: tuple[int, int], relation: str
 ) -> Iterator[Difference]:
-    """The tensors that differ at the first step of ``span``, with what each rank has of them."""
+    """Tensors that differ at the first step of ``span``, with the numbers of each rank."""
     step, until = span
     at = rows.connection.execute(
         f"SELECT vpp_stage, name, micro_step, call, part FROM ({relation}) "  # noqa: S608 - our own words
@@ -166,7 +166,7 @@ def _floats(cells: Sequence[Any]) -> list[float]:
 
 
 def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:
-    """One for each rank that differs from the majority; for all where there is none."""
+    """Findings for each rank that differs from the majority; for all ranks if there is none."""
     split = odd_ones(difference.rows, TOLERANCE)
     if split is None:
         return

@@ -1,4 +1,4 @@
-"""Which ranks can pass what is bad to which others, by the groups in which they train."""
+"""Groups in which ranks train, and so which ranks' data can reach which others."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from probe.core.storage.table_files import TableFile
 
 
 class Place(NamedTuple):
-    """Where a rank stands in the groups that train together."""
+    """Place of a rank in the groups that train together."""
 
     rank: int
     stage: int = 0
     """Pipeline stage."""
     pipeline: tuple[int, ...] = ()
-    """The ranks of its pipeline, itself included; empty if unknown."""
+    """Ranks of its pipeline, itself included; empty if unknown."""
     replicas: tuple[int, ...] = ()
-    """The ranks that hold the same part of the model and average gradients; empty if unknown."""
+    """Ranks that hold the same part of the model and average gradients; empty if unknown."""
     peers: tuple[int, ...] = ()
-    """The ranks with which it computes together within a forward: tensor, context and expert parallel; empty if
+    """Ranks with which it exchanges activations within a forward: tensor, context and expert parallel; empty if
     unknown."""
     experts: bool = False
-    """Whether experts are spread over ranks, so that replicas do not hold them alike."""
+    """True if experts are spread over ranks, so that replicas hold different ones."""
 
 
 class Topology:
-    """Who can infect whom.
+    """Groups of all ranks.
 
-    What manifests name is believed. Where they name no groups, ranks of equal pipeline stage are taken for replicas,
-    and each rank of a stage for a neighbour of each of the next.
+    Groups named by manifests are believed. If manifests name none, ranks of equal pipeline stage are taken for
+    replicas, and each rank of a stage for a neighbour of each of the next.
     """
 
     def __init__(self, places: Iterable[Place]) -> None:
@@ -44,31 +44,31 @@ class Topology:
         return tuple(sorted(self._places))
 
     def place(self, rank: int) -> Place:
-        """Where a rank stands; alone if nothing is known of it."""
+        """Place of a rank; alone if nothing is known of it."""
         return self._places.get(rank, Place(rank))
 
     def stage(self, rank: int) -> int:
-        """The pipeline stage of a rank."""
+        """Pipeline stage of a rank."""
         return self.place(rank).stage
 
     def are_replicas(self, one: int, other: int) -> bool:
-        """Whether two ranks average their gradients."""
+        """Return whether two ranks average their gradients."""
         known = self.place(one).replicas
         if known:
             return other in known
         return self.stage(one) == self.stage(other) and not self.are_peers(one, other)
 
     def are_peers(self, one: int, other: int) -> bool:
-        """Whether two ranks exchange activations within a forward."""
+        """Return whether two ranks exchange activations within a forward."""
         return other in self.place(one).peers
 
     def are_in_one_pipeline(self, one: int, other: int) -> bool:
-        """Whether activations of one rank can reach the other."""
+        """Return whether activations of one rank can reach the other."""
         known = self.place(one).pipeline
         return other in known if known else self.stage(one) != self.stage(other)
 
     def mates(self, rank: int) -> tuple[int, ...]:
-        """The ranks of its pipeline, itself included; itself alone if none is known."""
+        """Ranks of its pipeline, itself included; itself alone if none is known."""
         return self.place(rank).pipeline or (rank,)
 
     def replica_groups(self) -> list[tuple[int, ...]]:
@@ -80,7 +80,7 @@ class Topology:
 
     @property
     def says_replicas(self) -> bool:
-        """Whether the run itself has said which ranks are replicas."""
+        """True if manifests name the ranks that are replicas."""
         return any(place.replicas for place in self._places.values())
 
 
@@ -92,11 +92,11 @@ TOGETHER = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_te
 def topology(
     directories: Iterable[RankDirectory], mates: Groups | None = None, sharers: Groups | None = None
 ) -> Topology:
-    """Who can infect whom in a run.
+    """Topology of a run.
 
     Args:
-        mates: pipeline groups by rank, where something besides the manifests knows them.
-        sharers: those with whom a rank computes on parts of the same tensors, as its rows tell.
+        mates: pipeline groups by rank, from other sources than the manifests.
+        sharers: ranks with which a rank computes on parts of the same tensors, by its rows.
     """
     latest = {directory.rank: directory.manifest for directory in directories}
     return Topology(
@@ -118,12 +118,12 @@ def _place(rank: int, manifest: Manifest, mates: Collection[int], sharers: Colle
 
 
 SIGNALS = ("grad_unreduced", "actv")
-"""Signals whose rows are about parts where ranks share a computation. Where they only share storage (FSDP, ZeRO), each
-has a gradient of its own of the whole."""
+"""Signals whose rows hold parts if ranks share a computation. If they only share storage (FSDP, ZeRO), each rank has a
+whole gradient of its own."""
 
 
 def sharers(rows: Rows) -> dict[int, tuple[int, ...]]:
-    """The ranks with which each rank shares tensors while it computes; ranks that share none are left out."""
+    """Ranks with which each rank shares tensors while it computes; ranks that share none are left out."""
     found: dict[int, set[int]] = {}
     for signal in SIGNALS:
         for rank, file in _first_files(rows, signal).items():

@@ -1,5 +1,6 @@
-"""One HTML page about a run, which needs nothing but a browser.
+"""HTML page about a run, which needs nothing but a browser.
 
-:mod:`page` is the frame that pages share, :mod:`heatmaps` the numbers of a run in as many cells as a screen has room
-for, :mod:`sections` its text and tables, and :mod:`findings` the cause that it shows.
+:mod:`write` makes the file. :mod:`survey` lists names and steps of a run, :mod:`layout` chooses rows and columns,
+:mod:`heatmaps` fills their cells, :mod:`encode` and :mod:`payload` pack them for the scripts; :mod:`findings` holds the
+cause that is shown, :mod:`sections` writes text and tables, and :mod:`page` is the frame that pages share.
 """

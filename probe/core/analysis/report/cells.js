@@ -1,5 +1,5 @@
 "use strict";
-// The numbers of the page, unpacked when they are asked for; see packing.py for how they were packed.
+// The numbers of the page, unpacked on demand; encode.py packed them.
 const SPECIAL = 32767;
 const [MISSING, NOT_A_NUMBER, INF, MINUS_INF] = [0, 1, 2, 3];
 
@@ -7,7 +7,7 @@ const Cells = {
   packed: Page.data("cells"),
   kept: new Map(),
 
-  // What the page knows besides: signals, rows, columns, directories, files.
+  // All but the cells: signals, rows, columns, directories, files.
   async about() {
     return JSON.parse(Page.text(await Page.inflated(Page.data("about"))));
   },

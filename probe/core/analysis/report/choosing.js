@@ -1,5 +1,6 @@
 "use strict";
-// The heatmap and what is told of its chosen cell. `chosen` is the page's whole state: signal, op, row and column by index.
+// The heatmap and the details of its chosen cell. `chosen` is the page's whole state: signal, op, row and column by
+index.
 const about = {};
 const chosen = { signal: 0, op: 0, row: 0, column: 0 };
 const byId = (id) => document.getElementById(id);
@@ -7,7 +8,7 @@ const signalOf = () => about.signals[chosen.signal];
 const mapOf = (signal, op) =>
   Cells.get(`map/${signal}/${op}`, about.signals[signal].labels.length * about.columns.starts.length);
 
-// Does one thing after the other: numbers are unpacked while more is clicked, and the last click must win.
+// Runs one task after the other: numbers are unpacked while more is clicked, and the last click must win.
 let turn = Promise.resolve();
 function inTurn(act) {
   turn = turn.then(act, act);
@@ -79,7 +80,7 @@ async function choose(row, column) {
   await Promise.all([drawCell(), drawCurve(), drawRanks()]);
 }
 
-// The file that has a row of a step, and whether it is a database: the last file that begins no later.
+// The file that has a row of a step (the last one that begins no later), and whether it is a database.
 function fileOf(signal, directory, step) {
   const files = about.files[signal.files[directory]] ?? [];
   const [name, , isDatabase] = files.filter(([, first]) => first <= step).at(-1) ?? [signal.names, 0, false];

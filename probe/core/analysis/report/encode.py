@@ -1,4 +1,4 @@
-"""Numbers as text that takes little room, which ``report.js`` reads back digit by digit.
+"""Compact text for arrays of numbers, which ``cells.js`` reads back digit by digit.
 
 A number is a whole ``mantissa`` times ten to the power of an ``exponent``, as decimal digits were written into the
 files: six digits come back as the same six digits. Bytes of equal weight stand together, which compresses better.
@@ -16,15 +16,14 @@ Array = npt.NDArray[np.float64]
 Packed = dict[str, object]
 
 MISSING, NAN, INF, MINUS_INF = range(4)
-"""The mantissa of what is no number, where the exponent is ``SPECIAL``."""
+"""Mantissas of values that are no numbers, whose exponent is ``SPECIAL``."""
 SPECIAL = 32767
 FEW, MANY = 6, 9
-"""Digits that files have; and that are kept where they have more."""
+"""Digits that files have, and digits that are kept if files have more."""
 
 
 def packed_array(values: npt.ArrayLike) -> Packed:
-    """Whole numbers of at most 32 bits: the type, and the compressed bytes in base 64; nothing but the type if all are
-    zero."""
+    """Pack whole numbers of at most 32 bits: type and compressed bytes in base 64; the type alone if all are zero."""
     array = np.asarray(values)
     if not array.any():
         return {"type": 0}
@@ -35,7 +34,7 @@ def packed_array(values: npt.ArrayLike) -> Packed:
 
 
 def packed_numbers(values: Array, missing: npt.NDArray[np.bool_], digits: int | None = None) -> Packed:
-    """``values`` to ``digits``; if not given, to as many as they have, between ``FEW`` and ``MANY``."""
+    """Pack ``values`` with ``digits`` digits; if None, with as many as they have, between ``FEW`` and ``MANY``."""
     if digits is None:
         mantissa, exponent = decimals(values, FEW)
         digits = FEW if _same(values, mantissa, exponent) else MANY
@@ -51,7 +50,7 @@ def packed_numbers(values: Array, missing: npt.NDArray[np.bool_], digits: int | 
 
 
 def decimals(values: Array, digits: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Mantissas of ``digits`` digits and exponents: ``mantissa * 10**exponent``; 0 and 0 where there is no number."""
+    """Split ``values`` into mantissas of ``digits`` digits and exponents to 10; both are 0 where there is no number."""
     usable = np.isfinite(values) & (values != 0)
     safe = np.where(usable, values, 1.0)
     exponent = np.floor(np.log10(np.abs(safe))).astype(np.int64) - (digits - 1)

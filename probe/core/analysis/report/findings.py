@@ -1,8 +1,8 @@
-"""What a report is told about the cause: findings, and a paragraph in words.
+"""Findings and the diagnosis that a report shows.
 
-Whoever analyses a run gives :func:`probe.core.analysis.report.write.write_report` a :class:`Diagnosis`. Without one,
-the report makes do (:func:`preliminary`) with what the live rules have left in ``anomaly.json`` (:func:`dumped`) and
-with the first numbers that are not finite.
+A caller that has analysed a run passes a :class:`Diagnosis` to :func:`probe.core.analysis.report.write.write_report`.
+Without one, the report builds a :func:`preliminary` one from the findings that the live rules dumped in
+``anomaly.json`` (:func:`dumped`) and from the first numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from probe.core.storage.layout import cell_name
 from probe.core.storage.problems import Problems
 
 MOST = 2000
-"""Findings that are listed; more are counted."""
+"""Most findings that are listed; more are counted."""
 
 
 class Mark(NamedTuple):
-    """One finding as the report shows it."""
+    """Finding as the report shows it."""
 
     rule: str
     signal: str
     name: str
-    """As in the column ``name`` of the files."""
+    """Name as in the column ``name`` of the files."""
     op: str
     value: float | None
-    """None where a file of findings does not say it."""
+    """Value; None if a file of findings has none."""
     step: int
     rank: int
     micro_step: int | None = None
-    """None where it tells nothing apart."""
+    """Micro step; None if rows of the signal are not distinguished by it."""
     cause: str = ""
-    """``initiating``, ``cascade``, ``teardown``; empty if nobody has judged."""
+    """``initiating``, ``cascade``, ``teardown``; empty if not judged."""
     message: str = ""
     vpp_stage: int = 0
     order: int = 0
@@ -56,18 +56,18 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the first card of a report says."""
+    """Content of the first card of a report."""
 
     paragraph: str
-    """What happened first, where, and what followed; text."""
+    """Text about the first cause, its place and its consequences."""
     findings: Sequence[Mark]
-    """In the order of cause; the first one is shown with its evidence."""
+    """Findings in causal order; the first one is shown with its evidence."""
     number: int = 0
-    """How many there are, if more than ``findings`` lists."""
+    """Number of all findings, if more than ``findings`` lists."""
     note: str = ""
-    """How it was found; what it cannot know."""
+    """Remark on how the diagnosis was made, and on its limits."""
     clear: bool = True
-    """Whether any number was looked at: without that, that nothing was found says nothing."""
+    """True if any number was judged: otherwise a result without findings means nothing."""
 
     @property
     def total(self) -> int:
@@ -75,14 +75,14 @@ class Diagnosis:
 
 
 def preliminary(dumped: Sequence[Mark], number: int, first_bad: Sequence[Mark], known: Survey | None) -> Diagnosis:
-    """The best that can be said without an analysis of the whole run.
+    """Diagnosis without an analysis of the whole run.
 
     Args:
-        dumped: the findings of the rules while the run went on, ``number`` in all.
-        first_bad: the first numbers that are not finite.
-        known: what there is in the files; None for nothing.
+        dumped: findings of the live rules, ``number`` in all.
+        first_bad: first numbers that are not finite.
+        known: survey of the files; None if there are none.
     """
-    # That a rule has seen the same number too makes it no second finding.
+    # A number that a rule has reported too is no second finding.
     seen = {(mark.signal, mark.name, mark.op, mark.step, mark.rank) for mark in dumped}
     new = [mark for mark in first_bad if (mark.signal, mark.name, mark.op, mark.step, mark.rank) not in seen]
     marks = sorted([*dumped, *new], key=causal)
@@ -96,12 +96,12 @@ def preliminary(dumped: Sequence[Mark], number: int, first_bad: Sequence[Mark], 
         what = f"every number is finite in {rows}, and no finding was dumped"
         return Diagnosis(f"Nothing was found: {what}. Rules did not judge the files.", ())
     paragraph = f"The first thing that went wrong: {sentence(marks[0])}"
-    note = "In order of steps and of what a step does. Which of them caused which was not judged."
+    note = "In causal order within each step. Which of them caused which was not judged."
     return Diagnosis(paragraph, marks[:MOST], number + len(new), note)
 
 
 def sentence(mark: Mark) -> str:
-    """``NaN at step 3 on rank 1: norm of fc.weight (weight gradient ...) is nan.``"""
+    """Sentence such as ``NaN at step 3 on rank 1: norm of fc.weight (weight gradient ...) is nan.``"""
     micro = "" if mark.micro_step is None else f", micro step {mark.micro_step},"
     meaning = signal_of(mark.signal).meaning
     return (
@@ -111,19 +111,19 @@ def sentence(mark: Mark) -> str:
 
 
 def kind(mark: Mark) -> str:
-    """In a word or two, what is wrong with the number: ``NaN``, ``Inf``, ``Spike``, ..."""
+    """Kind of the anomaly in a word or two: ``NaN``, ``Inf``, ``Spike``, ..."""
     return word(mark.rule, mark.op, mark.value)
 
 
 def causal(mark: Mark) -> tuple[int, int, int, int, int]:
-    """Sorts marks: position in the course of training, then the place in the order of execution."""
+    """Sort key for marks: position within training, then the place in the order of execution."""
     return *position(mark.step, signal_of(mark.signal).phase, mark.micro_step), mark.order
 
 
 def dumped(root: Path, run: RecordedRun, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
-    """The earliest findings of ``run`` in ``root/anomaly_detected``, at most ``MOST``, and how many there are.
+    """Earliest findings of ``run`` in ``root/anomaly_detected``, at most ``MOST``, and the number of all.
 
-    Of files of older versions, which do not say of which run a finding is, steps from ``first`` to ``last`` count.
+    Files of older versions do not name the run of a finding: theirs count if the step is from ``first`` to ``last``.
     """
     number, is_own = 0, belongs(run)
 
@@ -157,22 +157,22 @@ def _mark(entry: Entry) -> Mark:
 
 
 def card(analysis: Analysis) -> Diagnosis:
-    """What a report says of the cause: the main story first, then the others in order of time."""
-    told = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
-    pairs = [pair for diagnosis in told for pair in diagnosis.story.findings]
-    text = "\n".join([*summary(analysis), *(printable(diagnosis.text) for diagnosis in told)])
+    """Diagnosis of an analysis: the main incident first, then the others in order of time."""
+    diagnoses = [analysis.diagnosis, *analysis.others] if analysis.diagnosis else []
+    pairs = [pair for diagnosis in diagnoses for pair in diagnosis.incident.findings]
+    text = "\n".join([*summary(analysis), *(printable(diagnosis.text) for diagnosis in diagnoses)])
     clear = bool(analysis.extent.rows) and not analysis.unexplained
     marks, note = [_located_mark(*pair) for pair in pairs[:MOST]], " ".join(analysis.notes)
     return Diagnosis(text, marks, analysis.number, note, clear)
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """What is to be known before any diagnosis: what was judged if nothing was found, and what the run itself found
-    where its rows cannot say it."""
+    """Lines before any diagnosis: the extent of the judged rows if nothing was found, and the findings that the run
+    itself counted if its rows do not show them."""
     if not analysis.extent.rows:
         found = list(run_found(analysis.run))
         if any(counted(analysis.run).values()) and not analysis.diagnosis:
-            found.append('No file says which: "alert": {"dump": true} would have.')
+            found.append('No file lists them: "alert": {"dump": true} would have.')
         return [f"{_sentence(nothing_judged(analysis.run))}.", " ".join(found)]
     if analysis.unexplained:
         found = list(run_found(analysis.run))

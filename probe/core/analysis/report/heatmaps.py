@@ -1,7 +1,7 @@
-"""The numbers of a run in as many cells as the page has room for; DuckDB goes through the files.
+"""Heatmaps of a run, with as many cells as the page has room for; DuckDB reads the files.
 
 A cell is about one row of the page and one column, over all ranks and micro steps. It keeps the number of largest
-magnitude as it was written and where that was; what is not finite comes before every number.
+magnitude as it was written, and its place; NaN and Inf take precedence over every number.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ Whole = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 KIND = 1 << 61
-"""Added to twice a place where there is Inf, and one more for -Inf, so that the lowest is the first NaN, else the first
-Inf of either sign."""
+"""Number that is added to twice a place if there is Inf, and one more for -Inf, so that the lowest is the first NaN,
+else the first Inf of either sign."""
 
 
 class CellPlaces(NamedTuple):
-    """Where numbers are from; each of rows x columns."""
+    """Places of numbers; each array has rows x columns."""
 
     step: Whole
     directory: Whole
     micro_step: Whole
     member: Whole
-    """Which of the names that the row stands for."""
+    """Index among the names that the row stands for."""
 
 
 class Cells(NamedTuple):
-    """One op of one signal: arrays of rows x columns."""
+    """Cells of one op of one signal: arrays of rows x columns."""
 
     value: Array
-    """The first NaN, else the first Inf, else what has the largest magnitude."""
+    """First NaN, else the first Inf, else the number of largest magnitude."""
     missing: Mask
-    """Where nothing was written."""
+    """Cells without a written number."""
     least: Array
-    """The smallest magnitude of what is finite; NaN if nothing is."""
+    """Smallest magnitude among finite numbers; NaN if there is none."""
     bad: Whole
-    """How many numbers are NaN or Inf."""
+    """Count of numbers that are NaN or Inf."""
     places: CellPlaces
-    """Of ``value``."""
+    """Places of ``value``."""
 
 
 class _Packing(NamedTuple):
-    """How a place is one number: the step counts most, then directory, micro step and member."""
+    """Packing of a place into one number: the step counts most, then directory, micro step and member."""
 
     directories: int
     micro_steps: int
@@ -71,7 +71,7 @@ class _Packing(NamedTuple):
 
 
 def heatmaps(rows: Rows, plan: ReportPlan, signal: SignalPlan) -> dict[str, Cells]:
-    """Every op of a signal."""
+    """Cells of every op of a signal."""
     _list_members(rows, signal)
     packing = _Packing(max(len(rows.directories), 1), plan.micro_steps, signal.most_members)
     place = packing.sql()
@@ -84,10 +84,10 @@ def heatmaps(rows: Rows, plan: ReportPlan, signal: SignalPlan) -> dict[str, Cell
 
 
 def ranks(rows: Rows, plan: ReportPlan, signal: SignalPlan, lines: Sequence[int]) -> dict[str, tuple[Array, Mask]]:
-    """What each rank has of each row, for ``signal.rank_ops``: arrays of rows x lines x columns, and where nothing is.
+    """Numbers of each rank, for ``signal.rank_ops``: arrays of rows x lines x columns, and masks of missing ones.
 
     Args:
-        lines: of each directory the line that its rank belongs to.
+        lines: for each directory the line that its rank belongs to.
     """
     rows.connection.execute("CREATE OR REPLACE TABLE lines (directory INTEGER, line INTEGER)")
     rows.connection.execute(
@@ -125,7 +125,7 @@ def _list_members(rows: Rows, signal: SignalPlan) -> None:
 
 
 def _aggregates(op: str, place: str) -> list[str]:
-    """What is kept of an op in a cell: value, its place, smallest magnitude, place of the first of the worst, and the
+    """Aggregates of an op in a cell: value, its place, smallest magnitude, place of the first of the worst, and the
     number of those that are not finite."""
     x = f"v.{quoted(op)}"
     size = f"CASE WHEN isfinite({x}) THEN abs({x}) END"
@@ -142,7 +142,7 @@ def _aggregates(op: str, place: str) -> list[str]:
 def _grouped(
     rows: Rows, signal: SignalPlan, columns: Columns, aggregates: Mapping[str, Sequence[str]], group: str, extra: str
 ) -> dict[str, Any]:
-    """``line`` and ``start`` of every cell that has anything, and ``a{op}_{aggregate}``."""
+    """Query ``line`` and ``start`` of every cell that has a number, and ``a{op}_{aggregate}``."""
     chosen = ", ".join(
         f"{sql} AS a{n}_{m}" for n, of_op in enumerate(aggregates.values()) for m, sql in enumerate(of_op)
     )
@@ -176,7 +176,7 @@ def _cells(n: int, found: Mapping[str, Any], where: Any, shape: tuple[int, int],
 
 
 def _spread(found: Any, where: Any, shape: tuple[int, int]) -> tuple[Array, Mask]:
-    """Cells in their places, NaN elsewhere; and where nothing is."""
+    """Spread cells to their places, with NaN elsewhere; also return the mask of missing cells."""
     spread, missing = np.full(shape, np.nan), np.ones(shape, dtype=np.bool_)
     missing[where] = np.ma.getmaskarray(found)  # type: ignore[no-untyped-call]
     spread[where] = np.where(missing[where], np.nan, found)

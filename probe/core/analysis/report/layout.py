@@ -1,4 +1,4 @@
-"""How much of a run is shown: which rows stand for which names and which columns for which steps."""
+"""Layout of a report: the names that each row stands for, and the steps that each column stands for."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from probe.core.analysis.report.survey import Survey, SurveyRow, principal
 
 MOST_ROWS = 600
 TOO_COARSE = 8
-"""If layers are so many times fewer than there is room for, several of their parts are taken together instead."""
+"""Ratio of room to layers above which rows are groups of parts instead of layers."""
 MOST_COLUMNS = 400
 FEWEST_COLUMNS = 24
 ENOUGH_COLUMNS = 60
-"""Columns below which rows rather than columns are made fewer."""
+"""Columns below which rows are reduced instead of columns."""
 CELLS = 1_000_000
-"""Of all heatmaps together: what a page of 15 MB has room for."""
+"""Cells of all heatmaps together: a page of 15 MB has room for these."""
 MOST_LINES = 64
-"""Ranks, or groups of consecutive ranks, that are shown side by side."""
+"""Most ranks, or groups of consecutive ranks, that are shown side by side."""
 LINE_COLUMNS = 12
 RANK_CELLS = 1_200_000
-"""Of the ranks side by side, over all rows."""
+"""Cells of the ranks side by side, over all rows."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which steps each column stands for."""
+    """Steps that columns stand for."""
 
     starts: npt.NDArray[np.int64]
-    """The first step of each."""
+    """First step of each column."""
     width: int
-    """Steps from one column to the next; 0 if each column is one step, whatever lies between."""
+    """Steps from one column to the next; 0 if each column is one step."""
 
     def sql(self) -> str:
-        """The first step of the column that ``v.step`` belongs to."""
+        """SQL of the first step of the column that ``v.step`` belongs to."""
         return f"v.step - (v.step - {self.starts[0]}) % {self.width}" if self.width else "v.step"
 
     def of(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The index of each column, by its first step."""
+        """Index of each column, by its first step."""
         return np.searchsorted(self.starts, starts)
 
 
 @dataclass(frozen=True)
 class SignalPlan:
-    """The rows of a signal's heatmaps."""
+    """Rows of a signal's heatmaps."""
 
     signal: str
     ops: tuple[str, ...]
     rank_ops: tuple[str, ...]
-    """Ops that ranks are shown side by side for."""
+    """Ops for which ranks are shown side by side."""
     labels: tuple[str, ...]
     members: tuple[tuple[SurveyRow, ...], ...]
-    """What each row stands for."""
+    """Names that each row stands for."""
 
     @property
     def most_members(self) -> int:
@@ -64,7 +64,7 @@ class SignalPlan:
 
 @dataclass(frozen=True)
 class ReportPlan:
-    """What the page has room for."""
+    """Rows and columns of the page."""
 
     columns: Columns
     rank_columns: Columns
@@ -74,7 +74,7 @@ class ReportPlan:
 
 
 def plan(survey: Survey, ranks: int) -> ReportPlan:
-    """As many rows and columns as there is room for; all of them if that is enough."""
+    """Plan as many rows and columns as there is room for; all of them if they fit."""
     steps = len(survey.steps) or survey.last - survey.first + 1
     label = _labeller(survey)
     groupings = [_Depths(signal.rows, label) for signal in survey.signals]
@@ -114,7 +114,7 @@ def _columns(survey: Survey, most: int) -> Columns:
 
 
 def _labeller(survey: Survey) -> Callable[[SurveyRow], str]:
-    """What a row is called: by its name, behind its stages where there are several."""
+    """Return a function that labels a row by its name, after its stages if there are several."""
     several_pp = len({row.pp_stage for signal in survey.signals for row in signal.rows}) > 1
     several_vpp = len({row.vpp_stage for signal in survey.signals for row in signal.rows}) > 1
 
@@ -126,7 +126,7 @@ def _labeller(survey: Survey) -> Callable[[SurveyRow], str]:
 
 
 class _Depths:
-    """The names of a signal, grouped by their first components; each grouping is made once."""
+    """Names of a signal, grouped by their first components; each grouping is computed once."""
 
     def __init__(self, rows: Sequence[SurveyRow], label: Callable[[SurveyRow], str]) -> None:
         self._rows, self._label = rows, label
@@ -134,7 +134,7 @@ class _Depths:
         self.deepest = 1 + max((row.name.count(".") for row in rows), default=0)
 
     def __getitem__(self, depth: int) -> dict[str, list[SurveyRow]]:
-        """Rows whose names agree in the first ``depth`` components."""
+        """Group rows whose names agree in the first ``depth`` components."""
         if depth not in self._known:
             groups = self._known[depth] = {}
             for row in self._rows:
@@ -145,7 +145,7 @@ class _Depths:
 
 
 def _rows(depths: _Depths, most: int) -> dict[str, list[SurveyRow]]:
-    """Labels and what they stand for: names; if those are too many the layers they lie in, or several layers each."""
+    """Labels with their rows: names; if these are too many, the layers they lie in, or several layers each."""
     depth = depths.deepest
     while depth > 1 and len(depths[depth]) > most:
         depth -= 1

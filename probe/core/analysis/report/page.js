@@ -1,8 +1,8 @@
 "use strict";
-// What scripts of a page share: `Page.data(name)`, `Page.layout(changes)`, `Page.plot(id, traces, layout)`,
+// Functions that scripts of a page share: `Page.data(name)`, `Page.layout(changes)`, `Page.plot(id, traces, layout)`,
 // `Page.element(...)`, `Page.plain(text)`, `Page.whenColoured(draw)`, `Page.inflated(base64)`; and `Plotly` if it was asked for.
 const Page = {
-  // What the page was given under this name.
+  // The data of the page under this name.
   data: (name) => JSON.parse(document.getElementById(`data-${name}`).textContent),
 
   // One of the page's colours, such as `text`, `quiet`, `line`, `ground`, `accent`, `bad`.
@@ -27,7 +27,7 @@ const Page = {
     return layout;
   },
 
-  // What every plot is drawn with: drag to zoom, double-click to go back.
+  // Options of every plot: drag to zoom, double-click to go back.
   options: { responsive: true, displayModeBar: false },
 
   // Plotly reads a little HTML in its texts; names are not meant as such.

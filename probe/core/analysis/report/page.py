@@ -1,4 +1,4 @@
-"""The frame of a page: one self-contained HTML file that needs no network."""
+"""Frame of a page: one self-contained HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ASSETS = Path(__file__).parent
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
-"""What a browser lets the page do: nothing that leaves the machine."""
+"""Permissions of the page in a browser: nothing leaves the machine."""
 
 
 class PageSection(NamedTuple):
-    """One part of a page."""
+    """Section of a page."""
 
     anchor: str
-    """What a link to it ends with; letters, digits and hyphens."""
+    """Fragment of a link to it: letters, digits and hyphens."""
     heading: str
-    """Text; escaped here."""
+    """Heading as text; escaped here."""
     html: str
-    """Put into the page as it is: text of others must have been escaped (``html.escape``)."""
+    """Body, put into the page as it is: the caller escapes texts from files (``html.escape``)."""
 
 
 def page(
@@ -41,14 +41,14 @@ def page(
     data: Mapping[str, object] | None = None,
     scripts: Sequence[str] = (),
 ) -> str:
-    """The text of an HTML file.
+    """Text of an HTML file.
 
     Args:
         title: text; escaped here, as is ``subtitle``.
-        plotly: whether to put in the bundle of plotly.js (2 MB), so that ``Plotly`` is there for ``scripts``.
-        data: what ``Page.data(name)`` gives to scripts: anything JSON has; NaN and Inf it does not have.
-        scripts: JavaScript that is run when all of that is there, one after the other; ``page.js`` says what
-            it may use.
+        plotly: true to include the bundle of plotly.js (2 MB), so that ``scripts`` can use ``Plotly``.
+        data: values that ``Page.data(name)`` returns to scripts: anything JSON has, so neither NaN nor Inf.
+        scripts: JavaScript that is run once all of that is loaded, one after the other; ``page.js`` lists the functions
+            that it may use.
 
     Raises:
         ImportError: if plotly is wanted and missing.
@@ -58,12 +58,12 @@ def page(
 
 
 def asset(name: str) -> str:
-    """The text of a file that comes with this package."""
+    """Text of a file that comes with this package."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def as_json(value: object) -> str:
-    """``value`` as JSON that stays inside a ``script`` element whatever its texts are."""
+    """JSON of ``value`` that stays inside a ``script`` element whatever its texts are."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -102,7 +102,7 @@ def _parts(
 
 
 def plotly_bundle() -> str:
-    """The text of plotly.js.
+    """Text of plotly.js.
 
     Raises:
         ImportError: if plotly is missing.
@@ -115,10 +115,10 @@ def plotly_bundle() -> str:
 
 
 def packed_text(text: str) -> str:
-    """``text`` compressed, in base 64; ``Page.inflated`` reads it."""
+    """Compress ``text``, in base 64; ``Page.inflated`` reads it."""
     return base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
 
 
 def _inside_script(text: str) -> str:
-    """``text`` such that it does not end the element it stands in; within strings it means the same."""
+    """Escape ``text`` so that it does not end the element it stands in; within strings it means the same."""
     return re.sub(r"<(/script|!--)", r"\\x3c\1", text, flags=re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""What the scripts of a report are given: every cell, packed, and what rows, columns and files are called."""
+"""Data for the scripts of a report: every cell, packed, and the names of rows, columns and files."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from probe.core.storage.layout import MICRO_STEP, line_beginning, names_of, tabl
 from probe.core.storage.metrics_schema import row_query
 
 MOST_FILES = 50_000
-"""Names of files that the page knows; of more it knows none."""
+"""Most names of files that the page contains; if there are more, it contains none."""
 RANK_DIGITS = 4
 LEAST_DIGITS = 3
 BAD_OF_A_SIGNAL = 100
-"""Rows of a signal whose first numbers that are not finite are told."""
+"""Most rows of a signal whose first numbers that are not finite are listed."""
 
 
 def payload(
     rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan, observe: Callable[[str], object]
 ) -> tuple[dict[str, object], list[Mark]]:
-    """What the scripts of the page are given, and the first numbers of each row that are not finite."""
+    """Data for the scripts of the page, and the first number of each row that is not finite."""
     cells: dict[str, object] = {}
     bad: list[Mark] = []
     lines = _lines(run, plan)
@@ -46,7 +46,7 @@ def payload(
 
 
 def _lines(run: RecordedRun, plan: ReportPlan) -> list[int]:
-    """Of each directory the line that its rank is shown in."""
+    """Line in which the rank of each directory is shown."""
     position = {rank: n for n, rank in enumerate(run.ranks)}
     return [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
 
@@ -66,17 +66,17 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
 
 
 def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun, rows: Rows) -> Iterator[Mark]:
-    """For each row with numbers that are not finite the first one, of the op that says most, else of another."""
+    """First number of each row that is not finite, of the principal op, else of another."""
     micro_stepped = _micro_stepped(rows, signal.signal)
-    told: set[int] = set()
+    listed: set[int] = set()
     first = principal(signal.ops)
     for op in sorted(maps, key=lambda op: op != first):
         cells = maps[op]
         there = cells.bad > 0
         for row in np.flatnonzero(there.any(axis=1)).tolist():
-            if row in told or len(told) >= BAD_OF_A_SIGNAL:
+            if row in listed or len(listed) >= BAD_OF_A_SIGNAL:
                 continue
-            told.add(row)
+            listed.add(row)
             column = int(np.argmax(there[row]))
             step, directory, micro_step, member = (int(array[row, column]) for array in cells.places)
             about = signal.members[row][member]

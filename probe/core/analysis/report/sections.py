@@ -1,4 +1,4 @@
-"""The parts of a report that are text and tables: cause, findings, configuration, cost, problems."""
+"""Sections of a report that are text and tables: cause, findings, configuration, cost, problems."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 
-TOLD_PROBLEMS = 100
+MOST_PROBLEMS = 100
 
 DIFFERENT = 8
-"""Values that ranks differ in which are shown."""
+"""Most different values of ranks that are shown."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[int] = ()) -> str:
-    """An HTML table of texts and numbers; the columns ``numeric`` stand to the right."""
+    """HTML table of texts and numbers; the columns ``numeric`` are aligned to the right."""
 
     def cell(tag: str, n: int, value: object) -> str:
         kind = ' class="number"' if n in numeric else ""
@@ -36,13 +36,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequ
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """What is called how, as a list."""
+    """HTML list of names and values."""
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in pairs)
     return f'<dl class="facts">{items}</dl>'
 
 
 def first_cause(diagnosis: Diagnosis) -> PageSection:
-    """The card at the top."""
+    """Card at the top."""
     first = diagnosis.findings[0] if diagnosis.findings else None
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in diagnosis.paragraph.split("\n") if text.strip())
     look = "bad" if first else "good" if diagnosis.clear else "unknown"
@@ -66,14 +66,15 @@ def _about(mark: Mark) -> Iterator[tuple[str, object]]:
 
 
 def timeline(diagnosis: Diagnosis) -> PageSection:
-    """What was found when, and the list of it."""
+    """Timeline and table of the findings."""
     if not diagnosis.findings:
         return PageSection("findings", "Findings", '<p class="quiet">None.</p>')
     listed = len(diagnosis.findings)
     findings = plural(listed, "finding")
     more = f" The first {listed:,} of {diagnosis.total:,} are shown." if diagnosis.total > listed else ""
     html = (
-        f'<p class="quiet">Each dot is what was found of one kind at one step; larger dots are more findings.{more} '
+        '<p class="quiet">Each dot stands for the findings of one kind at one step; larger dots for '
+        f"more findings.{more} "
         "A click on a row of the table shows its cell in the heatmap.</p>"
         f'<div id="timeline" class="plot"></div><details><summary>Table of {listed:,} {findings}</summary>'
         '<div class="scroll" id="findings-table"></div></details>'
@@ -82,7 +83,7 @@ def timeline(diagnosis: Diagnosis) -> PageSection:
 
 
 def configuration(run: RecordedRun) -> PageSection:
-    """What the manifests say of the run and of how it was watched."""
+    """Fields of the manifests and the configuration of the monitor."""
     manifests = [directory.manifest for directory in run.directories]
     pairs: list[tuple[str, object]] = [("directories", len(run.directories)), ("ranks", len(run.ranks))]
     pairs += [("missing ranks", ", ".join(map(str, run.missing)))] if run.missing else []
@@ -94,10 +95,10 @@ def configuration(run: RecordedRun) -> PageSection:
 
 
 def _agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:
-    """The value under ``key``; the different ones if manifests differ."""
+    """Value under ``key``; the different ones if manifests differ."""
     values = list(dict.fromkeys(_text(manifest[key]) for manifest in manifests if key in manifest))
-    told = " | ".join(values[:DIFFERENT])
-    return f"{told} | and {len(values) - DIFFERENT} more" if len(values) > DIFFERENT else told
+    shown = " | ".join(values[:DIFFERENT])
+    return f"{shown} | and {len(values) - DIFFERENT} more" if len(values) > DIFFERENT else shown
 
 
 def _text(value: object) -> str:
@@ -113,13 +114,13 @@ def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def cost(run: RecordedRun) -> PageSection:
-    """What the monitor took of each rank's time, and what failed inside it."""
-    told = [directory for directory in run.directories if directory.manifest.cost_seconds]
-    silent = len(run.directories) - len(told)
-    text = "Training waits for hooks and drain; delivery runs beside it."
+    """Time that the monitor took on each rank, and faults inside it."""
+    ended = [directory for directory in run.directories if directory.manifest.cost_seconds]
+    silent = len(run.directories) - len(ended)
+    text = "Training waits for hooks and drain; delivery runs in a thread of its own."
     if silent:
-        say = plural(silent, "does not say", "do not say")
-        text += f" {silent} of {len(run.directories)} directories {say}: the run did not end there."
+        have = plural(silent, "has", "have")
+        text += f" {silent} of {len(run.directories)} directories {have} no cost: the run did not end there."
     header = (
         "rank",
         "steps",
@@ -130,7 +131,7 @@ def cost(run: RecordedRun) -> PageSection:
         "findings",
         "faults inside the monitor",
     )
-    shown = table(header, map(_cost, told), numeric=range(7)) if told else ""
+    shown = table(header, map(_cost, ended), numeric=range(7)) if ended else ""
     return PageSection(
         "cost", "The monitor's own cost", f'<p class="quiet">{escape(text)}</p><div class="scroll">{shown}</div>'
     )
@@ -139,9 +140,8 @@ def cost(run: RecordedRun) -> PageSection:
 def _cost(directory: RankDirectory) -> tuple[object, ...]:
     seconds = directory.manifest.cost_seconds
     hooks, drain, delivery, steps = (_number(seconds, key) for key in ("hooks", "drain", "delivery", "steps"))
-    told = ", ".join(f"{place}: {number}" for place, number in directory.manifest.faults.items())
+    failed = ", ".join(f"{place}: {number}" for place, number in directory.manifest.faults.items())
     each = f"{1000 * (hooks + drain) / steps:.2f}" if steps else ""
-
     return (
         directory.rank,
         f"{steps:.0f}",
@@ -150,7 +150,7 @@ def _cost(directory: RankDirectory) -> tuple[object, ...]:
         each,
         f"{delivery:.2f}",
         "" if directory.manifest.findings is None else directory.manifest.findings,
-        told or "none",
+        failed or "none",
     )
 
 
@@ -160,8 +160,8 @@ def _number(seconds: object, key: str) -> float:
 
 
 def reading(problems: Problems) -> PageSection:
-    """What could not be read."""
-    lines = problems.lines(TOLD_PROBLEMS)
+    """Data that could not be read."""
+    lines = problems.lines(MOST_PROBLEMS)
     if not lines:
         return PageSection("reading", "Problems in reading", '<p class="quiet">None: everything was read.</p>')
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -170,7 +170,7 @@ def reading(problems: Problems) -> PageSection:
 
 
 def interactive(plan: ReportPlan, ranks: int) -> list[PageSection]:
-    """What ``report.js`` fills."""
+    """Sections that ``report.js`` fills."""
     if not plan.signals:
         nothing = '<p class="quiet">There are no numbers to show.</p>'
         return [PageSection("layers", "Layers and steps", nothing)]
@@ -179,8 +179,8 @@ def interactive(plan: ReportPlan, ranks: int) -> list[PageSection]:
 
 def _heatmap(plan: ReportPlan) -> PageSection:
     html = (
-        f'<p class="quiet">{_columns(plan.columns)} {_rows(plan)} Over all ranks and micro batches; what is not finite '
-        "comes before every number. Click a cell to see where its number was written. "
+        f'<p class="quiet">{_columns(plan.columns)} {_rows(plan)} Over all ranks and micro batches; NaN and Inf '
+        "take precedence over every number. Click a cell to see where its number was written. "
         "Empty: nothing was written. Drag to zoom, double-click to go back.</p>"
         '<div class="controls">'
         '<label>signal <select id="signal"></select></label><label>op <select id="op"></select></label>'
@@ -198,7 +198,7 @@ def _heatmap(plan: ReportPlan) -> PageSection:
 def _ranks(plan: ReportPlan) -> PageSection:
     grouped = f" Each line stands for {plan.ranks_a_line} consecutive ranks." if plan.ranks_a_line > 1 else ""
     html = (
-        f'<p class="quiet">The row that is chosen above, rank by rank. {_columns(plan.rank_columns)}{grouped} '
+        f'<p class="quiet">The row chosen above, rank by rank. {_columns(plan.rank_columns)}{grouped} '
         "Four digits are kept here.</p>"
         '<div class="controls"><label>op <select id="rank-op"></select></label><label>as <select id="rank-form">'
         '<option value="lines">curves</option><option value="heatmap">heatmap</option></select></label></div>'
@@ -209,8 +209,8 @@ def _ranks(plan: ReportPlan) -> PageSection:
 
 def _depth() -> PageSection:
     html = (
-        '<p class="quiet">One signal from the first layer to the last, at one step; dotted, what came before; the band '
-        "is what there was at all steps.</p>"
+        '<p class="quiet">One signal from the first layer to the last, at one step; dotted: the step before; the band '
+        "spans all steps.</p>"
         '<div class="controls"><label>signal <select id="depth-signal"></select></label>'
         '<label>step <input id="depth-step" type="range" min="0" value="0"> <output id="depth-label"></output></label>'
         '</div><div id="depth" class="plot"></div>'

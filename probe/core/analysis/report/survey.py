@@ -1,4 +1,4 @@
-"""What a run has written about: its names in the order of the model, its steps, its micro steps."""
+"""Survey of a run: its names in the order of the model, its steps and micro steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from probe.core.storage.table_files import TableFile
 BACKWARD = frozenset({"actv_grad", "grad_unreduced"})
 """Signals whose rows come in the order of the backward pass."""
 FEW_STEPS = 4096
-"""Steps that are told apart one by one; of more only the first and the last are known."""
+"""Most steps that are listed one by one; of more only the first and the last are kept."""
 HEAD = 50_000
-"""Rows at the beginning of a file in which the names of one step are looked for."""
+"""Number of rows at the beginning of a file in which the names of one step are looked for."""
 
 
 class SurveyRow(NamedTuple):
-    """What a row of the report is about; the same on every rank that has it."""
+    """Row of the report; the same on every rank that has it."""
 
     pp_stage: int
     vpp_stage: int
@@ -28,28 +28,28 @@ class SurveyRow(NamedTuple):
 
 @dataclass
 class SignalSurvey:
-    """What there is of one signal."""
+    """Names and ops of one signal."""
 
     signal: str
     ops: tuple[str, ...]
     rows: list[SurveyRow]
-    """In the order of the model."""
+    """Rows in the order of the model."""
     number: int
-    """Rows in the files."""
+    """Number of rows in the files."""
 
 
 @dataclass
 class Survey:
-    """What there is of a run."""
+    """Signals and steps of a run."""
 
     signals: list[SignalSurvey] = field(default_factory=list)
-    """In the order in which a step takes its course."""
+    """Signals in causal order."""
     steps: list[int] = field(default_factory=list)
-    """All of them, ascending; empty if there are more than ``FEW_STEPS``."""
+    """Steps, ascending; empty if there are more than ``FEW_STEPS``."""
     first: int = 0
     last: int = 0
     micro_steps: int = 1
-    """One more than the highest there is."""
+    """Number of micro steps: one more than the highest index."""
 
     @property
     def number(self) -> int:
@@ -57,10 +57,10 @@ class Survey:
 
 
 def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
-    """Goes once through all that ``rows`` has.
+    """Read all ``rows`` once.
 
     Args:
-        stages: of each directory of ``rows`` its pipeline stage.
+        stages: pipeline stage of each directory of ``rows``.
     """
     _list_stages(rows, stages)
     found = Survey()
@@ -77,7 +77,7 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
         names = [SurveyRow(row[0], row[1], row[2]) for row in counted]
         for row in _in_order(rows, signal, stages, names):
             positions.setdefault(row, len(positions))
-        # Virtual stages come round again after the last pipeline stage.
+        # Virtual stages begin again after the last pipeline stage.
         names.sort(key=lambda row: (row.vpp_stage, row.pp_stage, positions[row]))
         number = sum(row[5] for row in counted)
         found.signals.append(SignalSurvey(signal, rows.numbers(signal), names, number))
@@ -95,7 +95,7 @@ def _list_stages(rows: Rows, stages: Mapping[int, int]) -> None:
 
 
 def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
-    """Stage, virtual stage, name, first and last step, number and highest micro step of everything; fills ``steps``."""
+    """Stage, virtual stage, name, first and last step, number and highest micro step of each row; fills ``steps``."""
     row = "s.pp_stage, coalesce(v.vpp_stage, 0), coalesce(v.name, '')"
     query = (
         f"SELECT {row}, min(v.step), max(v.step), count(*), max(v.micro_step), grouping(v.step), v.step "  # noqa: S608
@@ -115,7 +115,7 @@ def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
 
 
 def _in_order(rows: Rows, signal: str, stages: Mapping[int, int], names: Iterable[SurveyRow]) -> list[SurveyRow]:
-    """``names`` as the files have them, of each stage those of one rank first; what they lack by name."""
+    """Sort ``names`` as the files have them, for each stage those of one rank first; the others by name."""
     met: dict[SurveyRow, None] = {}
     files: dict[int, TableFile] = {}
     for directory, file in rows.files[signal]:
@@ -130,5 +130,5 @@ def _in_order(rows: Rows, signal: str, stages: Mapping[int, int], names: Iterabl
 
 
 def principal(ops: Sequence[str]) -> str:
-    """The op that says most about a tensor's size."""
+    """Op that shows a tensor's size best."""
     return next((op for op in ("norm", "max", "mean", "min", "std") if op in ops), ops[0] if ops else "")

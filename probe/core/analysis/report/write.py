@@ -1,4 +1,4 @@
-"""From a directory of any number of ranks to the file."""
+"""Report of a directory with any number of ranks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.problems import Problems
 
 MEMORY = "400MB"
-"""What DuckDB may take: together with the page itself less than 1 GiB."""
+"""Memory limit of DuckDB: together with the page itself less than 1 GiB."""
 SCRIPTS = ("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js", "findings.js", "report.js")
 
 
 class Written(NamedTuple):
-    """What has been written."""
+    """Report that has been written."""
 
     path: Path
     size: int
-    """Bytes."""
+    """Size in bytes."""
     ranks: int
     rows: int
-    """Rows of files that it is made of."""
+    """Number of rows that were read."""
     problems: Problems
     diagnosis: Diagnosis
 
@@ -44,12 +44,12 @@ def write_report(
     observe: Callable[[str], object] = lambda _: None,
     problems: Problems | None = None,
 ) -> Written:
-    """Writes the report of the last run in ``root``.
+    """Write the report of the last run in ``root``.
 
     Args:
-        diagnosis: what an analysis of the run says; without it, what the live rules have left.
-        observe: told what is being done.
-        problems: what the analysis could not read; gets what else cannot be read.
+        diagnosis: diagnosis by an analysis of the run; else one is made of the findings that the live rules dumped.
+        observe: called with a line about each task as it begins.
+        problems: problems of the analysis; those of reading for the report are added.
 
     Raises:
         ValueError: if there is no run in ``root``, or nowhere to write to.
@@ -77,14 +77,14 @@ def write_report(
 
 
 def check_target(out: Path) -> None:
-    """Raises ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
+    """Raise ValueError if no report can be written to ``out``, ImportError if plotly is missing."""
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ValueError(f"{out}: expected the name of a file in a directory that exists")
     plotly_bundle()
 
 
 def _findings_of(root: Path, run: RecordedRun) -> Path:
-    """The directory that has ``anomaly_detected`` in it: ``root``, or the one above if ``root`` is a rank's."""
+    """Directory that has ``anomaly_detected`` in it: ``root``, or the one above if ``root`` is a rank's."""
     return root.parent if [directory.path for directory in run.directories] == [root] else root
 
 
@@ -123,7 +123,7 @@ def _finding(mark: Mark) -> dict[str, object]:
 
 
 def _write(out: Path, text: str) -> int:
-    """Writes a file whole or not at all; its size in bytes."""
+    """Write a file whole or not at all; return its size in bytes."""
     with replacing(out) as file:
         file.write(text)
     return out.stat().st_size
