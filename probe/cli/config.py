@@ -92,7 +92,7 @@ def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
 
 
 def full_markdown() -> str:
-    """The text of docs/configuration.md."""
+    """The text of docs/reference/configuration.md."""
     head = ("key", "type", "default", "range or values", "meaning")
     rows = [(_code(e), e.type, f"`{e.default}`", e.range, e.meaning) for e in entries()]
     return f"{INTRODUCTION}\n{_table(head, rows)}"
@@ -127,7 +127,7 @@ def explain(
     key: Annotated[
         str, typer.Argument(help="A key such as eps or alert.rules.args.threshold, or its last part; none: all.")
     ] = "",
-    markdown: Annotated[bool, typer.Option(help="Print the table of docs/configuration.md.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/reference/configuration.md.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
 ) -> None:
     """Say what a key takes, what it is by default and what it means."""

@@ -1,5 +1,5 @@
-"""docs/conformance.md speaks of every key that there is and of no other; it and the fault list point at tests that
-exist."""
+"""docs/reference/conformance.md speaks of every key that there is and of no other; it and the fault list point at tests
+that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from probe.cli.config import entries
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+PAGE = ROOT / "docs" / "reference" / "conformance.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 FAULTS = (ROOT / "docs" / "explanation" / "faults.md").read_text(encoding="utf-8")
 OF_RULES = {entry.key for entry in entries() if entry.rule}
 KEYS = [entry.key for entry in entries() if not entry.rule]
@@ -53,7 +54,7 @@ def test_what_is_pointed_at_exists(file: str, function: str) -> None:
 def test_links_lead_somewhere() -> None:
     """Every page and heading that is linked to is there."""
     for page, heading in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", TEXT):
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8") if page else TEXT
+        text = (PAGE.parent / page).read_text(encoding="utf-8") if page else TEXT
         headings = [
             re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
             for line in text.splitlines()

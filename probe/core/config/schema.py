@@ -1,6 +1,6 @@
 """The schema of the configuration: every key, its type, range, default and meaning.
 
-The docstring under a field is what `probe config explain` prints and what docs/configuration.md holds.
+The docstring under a field is what `probe config explain` prints and what docs/reference/configuration.md holds.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ every rank looks there, in the case of a store on a thread. What is announced ho
 ahead for all ranks to have seen it (:mod:`probe.core.control.config_follower`).
 
 Messages in a store are signed with a secret that the ranks share (:mod:`probe.core.distributed.secret`); any other is
-ignored. See ``docs/decisions/0012-dynamic.md`` for what that protects against.
+ignored. See ``docs/explanation/decisions/0012-dynamic.md`` for what that protects against.
 """
 
 from __future__ import annotations
