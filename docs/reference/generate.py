@@ -49,8 +49,8 @@ SECTIONS: dict[str, tuple[Public, ...]] = {
         Public(
             "probe.pytorch.TrainerMon",
             Monitor,
-            ("set_monitor", "stop", "flush", "step", "monitoring", "output_directory", "findings", "cost", "faults", "ops",
-             "generate_wgrad_metrics", "generate_xy_metrics",
+            ("set_monitor", "stop", "flush", "step", "monitoring", "output_directory", "findings", "cost", "faults",
+             "ops", "generate_wgrad_metrics", "generate_xy_metrics",
              "set_wrapped_optimizer", "monitor_gnorm_with_ad", "reload_xy"),
         ),
         Public("probe.pytorch.TrainingStopped", TrainingStopped),
@@ -115,7 +115,7 @@ def _command(name: str, function: Callable[..., object], heading: str) -> Iterat
     arguments = [param for param in params if isinstance(param.info, typer.models.ArgumentInfo)]
     options = [param for param in params if param not in arguments]
     words = [param.names if param.required else f"[{param.names}]" for param in arguments]
-    yield f"{heading} {name}\n\n```text\n{' '.join([name, *['[OPTIONS]'] * bool(options), *words])}\n```\n"
+    yield f"{heading} {name}\n\n`{' '.join([name, *['[OPTIONS]'] * bool(options), *words])}`\n"
     yield markdown(inspect.getdoc(function) or "")
     yield "".join(_item(param.about()) for param in [*arguments, *options])
 
