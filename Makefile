@@ -3,6 +3,7 @@
 # make check   lint, format, types and the documentation
 # make docs    the documentation as a site, in build/docs
 # make pictures    its pictures anew, in a browser
+# make reference   its pages that are made of the code
 # make bench   what the monitor costs, beside the existing tool   (BENCHMARKS= ARGS=)
 # make venv    the environment for test and check
 # make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
@@ -49,7 +50,7 @@ BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/fal
 export OMP_NUM_THREADS ?= 2
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-versions check docs pictures bench clean browser always
+.PHONY: venv demo test test-versions check docs pictures reference bench clean browser always
 
 venv: $(VENV)/.ready
 
@@ -78,6 +79,9 @@ docs: $(VENV)/.ready
 
 pictures: $(VENV)/.ready browser
 	$(VENV)/bin/python docs/pictures/make.py
+
+reference: $(VENV)/.ready
+	$(VENV)/bin/python docs/reference/generate.py
 
 bench: $(BENCH)/.ready
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH)/bin/python "$$script" $(ARGS); done

@@ -4,6 +4,7 @@ DIRECTORY``."""
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
@@ -20,6 +21,10 @@ ORDER = (
 )
 
 
+WHOLE: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
+"""Words stay in one piece."""
+
+
 def block(directory: Path) -> str:
     """Results in ``directory``, in the order of the page.
 
@@ -30,7 +35,13 @@ def block(directory: Path) -> str:
     texts = [file.read_text(encoding="utf-8").strip() for file in files if file.exists()]
     if not texts:
         raise FileNotFoundError(f"{directory}: expected any of {', '.join(file.name for file in files)}")
-    return "\n\n".join(texts)
+    return "\n\n".join(map(wrapped, texts))
+
+
+def wrapped(text: str) -> str:
+    """``text`` with its paragraphs in lines of 110 characters; tables stay."""
+    lines = (line if line.startswith("|") else textwrap.fill(line, 110, **WHOLE) for line in text.splitlines())
+    return "\n".join(lines)
 
 
 def replaced(text: str, new: str) -> str:

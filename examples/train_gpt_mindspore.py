@@ -20,7 +20,7 @@ from mindspore import Tensor, nn, ops
 
 from probe.mindspore import TrainerMon  # probe
 
-MONITOR = {  # probe: a path to a JSON or YAML file works as well; docs/configuration.md explains every key
+MONITOR = {  # probe: a path to a JSON or YAML file works as well; docs/reference/configuration.md explains every key
     "wg_distribution": True,  # weight gradients, before and after reduction
     "xy_distribution": True,  # inputs and outputs of modules, and their gradients
     "all_xy": True,

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from probe.pytorch import TrainerMon  # probe
 
-MONITOR = {  # probe: a path to a JSON or YAML file works as well; docs/configuration.md explains every key
+MONITOR = {  # probe: a path to a JSON or YAML file works as well; docs/reference/configuration.md explains every key
     "wg_distribution": True,  # weight gradients, before and after reduction
     "param_distribution": True,  # weights, before and after the update
     "mv_distribution": True,  # optimizer state

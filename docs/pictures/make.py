@@ -1,17 +1,21 @@
 """Makes the pictures of the documentation: ``make pictures``.
 
-A demonstration whose fault is known, its report, and what a browser shows of it.
+Those of the tutorials come out of their scripts. ``report.png`` is what a browser shows of the report of a
+demonstration whose fault is known.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
 
 from tests.core.browsing import browser, open_page  # noqa: E402 - the repository is no package
 
@@ -20,17 +24,28 @@ SIZE = 1360, 1500
 
 
 def main() -> None:
-    """Writes ``report.png``."""
+    """Writes a picture for each that a tutorial makes, and ``report.png``."""
+    own = {"PYTHONPATH": str(ROOT), "MONITOR_OUTPUT_DIR": "monitor_output"}
     with TemporaryDirectory() as temporary:
         root = Path(temporary)
-        probe = [sys.executable, "-m", "probe"]
-        demo = [*probe, "demo", "--fault", "nan", "--seed", "3", "--output", "run"]
-        subprocess.run(demo, check=True, cwd=root)
-        subprocess.run([*probe, "report", "run", "-o", "report.html"], check=True, cwd=root)
-        with browser(root / "profile") as driver:
-            driver.set_window_size(*SIZE)
-            open_page(driver, root / "report.html")
-            driver.save_screenshot(str(HERE / "report.png"))
+        for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")):
+            script = ROOT / "examples" / "tutorial" / f"{page.stem}.py"
+            subprocess.run([sys.executable, str(script)], check=True, cwd=root, env=os.environ | own)
+        for picture in root.glob("*.svg"):
+            shutil.copy(picture, HERE)
+        report(root)
+
+
+def report(root: Path) -> None:
+    """Writes ``report.png``; ``root`` is a folder for what it is made of."""
+    probe = [sys.executable, "-m", "probe"]
+    demo = [*probe, "demo", "--fault", "nan", "--seed", "3", "--output", "run"]
+    subprocess.run(demo, check=True, cwd=root)
+    subprocess.run([*probe, "report", "run", "-o", "report.html"], check=True, cwd=root)
+    with browser(root / "profile") as driver:
+        driver.set_window_size(*SIZE)
+        open_page(driver, root / "report.html")
+        driver.save_screenshot(str(HERE / "report.png"))
 
 
 if __name__ == "__main__":

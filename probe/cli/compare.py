@@ -19,7 +19,7 @@ def compare(
     a: Annotated[Path, typer.Argument(help="Where the ranks of one run have written, or a folder of `probe merge`.")],
     b: Annotated[Path, typer.Argument(help="The same of the other.")],
     mapping: Annotated[
-        Path | None, typer.Option("--map", help="JSON or YAML: names of A with those of B; see docs/compare.md.")
+        Path | None, typer.Option("--map", help="JSON or YAML: names of A with those of B; see docs/guides/compare.md.")
     ] = None,
     steps: Annotated[str, typer.Option(help="Steps of A, both included: 0-99, 100- or 7.")] = "",
     step_offset: Annotated[int, typer.Option(help="Number that is added to a step of A to get that of B.")] = 0,

@@ -21,6 +21,8 @@ from probe.core.config.schema import Settings
 from probe.core.fields import Variants, describe, peel
 from probe.core.messages import complain, plural, printable_lines
 
+WIDE = 110
+"""Characters of a line of text."""
 MOST_NAMED = 20
 """Most targets that a summary names."""
 
@@ -92,10 +94,14 @@ def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
 
 
 def full_markdown() -> str:
-    """Text of docs/configuration.md."""
-    head = ("key", "type", "default", "range or values", "meaning")
-    rows = [(_code(e), e.type, f"`{e.default}`", e.range, e.meaning) for e in entries()]
-    return f"{INTRODUCTION}\n{_table(head, rows)}"
+    """Text of docs/reference/configuration.md."""
+    return INTRODUCTION + "".join(_section(entry) for entry in entries())
+
+
+def _section(entry: KeyReference) -> str:
+    facts = ", ".join(filter(None, (entry.type, entry.range, f"default `{entry.default}`")))
+    meaning = textwrap.fill(entry.meaning, WIDE, break_long_words=False, break_on_hyphens=False)
+    return f"\n## {_code(entry)}\n\n*{facts}*\n\n{meaning}\n"
 
 
 def short_markdown() -> str:
@@ -119,7 +125,7 @@ def _plain(entry: KeyReference, short: bool) -> str:
     about += f" ({entry.range})" if entry.range else ""
     about += ", required" if entry.default == "required" else f", default {entry.default}"
     meaning = entry.short if short else entry.meaning
-    return about + "\n" + textwrap.fill(meaning, 110, initial_indent="    ", subsequent_indent="    ")
+    return about + "\n" + textwrap.fill(meaning, WIDE, initial_indent="    ", subsequent_indent="    ")
 
 
 @app.command()
@@ -127,7 +133,7 @@ def explain(
     key: Annotated[
         str, typer.Argument(help="A key such as eps or alert.rules.args.threshold, or its last part; none: all.")
     ] = "",
-    markdown: Annotated[bool, typer.Option(help="Print the table of docs/configuration.md.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print docs/reference/configuration.md, or a table.")] = False,
     short: Annotated[bool, typer.Option(help="Only the first sentence of each meaning.")] = False,
 ) -> None:
     """Print the type, range, default and meaning of a key."""

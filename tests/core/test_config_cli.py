@@ -188,8 +188,10 @@ def test_every_entry_is_complete() -> None:
 
 
 def test_reference_is_what_explain_prints() -> None:
-    """docs/configuration.md is the output of `probe config explain --markdown`."""
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == run("explain", "--markdown").stdout
+    """docs/reference/configuration.md is the output of `probe config explain --markdown`."""
+    assert (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8") == run(
+        "explain", "--markdown"
+    ).stdout
 
 
 def test_the_short_table_has_the_first_sentence_of_each_key() -> None:

@@ -1,5 +1,5 @@
-"""docs/conformance.md speaks of every key that there is and of no other; it and the fault list point at tests that
-exist."""
+"""docs/reference/conformance.md speaks of every key that there is and of no other; it and the fault list point at tests
+that exist."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import pytest
 from probe.cli.config import entries
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+PAGE = ROOT / "docs" / "reference" / "conformance.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 FAULTS = (ROOT / "docs" / "explanation" / "faults.md").read_text(encoding="utf-8")
 OF_RULES = {entry.key for entry in entries() if entry.rule}
 KEYS = [entry.key for entry in entries() if not entry.rule]
 
 
 def section(title: str) -> list[list[str]]:
-    """The cells of the table under a heading, without its head."""
+    """The items of the list under a heading: what it is about, what is here, and what shows it."""
     (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    items = re.split(r"^- ", text, flags=re.MULTILINE)[1:]
+    return [[" ".join(part.split()) for part in re.split(r"\n  - (?:here|shown by): ", item)] for item in items]
 
 
 def test_every_key_is_there_once() -> None:
     """Those of the documentation a line each, the others by subject; arguments of rules have a guide of their own."""
     documented = [line[0].strip("`") for line in section("Keys of that documentation")]
-    beyond = re.findall(r"`([\w.]+)`", " ".join(line[1] for line in section("Keys beyond it")))
+    beyond = re.findall(r"`([\w.]+)`", " ".join(line[0] for line in section("Keys beyond it")))
     assert len(documented) > 40
     assert sorted(documented + beyond) == sorted(KEYS)
     assert {key.rpartition(".")[0] for key in OF_RULES} == {"alert.rules.args"}
@@ -53,7 +54,7 @@ def test_what_is_pointed_at_exists(file: str, function: str) -> None:
 def test_links_lead_somewhere() -> None:
     """Every page and heading that is linked to is there."""
     for page, heading in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", TEXT):
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8") if page else TEXT
+        text = (PAGE.parent / page).read_text(encoding="utf-8") if page else TEXT
         headings = [
             re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
             for line in text.splitlines()

@@ -197,7 +197,7 @@ class Hooks(Protocol):
         """Identity of what will run this forward again in the backward, or of what is running it again, if any."""
 
     def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
-        """Listens to training steps: see ``docs/decisions/0002-training-steps.md``."""
+        """Listens to training steps: see ``docs/explanation/decisions/0002-training-steps.md``."""
 
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None

@@ -1,6 +1,6 @@
 """Schema of the configuration: every key, its type, range, default and meaning.
 
-`probe config explain` prints the docstring under a field, and docs/configuration.md holds it.
+`probe config explain` prints the docstring under a field, and docs/reference/configuration.md holds it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Ranks agree without waiting for each other: what holds for all of them is a step number. The first rank writes it into
 the file, far enough ahead for every rank to see it in time; or, where ranks share no file system, says it with all that
-is in its own file (:mod:`probe.core.distributed.announcements`). See ``docs/decisions/0012-dynamic.md``.
+is in its own file (:mod:`probe.core.distributed.announcements`). See ``docs/explanation/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations

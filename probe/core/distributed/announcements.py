@@ -5,7 +5,7 @@ every rank looks there, for a store on a thread. A change is announced for a ste
 seen the message (:mod:`probe.core.control.config_follower`).
 
 Messages in a store are signed with a secret that the ranks share (:mod:`probe.core.distributed.secret`); any other is
-ignored: see ``docs/decisions/0012-dynamic.md``.
+ignored: see ``docs/explanation/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike.
 
-docs/conversions.md describes the tables.
+docs/guides/conversions.md describes the tables.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from probe.core.storage.sql import quoted
 RELATIVE: dict[str, float] = {"float64": 1e-4, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.25, "float8": 0.5}
 """Relative difference up to which two runs are the same, by the coarsest dtype that either of them computes in.
 
-Some ten times what healthy pairs of a small GPT showed over 40 steps (docs/compare.md has the figures); twice with
-bfloat16, in whose rounding real differences drown anyway. That of float8 is a guess.
+Some ten times what healthy pairs of a small GPT showed over 40 steps (docs/guides/compare.md has the figures); twice
+with bfloat16, in whose rounding real differences drown anyway. That of float8 is a guess.
 """
 FLOOR = 1e-3
 """Fraction of the largest root mean square of a signal at a step: rows below it are measured as if they had it."""

@@ -113,7 +113,9 @@ class _Work(NamedTuple):
 
 
 def csv2db(config: CSV2DBConfig) -> Imported:
-    """As :func:`convert`; what was written is logged at INFO, what is wrong at WARNING.
+    """Converts the CSV and Parquet files of a run to ``monitor_metrics.db``.
+
+    A file that cannot be read is left out and logged at WARNING. The summary is logged at INFO.
 
     Raises:
         TypeError: if ``config`` is no :class:`CSV2DBConfig`.

@@ -53,7 +53,10 @@ def csv2tensorboard_by_step(
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | PathLike[str] | None = None,
 ) -> Converted:
-    """As :func:`convert`; what was written is logged at INFO, what is wrong at WARNING."""
+    """Converts the CSV and Parquet files of a run to TensorBoard's event files.
+
+    A file that cannot be read is left out and logged at WARNING. The summary is logged at INFO.
+    """
     done = convert(monitor_path, time_start, time_end, process_num, data_type_list, output_dirpath)
     for line in done.problems.lines():
         logger.warning("%s", line)

@@ -1,0 +1,273 @@
+"""Makes the pages of the reference that come from the code: ``make reference``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+import typer  # noqa: E402
+import typer.models  # noqa: E402
+
+from probe.cli import VERBS  # noqa: E402 - the repository is no package
+from probe.cli.config import full_markdown  # noqa: E402
+from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db  # noqa: E402
+from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step  # noqa: E402
+from probe.core.analysis.report.findings import Diagnosis, Mark  # noqa: E402
+from probe.core.analysis.report.write import write_report  # noqa: E402
+from probe.core.config.errors import ConfigError  # noqa: E402
+from probe.core.errors import TrainingStopped  # noqa: E402
+from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
+from probe.core.output.sinks.context import SinkContext  # noqa: E402
+from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
+from probe.core.rules.replica import odd_ones  # noqa: E402
+
+WIDE = 110
+"""Characters of a line."""
+
+
+class Public(NamedTuple):
+    """An object that programs may use, and where they import it from."""
+
+    path: str
+    value: Any
+    members: tuple[str, ...] = ()
+
+
+SECTIONS: dict[str, tuple[Public, ...]] = {
+    "The monitor": (
+        Public(
+            "probe.pytorch.TrainerMon",
+            Monitor,
+            ("set_monitor", "stop", "flush", "step", "monitoring", "output_directory", "findings", "cost", "faults",
+             "ops", "generate_wgrad_metrics", "generate_xy_metrics",
+             "set_wrapped_optimizer", "monitor_gnorm_with_ad", "reload_xy"),
+        ),
+        Public("probe.pytorch.TrainingStopped", TrainingStopped),
+        Public("probe.pytorch.ConfigError", ConfigError),
+    ),
+    "After training": (
+        Public("probe.core.csv2db.CSV2DBConfig", CSV2DBConfig),
+        Public("probe.core.csv2db.csv2db", csv2db),
+        Public("probe.pytorch.csv2tb.csv2tensorboard_by_step", csv2tensorboard_by_step),
+        Public("probe.core.analysis.report.write.write_report", write_report),
+        Public("probe.core.analysis.report.findings.Diagnosis", Diagnosis),
+        Public("probe.core.analysis.report.findings.Mark", Mark),
+        Public("probe.core.rules.replica.odd_ones", odd_ones),
+    ),
+    "For rules and writers of other packages": (
+        Public("probe.core.records.Batch", Batch, ("op",)),
+        Public("probe.core.records.Key", Key),
+        Public("probe.core.records.Coverage", Coverage, ("text",)),
+        Public("probe.core.records.Finding", Finding),
+        Public("probe.core.records.Snapshot", Snapshot),
+        Public("probe.core.output.sinks.context.SinkContext", SinkContext),
+    ),
+}  # fmt: skip
+COMMANDS_HEAD = """\
+# Commands
+
+`probe COMMAND --help` prints the same. This page is made by `make reference`.
+"""
+PYTHON_HEAD = """\
+# Python
+
+Names that programs may import. `probe.mindspore` has `TrainerMon`, `TrainingStopped`, `ConfigError` and `csv2tb` as
+`probe.pytorch` has them. This page is made by `make reference`.
+"""
+
+
+def commands() -> str:
+    """The page of the command line."""
+    parts = [COMMANDS_HEAD]
+    for verb, place in VERBS.items():
+        module, _, attribute = place.partition(":")
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            parts += [f"## probe {verb}\n"]
+            for command in found.registered_commands:
+                function: Any = command.callback
+                parts += _command(f"probe {verb} {command.name or function.__name__.strip('_')}", function, "###")
+        else:
+            parts += _command(f"probe {verb}", found, "##")
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """The parts, one blank line between them."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip("\n") + "\n"
+
+
+def _command(name: str, function: Callable[..., object], heading: str) -> Iterator[str]:
+    """The section of one command: its use, its docstring, its arguments and options."""
+    hints = get_type_hints(function, include_extras=True)
+    params = [Param(p, *get_args(hints[p.name])[:2]) for p in inspect.signature(function).parameters.values()]
+    arguments = [param for param in params if isinstance(param.info, typer.models.ArgumentInfo)]
+    options = [param for param in params if param not in arguments]
+    words = [param.names if param.required else f"[{param.names}]" for param in arguments]
+    yield f"{heading} {name}\n\n`{' '.join([name, *['[OPTIONS]'] * bool(options), *words])}`\n"
+    yield markdown(inspect.getdoc(function) or "")
+    yield "".join(_item(param.about()) for param in [*arguments, *options])
+
+
+class Param(NamedTuple):
+    """An argument or option of a command."""
+
+    parameter: inspect.Parameter
+    type: Any
+    info: Any
+
+    @property
+    def required(self) -> bool:
+        return self.parameter.default is inspect.Parameter.empty
+
+    @property
+    def names(self) -> str:
+        """The spellings, as they are typed."""
+        name = self.parameter.name
+        if isinstance(self.info, typer.models.ArgumentInfo):
+            repeated = get_origin(self.type) is list and not self.info.metavar
+            return (self.info.metavar or name).upper() + "..." * repeated
+        long = "--" + name.replace("_", "-")
+        no = [f"--no-{long[2:]}"] if self.type is bool and self.parameter.default else []
+        first = self.info.default  # where Typer puts the first spelling of an annotation
+        spelled = [*([first] if isinstance(first, str) else []), *(self.info.param_decls or [])]
+        return "`, `".join(spelled or [long, *no])
+
+    def about(self) -> str:
+        """Spelling, type, default and meaning."""
+        facts, default = [self._kind()] if self.type is not bool else [], self.parameter.default
+        if self.required:
+            facts.append("required")
+        elif default not in (None, "", [], ()) and self.type is not bool:
+            facts.append(f"default `{default.value if isinstance(default, Enum) else default}`")
+        return f"`{self.names}`" + (f" ({', '.join(facts)})" if facts else "") + f": {self.info.help}"
+
+    def _kind(self) -> str:
+        (bare,) = {each for each in get_args(self.type) or (self.type,) if each is not type(None)}
+        if issubclass(bare, Enum):
+            return ", ".join(choice.value for choice in bare).replace(", ", " or ")
+        kind = {Path: "path", str: "text", int: "whole number", float: "number"}[bare]
+        return kind + (f" from {self.info.min} on" if self.info.min is not None else "")
+
+
+def python() -> str:
+    """The page of the Python interface."""
+    parts = [PYTHON_HEAD]
+    for title, objects in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        for public in objects:
+            parts += _object(public)
+    return _joined(parts)
+
+
+def _object(public: Public) -> Iterator[str]:
+    """The section of a class or function."""
+    module, _, name = public.path.rpartition(".")
+    yield f"### {name}\n\n```python\nfrom {module} import {name}\n```\n"
+    yield f"```text\n{_signature(name, public.value)}\n```\n"
+    yield markdown(inspect.getdoc(public.value) or "") + "\n"
+    if isinstance(public.value, type):
+        found = [f"`{field}` (`{kind}`){': ' * bool(text)}{text}" for field, kind, text in _fields(public.value)]
+        yield "".join(map(_item, found)) + "\n"
+    for member in public.members:
+        value = inspect.getattr_static(public.value, member)
+        documented = value.fget if isinstance(value, property) else value
+        kind = f"{member}: {_type(inspect.signature(documented).return_annotation)}"
+        shown = kind if isinstance(value, property) else _signature(member, documented)
+        yield f"#### {name}.{member}\n\n```text\n{shown}\n```\n"
+        yield markdown(inspect.getdoc(documented) or "") + "\n"
+
+
+def _signature(name: str, value: Any) -> str:
+    """A call with its parameters, one a line if they are many."""
+    signature = inspect.signature(value)
+    parameters = [p for p in signature.parameters.values() if p.name != "self"]
+    shown = [_parameter(p) for p in parameters]
+    named = [place for place, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY]
+    if named:
+        shown.insert(named[0], "*")
+    returned = signature.return_annotation
+    nothing = isinstance(value, type) or returned in (inspect.Signature.empty, None, "None")
+    tail = "" if nothing else f" -> {_type(returned)}"
+    line = f"{name}({', '.join(shown)}){tail}"
+    if len(line) <= WIDE:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in shown), f"){tail}"])
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = stars + parameter.name
+    if parameter.annotation is not parameter.empty:
+        text += f": {_type(parameter.annotation)}"
+    if parameter.default is not parameter.empty:
+        plain = isinstance(parameter.default, (str, int, float, tuple, type(None)))
+        text += f" = {parameter.default!r}" if plain else " = ..."
+    return text
+
+
+def _type(annotation: Any) -> str:
+    annotation = getattr(annotation, "__forward_arg__", annotation)
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _fields(of: type) -> Iterator[tuple[str, str, str]]:
+    """Name, type and docstring of each field in the source of a class."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
+    assert isinstance(definition, ast.ClassDef)
+    followed = [*definition.body[1:], None]
+    for node, after in zip(definition.body, followed, strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
+            below = after.value if isinstance(after, ast.Expr) else None
+            text = below.value if isinstance(below, ast.Constant) and isinstance(below.value, str) else ""
+            yield node.target.id, ast.unparse(node.annotation), inline(" ".join(text.split()))
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as Markdown: paragraphs, and lists of what follows ``Args:`` and the like."""
+    parts: list[str] = []
+    for paragraph in inspect.cleandoc(docstring).split("\n\n"):
+        title, _, rest = paragraph.partition("\n")
+        if title in ("Args:", "Returns:", "Raises:"):
+            entries = re.split(r"\n(?=\S)", textwrap.dedent(rest))
+            if title != "Returns:":
+                entries = [re.sub(r"^([\w.*]+): ", r"`\1`: ", entry) for entry in entries]
+            parts.append(f"{title}\n\n" + "".join(_item(inline(entry)) for entry in entries).rstrip("\n"))
+        else:
+            parts.append(textwrap.fill(inline(" ".join(paragraph.split())), WIDE, break_on_hyphens=False))
+    return "\n\n".join(parts) + "\n"
+
+
+def inline(text: str) -> str:
+    """Roles and double backticks as single ones."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
+    return text.replace("``", "`")
+
+
+def _item(text: str) -> str:
+    return f"- {textwrap.fill(' '.join(text.split()), WIDE, subsequent_indent='  ', break_on_hyphens=False)}\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"configuration.md": full_markdown, "commands.md": commands, "python.md": python}
+"""The text of each page, by its file beside this one."""
+
+
+def main() -> None:
+    """Writes every page."""
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
