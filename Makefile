@@ -1,5 +1,6 @@
 # make demo    train a small model, break one layer, name it   (FRAMEWORK= SEED= FAULT= STEPS= OUTPUT= TORCH=)
-# make test    every test, then the core tests once more under numpy 2   (ARGS= TORCH=)
+# make test    every test, then those that NumPy's version can break under numpy 2   (ARGS= TORCH=)
+# make test-fast    the tests that need no framework and no browser, but those of a second and more   (ARGS=)
 # make check   lint, format, types and the documentation
 # make docs    the documentation as a site, in build/docs
 # make pictures    its pictures anew, in a browser
@@ -48,9 +49,12 @@ PACKAGING := setup.py pyproject.toml
 # hour; report.py writes 4 GB.
 BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/false_alarms.py benchmarks/memory.py benchmarks/report.py,$(sort $(wildcard benchmarks/*.py)))
 export OMP_NUM_THREADS ?= 2
+# One process for each of two cores, a file at a time: fixtures of a file are made once. ARGS="-n 0" runs all in one.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+UNDER_NUMPY2 := tests/contract tests/core tests/test_layering.py
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-versions check docs pictures reference bench clean browser always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser always
 
 venv: $(VENV)/.ready
 
@@ -60,9 +64,14 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 
 test: $(VENV)/.ready $(NUMPY2)/.ready browser
 	@status=0; set -x; \
-	$(VENV)/bin/python -m pytest $(ARGS) || status=$$?; \
-	$(NUMPY2)/bin/python -m pytest tests/core tests/test_layering.py || status=$$?; \
+	$(VENV)/bin/python $(PYTEST) $(ARGS) || status=$$?; \
+	$(NUMPY2)/bin/python $(PYTEST) -m "not torch and not mindspore" $(UNDER_NUMPY2) || status=$$?; \
 	{ set +x; } 2>/dev/null; exit $$status
+
+test-fast: $(VENV)/.ready
+	$(VENV)/bin/python $(PYTEST) -m "not torch and not mindspore and not browser and not slow" $(ARGS)
+
+test test-fast: export OMP_NUM_THREADS := 1
 
 test-versions:
 	@status=0; for version in $(TORCH_VERSIONS) $(MINDSPORE_VERSIONS); do \

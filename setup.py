@@ -36,6 +36,7 @@ DEEPSPEED = [
 DEVELOPMENT = {
     "test": [
         "pytest>=8",
+        "pytest-xdist>=3.8",  # runs files side by side, in their order
         "tensorboard",  # reads event files back, independently of what wrote them
         "pyarrow",  # does so with Parquet files
         "selenium>=4.20",  # opens the report in a browser

@@ -7,6 +7,19 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+FOLDERS = {
+    "distributed": "torch",
+    "mindspore": "mindspore",
+    "pytorch": "torch",
+    "matrix": "",
+    "contract": "",
+    "core": "",
+}
+"""Those whose files take longest first, so that processes side by side end together; the framework that each needs."""
+FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
+"""The package of each framework of the matrix."""
+
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -17,3 +30,20 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "monitor_output"
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(path))
     return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by the framework that they need, and brings them in the order of their folders."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        framework = callspec.params.get("framework") if callspec is not None else None
+        package = FOLDERS.get(_folder(item)) or (FRAMEWORKS.get(framework) if isinstance(framework, str) else None)
+        if package:
+            item.add_marker(package)
+    places = list(FOLDERS)
+    items.sort(key=lambda item: places.index(folder) if (folder := _folder(item)) in FOLDERS else len(places))
+
+
+def _folder(item: pytest.Item) -> str:
+    """The folder of a test in this one; empty beside it."""
+    return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""

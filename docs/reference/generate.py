@@ -68,7 +68,7 @@ SECTIONS: dict[str, tuple[Public, ...]] = {
     "For rules and writers of other packages": (
         Public("probe.core.records.Batch", Batch, ("op",)),
         Public("probe.core.records.Key", Key),
-        Public("probe.core.records.Coverage", Coverage, ("text",)),
+        Public("probe.core.records.Coverage", Coverage),
         Public("probe.core.records.Finding", Finding),
         Public("probe.core.records.Snapshot", Snapshot),
         Public("probe.core.output.sinks.context.SinkContext", SinkContext),

@@ -155,7 +155,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.is_contiguous():
         yield from tensor.view(-1).split(PIECE)
     elif tensor.numel() <= PIECE:
-        yield tensor.reshape(-1)
+        yield tensor.contiguous().view(-1)  # a flat view of its own may have gaps
     else:
         longest = max(range(tensor.dim()), key=tensor.size)
         for half in tensor.tensor_split(2, dim=longest):

@@ -112,14 +112,14 @@ def test_what_is_not_a_number_counts_too(other: str) -> None:
     past = Past(10_000, most_bytes=most)
     tracemalloc.start()
     try:
-        for step in range(200):
+        for step in range(80):
             assert not [*past.admit(large(step))]
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert taken < 1.5 * most
     held = [*past.release()]
-    assert [out.step for out in held] == list(range(past.unwritten, 200))
+    assert [out.step for out in held] == list(range(past.unwritten, 80))
     assert len(held) > 2
     for out in held:
         (batch,), (wanted,) = out.batches, large(out.step).batches

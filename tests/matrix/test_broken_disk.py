@@ -29,36 +29,40 @@ from tests.matrix.models import X, tiny_net
 name, calls, steps = sys.argv[1], sys.argv[2].split(), int(sys.argv[3])
 framework = importlib.import_module(FRAMEWORKS[name].harness)
 fail = ctypes.CDLL(None).fail_io
-model = tiny_net(framework)
-optimizer = framework.optimizer("momentum", model, lr=1 / 32, momentum=0.5)
-loop = framework.loop(model, optimizer)
-weights, faults, failed, monitor = [], {}, {}, None
 
-def train():
-    for _ in range(steps):
-        train_step(loop, framework.tensor(X))
-        weights.append({key: hashlib.md5(w.tobytes()).hexdigest() for key, w in framework.weights(model).items()})
+def trained(config):
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=1 / 32, momentum=0.5)
+    loop = framework.loop(model, optimizer)
+    weights, faults, failed, monitor = [], {}, {}, None
 
-if len(sys.argv) > 4:
-    monitor = framework.TrainerMon(json.loads(sys.argv[4]))
-    monitor.set_monitor(model, 1, optimizer)
-for call in calls:
-    before = sum(monitor.faults.values()) if monitor else 0
-    fail(call.encode())
-    train()
+    def train():
+        for _ in range(steps):
+            train_step(loop, framework.tensor(X))
+            weights.append({key: hashlib.md5(w.tobytes()).hexdigest() for key, w in framework.weights(model).items()})
+
+    if config:
+        monitor = framework.TrainerMon(config)
+        monitor.set_monitor(model, 1, optimizer)
+    for call in calls:
+        before = sum(monitor.faults.values()) if monitor else 0
+        fail(call.encode())
+        train()
+        if monitor:
+            assert monitor.flush()
+        failed[call] = fail(b"")
+        faults[call] = sum(monitor.faults.values()) - before if monitor else 0
+        train()
+        if monitor:
+            assert monitor.flush()
     if monitor:
-        assert monitor.flush()
-    failed[call] = fail(b"")
-    faults[call] = sum(monitor.faults.values()) - before if monitor else 0
-    train()
-    if monitor:
-        assert monitor.flush()
-if monitor:
-    monitor.stop()
-print(json.dumps({
-    "weights": weights, "faults": faults, "failed": failed, "all": monitor.faults if monitor else {},
-    "directory": monitor.output_directory if monitor else "",
-}))
+        monitor.stop()
+    return {
+        "weights": weights, "faults": faults, "failed": failed, "all": monitor.faults if monitor else {},
+        "directory": monitor.output_directory if monitor else "",
+    }
+
+print(json.dumps([trained(None), trained(json.loads(sys.argv[4]))]))
 """
 CONFIG = {
     "param_distribution": True,
@@ -83,11 +87,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(framework: Harness, library: Path, root: Path, *config: str) -> Any:
-    """What ``TRAINING`` prints at its end."""
+def trained(framework: Harness, library: Path, root: Path, config: str) -> Any:
+    """The end of a training without a monitor, and that of one with it: both in one process of its own."""
     environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(root), "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", TRAINING, framework.NAME, " ".join(CALLS), str(STEPS), *config],
+        [sys.executable, "-c", TRAINING, framework.NAME, " ".join(CALLS), str(STEPS), config],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -113,8 +117,7 @@ def steps_in(directory: Path) -> dict[str, set[int]]:
 
 def test_training_takes_no_notice_of_a_broken_disk(framework: Harness, library: Path, tmp_path: Path) -> None:
     """Whichever call fails, weights are those of an unwatched run; each fault is counted, and recording goes on."""
-    plain = trained(framework, library, tmp_path / "plain")
-    watched = trained(framework, library, tmp_path / "out", json.dumps(CONFIG))
+    plain, watched = trained(framework, library, tmp_path / "out", json.dumps(CONFIG))
     assert watched["weights"] == plain["weights"]
     assert len(plain["weights"]) == 2 * STEPS * len(CALLS)
     for call in ("write", "rename", "close"):

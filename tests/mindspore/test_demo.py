@@ -26,8 +26,14 @@ from probe.demo.mindspore import begin, inject, places  # noqa: E402
 from probe.demo.mindspore.model import Gpt  # noqa: E402
 
 STEPS = 24
-SMALL = Size(layers=2, width=96, heads=2, context=32)
+SMALL = Size(layers=2, width=48, heads=2, context=16)
 TOKENS = mindspore.tensor(np.arange(16).reshape(2, 8), mindspore.int32)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    """Four sequences each."""
+    monkeypatch.setattr(recipe, "BATCH", 4)
 
 
 def train(kind, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,21 +17,24 @@ from tests.required import require
 
 require("torch")
 
-from probe.demo import diagnosis, recipe  # noqa: E402
+from probe.demo import diagnosis, recipe, training  # noqa: E402
 from probe.demo.faults import KINDS, Injection, draw  # noqa: E402
 from probe.demo.pytorch import places  # noqa: E402
 from probe.demo.pytorch.model import Gpt  # noqa: E402
 from probe.demo.recipe import Size, batches, initial_weights  # noqa: E402
 from probe.demo.text import standard_library  # noqa: E402
+from probe.demo.training import DemoPlan  # noqa: E402
 from probe.demo.verdict import matches  # noqa: E402
 
 STEPS = 24
+SMALL = Size(layers=2, width=48, heads=2, context=16)
 
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """Runs ``probe demo`` with few steps on small batches; gives the result."""
+    """Runs ``probe demo`` with few steps of a small model on small batches; gives the result."""
     monkeypatch.setattr(recipe, "BATCH", 4)
+    monkeypatch.setattr(training, "DemoPlan", partial(DemoPlan, size=SMALL))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def run(*arguments):
