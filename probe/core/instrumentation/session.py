@@ -19,7 +19,7 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
 from probe.core.instrumentation.step_boundary import Turns
 from probe.core.instrumentation.succession import Succession
-from probe.core.records import Batch, Outcome
+from probe.core.records import Batch, Outcome, TextFile
 
 Between = Callable[[int], None]
 
@@ -63,6 +63,9 @@ class StepConsumer(Protocol):
 
     def submit(self, step: FinishedStep) -> None:
         """Processes ``step`` on another thread."""
+
+    def write(self, file: TextFile) -> None:
+        """Writes ``file`` on another thread."""
 
     def timed(self, seconds: float, own: float) -> None:
         """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
@@ -420,9 +423,14 @@ class Session:
     def _drop(self) -> None:
         """Forgets what was seen of the step."""
         for listen in self._run.step_ended:
-            self._guarded("end of step", listen)
+            self._guarded("end of step", partial(self._forget, listen))
         self._run.clock.updated.clear()
         self._run.recorder.clear()
+
+    def _forget(self, listen: Callable[[], TextFile | None]) -> None:
+        file = listen()
+        if file is not None and self._output is not None:
+            self._output.write(file)
 
     def _arm_retirement(self) -> None:
         remove, self._retire_with = self._retire_with, None

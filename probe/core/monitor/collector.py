@@ -36,6 +36,7 @@ from probe.core.monitor import attachment
 from probe.core.monitor.attach_checks import doubts
 from probe.core.monitor.watching import Watching
 from probe.core.output.run_output import Output
+from probe.core.output.text_files import StructureOutput
 from probe.core.storage.run_directory import output_root
 
 _log = logging.getLogger("probe")
@@ -111,7 +112,8 @@ class Collecting(Watching):
                 self._output = Output(run, self._number, self._process_group, given.start_iteration, follows)
                 undo.callback(self._discard_output)
             schedule = Schedule(NEVER) if self._switch else self._schedule()
-            session = Session(run, schedule, given.start_iteration, self._output, self._between)
+            output = StructureOutput(self._faults) if self.settings.print_struct else self._output
+            session = Session(run, schedule, given.start_iteration, output, self._between)
             undo.callback(session.detach)
             session.attach(chosen(self.settings) if collects else [])
             self._check_targets(run)
@@ -273,7 +275,8 @@ class Collecting(Watching):
         step = run.clock.step
         self._stop_listening()
         self._run, self._deeper, self._on, self._stops = run, None, True, step + 1
-        session.change(run, Schedule(step, 1, 1), None, chosen(self.settings) if self._takes_part() else [])
+        sources = chosen(self.settings) if self._takes_part() else []
+        session.change(run, Schedule(step, 1, 1), StructureOutput(self._faults), sources)
 
     def _schedule(self) -> Schedule:
         settings = self.settings

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from probe.core.output.resume import remember, resume
 from probe.core.output.sinks import KEPT, Sink, written_beside
 from probe.core.output.sinks import factory as sink_factory
 from probe.core.output.sinks.context import SinkContext
-from probe.core.records import Batch, Snapshot
+from probe.core.output.text_files import write_text
+from probe.core.records import Batch, Snapshot, TextFile
 from probe.core.rules import Rule, factory
 from probe.core.storage import run_directory
 
@@ -252,6 +254,10 @@ class Output:
     def submit(self, step: FinishedStep) -> None:
         """Hands ``step`` to the delivery thread."""
         self.delivery.submit(lambda: self._take(self._snapshot(step)))
+
+    def write(self, file: TextFile) -> None:
+        """Hands ``file`` to the delivery thread; it is written before the steps that are submitted later."""
+        self.delivery.wake(partial(write_text, file, self._run.faults))
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """On the delivery thread: waits for the device."""

@@ -1,4 +1,4 @@
-"""What every module takes and gives, written as a file from which ``targets`` can be made (``print_struct``)."""
+"""Inputs and outputs of every module, as a file from which ``targets`` can be made (``print_struct``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.selection import PLACES
 from probe.core.instrumentation.signals.activations import ActivationListener, Part
-from probe.core.storage.atomic_files import replacing
+from probe.core.records import TextFile
 from probe.core.storage.run_directory import output_root, told
 
 FOLDER, FILE = "module_struct", "module_struct.json"
@@ -63,19 +63,20 @@ def prepare(rank: int) -> None:
 
 @contextmanager
 def structure(run: Run) -> Iterator[None]:
-    """Looks at the first training forward of every module and the backward through it; writes at the step's end."""
+    """Looks at the first training forward of every module and the backward through it; the file is made at the step's
+    end."""
     path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
     with ExitStack() as attached:
         for model, module in run.each_module(squash=False):
             look = looks[f"{module.stage}:{module.full}"] = _Look(run, module, dict.fromkeys(PLACES))
             listen = partial(run.on_forward, compiled_too=True, gradients=True)
             attached.callback(listen(module.thing, model, look.before, look.after, f"module {module.full!r}"))
-        with run.step_ended.added(lambda: _write(path, looks, run.faults)):
+        with run.step_ended.added(lambda: _file(path, looks, run.faults)):
             yield
 
 
 def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
-    """What training ends by once the step has been seen, after it is told: with an exit code of its own if this rank,
+    """The exception that ends training after the step, which is logged: with an exit code of its own if this rank,
     which ``writes``, could not write its file."""
     stop = TrainingStopped(
         f"{ENDING}; the structure of the model is in {path_of(output_root(os.environ).absolute(), rank)}"
@@ -88,20 +89,17 @@ def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
     return stop
 
 
-def _write(path: Path, looks: Mapping[str, _Look], faults: Faults) -> None:
+def _file(path: Path, looks: Mapping[str, _Look], faults: Faults) -> TextFile | None:
+    where = f"{FAILED}: {path}"
     try:
-        _write_to(path, looks)
+        found = {name: look.found() for name, look in looks.items()}
+        text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
     except Exception as error:  # noqa: BLE001 - training is to be stopped on every rank all the same
-        faults.note(f"{FAILED}: {path}", error)
-
-
-def _write_to(path: Path, looks: Mapping[str, _Look]) -> None:
-    found = {name: look.found() for name, look in looks.items()}
-    with replacing(path) as file:
-        json.dump(found, file, ensure_ascii=False, indent=2)
-        file.write("\n")
+        faults.note(where, error)
+        return None
     if not any(found.values()):
         _log.warning("no module was seen to run: compiled (torch.compile), or in evaluation mode?")
+    return TextFile(path, text, where)
 
 
 class _Look(ActivationListener):
