@@ -103,15 +103,21 @@ class Clock:
         self._backward_id, self._backward = identity, True
 
 
+class PendingRows(Protocol):
+    """Rows of a step that may still be on their way to the host."""
+
+    def batches(self, step: int) -> list[Batch]:
+        """The rows of ``step``; waits for the device."""
+
+
 class StepCollector(Protocol):
     """Collects rows of its own kind within a step."""
 
     def __len__(self) -> int:
         """Number of rows so far."""
 
-    def drain(self) -> Callable[[int], list[Batch]]:
-        """Ends the step's collection and begins another; the function returned waits for the device and returns the
-        rows of a step."""
+    def drain(self) -> PendingRows:
+        """Ends the step's collection and begins another."""
 
 
 class Listeners(Generic[Each]):

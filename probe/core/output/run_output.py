@@ -21,7 +21,7 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import OnDevice, Spent
 from probe.core.instrumentation.pace import Pace
-from probe.core.instrumentation.session import FinishedStep
+from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import Delivery
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import described, pipeline_stage

@@ -6,7 +6,7 @@ from functools import partial
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.session import FinishedStep
+from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import WAIT_SECONDS, Delivery
 from probe.core.records import TextFile
 from probe.core.storage.atomic_files import replacing
