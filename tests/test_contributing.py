@@ -144,7 +144,7 @@ def ones(run: Run) -> Iterator[None]:
     "probe/core/instrumentation/signals/sources.py",
     (
         (
-            r"from probe.core.instrumentation.signals.momentum_direction import .*",
+            r"from probe.core.instrumentation.signals.features.source import .*",
             "from probe.core.instrumentation.signals.ones import ones",
         ),
         (r"SOURCES: dict\[.*\] = \{", '    "ones": (lambda settings: settings.param_distribution, ones),'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -78,6 +79,17 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+class TextFile(NamedTuple):
+    """A file beside the tables, as a source makes it once."""
+
+    path: Path
+    text: str
+    where: str
+    """The place at which a failure to write it is counted."""
+    replaces: bool = True
+    """Whether it takes the place of a file that is there."""
 
 
 class Finding(NamedTuple):

@@ -86,7 +86,7 @@ def listen(wire: Wire, **settings: Any) -> Listening:
 def rows(listening: Listening, step: int = 0) -> dict[tuple[str, str], dict[str, Any]]:
     """By operation and direction."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for batch in listening.drain()(step):
+    for batch in listening.drain().batches(step):
         assert (batch.signal, batch.step) == ("other", step)
         for row, key in enumerate(batch.keys):
             about: dict[str, Any] = {name: values[row] for name, values in batch.columns.items()}

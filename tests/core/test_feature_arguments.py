@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from probe.core.instrumentation.signals.features.call_arguments import TOP_K, causal, integer
+from probe.core.instrumentation.signals.features.attention import causal
+from probe.core.instrumentation.signals.features.router import TOP_K, integer
 
 
 class AttnMaskType(Enum):

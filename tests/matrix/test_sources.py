@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import pytest
 
 from probe.core.config.load import load
+from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners, Run
 from probe.core.instrumentation.recorder import Recorder
@@ -20,7 +25,7 @@ from probe.core.instrumentation.signals.structure import structure
 from probe.core.moments import columns_for
 from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import tiny_net
-from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs
+from tests.matrix.watching import ACTIVATIONS, EVERYTHING, LR, MOMENTUM, inputs, watching
 
 EACH: dict[str, Source] = {**{name: source for name, (_, source) in SOURCES.items()}, "structure": structure}
 CONFIG: dict[str, Any] = {
@@ -95,3 +100,39 @@ def test_a_source_that_cannot_be_placed_takes_those_before_it_away(framework: Ha
     with pytest.raises(ValueError, match="cannot be placed"):
         Session(run, Schedule(), 0, None).attach([*EACH.values(), failing])
     assert listeners(run) == 0
+
+
+class Opened:
+    """The files that are opened and the threads that do so, as the interpreter reports both."""
+
+    listening: list[tuple[str, str]] | None = None
+    hooked = False
+
+    @classmethod
+    @contextmanager
+    def files(cls) -> Iterator[list[tuple[str, str]]]:
+        if not cls.hooked:
+            sys.addaudithook(cls.note)  # stays for the life of the process
+        cls.hooked, cls.listening = True, []
+        try:
+            yield cls.listening
+        finally:
+            cls.listening = None
+
+    @classmethod
+    def note(cls, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and cls.listening is not None:
+            cls.listening.append((str(args[0]), threading.current_thread().name))
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [({"stack_info": True, **ACTIVATIONS}, "stack_info.csv"), ({"print_struct": True}, "module_struct.json")],
+)
+def test_no_source_opens_a_file_on_the_training_thread(framework: Harness, config: dict[str, Any], file: str) -> None:
+    """Files that a source makes are opened by the delivery thread alone."""
+    model = tiny_net(framework)
+    optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
+    with Opened.files() as opened, watching(framework, config, model, optimizer), suppress(TrainingStopped):
+        train_step(framework.loop(model, optimizer), *inputs(framework))
+    assert {thread for path, thread in opened if file in path} == {"probe-delivery"}

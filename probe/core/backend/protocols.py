@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import single_process
+from probe.core.backend.shield import Reports
 from probe.core.records import Coverage, Outcome
 
 Tensor = Any
@@ -109,7 +110,7 @@ class OutOfReach(Exception):  # noqa: N818 - no error
         self.rows = rows
 
 
-class StepListener(Protocol):
+class StepListener(Reports, Protocol):
     """Told of every training step by :meth:`Hooks.on_step`."""
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -120,9 +121,6 @@ class StepListener(Protocol):
 
     def searching(self, on: bool) -> None:
         """A closure is evaluated again within an update, from ``True`` until ``False``."""
-
-    def failed(self, where: str, error: Exception) -> None:
-        """Something of the adapter's own has failed, and training goes on."""
 
     @property
     def sampled(self) -> bool:
@@ -326,7 +324,7 @@ class Parallel(Protocol):
         """
 
 
-class CollectiveListener(Protocol):
+class CollectiveListener(Reports, Protocol):
     """Told of every transfer between ranks by :meth:`Collectives.listen`, on the thread that makes it."""
 
     @property
@@ -336,19 +334,15 @@ class CollectiveListener(Protocol):
     def began(
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> Any:
-        """A call is about to be made by the code at ``site``. ``inputs`` are what this rank gives: no buffer that is
-        only to be filled; ``again`` says that it is one more transfer of the call before. What is returned is for the
-        other methods, and has ``finish()``, which may be called on any thread at the moment of completion; None if
-        nothing more is to be told of the call."""
+        """A call is about to be made by the code at ``site``. ``inputs`` are the tensors that this rank sends, without
+        buffers to be filled; ``again``: one more transfer of the call before. Returns a value for the other methods
+        whose ``finish()`` may be called on any thread at completion; None if the call needs no further report."""
 
     def ended(self, call: Any, outputs: Sequence[Tensor]) -> None:
         """The call is complete for who made it, and what this rank gets can be read."""
 
     def abandoned(self, call: Any, outputs: int) -> None:
         """Nobody can wait for the call any more; it would have had so many outputs."""
-
-    def failed(self, where: str, error: Exception) -> None:
-        """Something of the adapter's own has failed, and training goes on."""
 
 
 class Collectives(Protocol):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probe.core.config.schema import Settings
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
-from probe.core.instrumentation.selection import PLACES, Lead, Selection, Watched, inside, names_of, no_lead
+from probe.core.instrumentation.selection import Selection
 from probe.core.records import Finding
 from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import module_of
@@ -46,32 +46,6 @@ def suspects(findings: Iterable[Finding]) -> tuple[str, ...]:
 def _block(module: str) -> str:
     found = _BLOCK.fullmatch(module)
     return found[1] if found else module
-
-
-class Deeper(Selection):
-    """What ``base`` chooses, and all that is inside the suspects.
-
-    Args:
-        parameters: whether ``base`` chooses among parameters; else those inside the suspects alone are watched.
-        modules: the same of modules.
-    """
-
-    def __init__(self, base: Selection, suspects: Sequence[str], parameters: bool, modules: bool) -> None:
-        self._base, self._suspects, self._parameters, self._modules = base, tuple(suspects), parameters, modules
-
-    def watches(self, parameter: Watched) -> bool:
-        return self._suspect(parameter) or (self._parameters and self._base.watches(parameter))
-
-    def places(self, module: Watched) -> dict[str, Any]:
-        known = self._base.places(module) if self._modules else {}
-        return dict.fromkeys(PLACES) | known if self._suspect(module) else known
-
-    def check(self, names: Iterable[str], lead: Lead = no_lead) -> list[str]:
-        return self._base.check(names, lead)
-
-    def _suspect(self, watched: Watched) -> bool:
-        names = names_of(watched.full)
-        return any(inside(name, suspect) for suspect in self._suspects for name in names)
 
 
 class Arming:
@@ -136,10 +110,9 @@ def deeper(settings: Settings) -> Settings:
     return settings.model_copy(update={name: True for name in SIGNALS if getattr(arm, name)})
 
 
-def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Deeper:
+def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Selection:
     """What ``settings`` choose, and all that is inside the suspects."""
-    return Deeper(
-        base,
+    return base.widened(
         suspects,
         parameters=settings.wg_distribution or settings.param_distribution or settings.mv_distribution,
         modules=settings.xy_distribution,

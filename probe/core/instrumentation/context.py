@@ -25,7 +25,7 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Selection, TargetNames, Watched
-from probe.core.records import Batch, Outcome
+from probe.core.records import Batch, Outcome, TextFile
 
 SPLIT = "tensor_model_parallel"
 """The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
@@ -103,15 +103,21 @@ class Clock:
         self._backward_id, self._backward = identity, True
 
 
+class PendingRows(Protocol):
+    """Rows of a step that may still be on their way to the host."""
+
+    def batches(self, step: int) -> list[Batch]:
+        """The rows of ``step``; waits for the device."""
+
+
 class StepCollector(Protocol):
     """Collects rows of its own kind within a step."""
 
     def __len__(self) -> int:
         """Number of rows so far."""
 
-    def drain(self) -> Callable[[int], list[Batch]]:
-        """Ends the step's collection and begins another; the function returned waits for the device and returns the
-        rows of a step."""
+    def drain(self) -> PendingRows:
+        """Ends the step's collection and begins another."""
 
 
 class Listeners(Generic[Each]):
@@ -174,8 +180,8 @@ class Run:
     """Called before an optimizer updates, with the step's number: in every step, sampled or not, on every rank."""
     after_update: Listeners[AfterUpdate] = field(default_factory=Listeners, init=False)
     """Called in sampled steps."""
-    step_ended: Listeners[Callable[[], None]] = field(default_factory=Listeners, init=False)
-    """Called once the rows of a sampled step are handed over or dropped."""
+    step_ended: Listeners[Callable[[], TextFile | None]] = field(default_factory=Listeners, init=False)
+    """Called once the rows of a sampled step are handed over or dropped; may return a file, to be written elsewhere."""
     gradients_now: Listeners[GradientsNow] = field(default_factory=Listeners, init=False)
     """Record the gradients that are held now, if a program asks for them before the update."""
     each_parameter: Listeners[Callable[[Watched], Remove]] = field(default_factory=Listeners, init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,7 +26,9 @@ MISSING = NOTHING + 1
 UNKNOWN: Described = ((), None, None)
 """Of a tensor that could not be described."""
 Failed = Callable[[str, Exception], None]
-"""Gets the signal and the name of a row that is left out, and the error."""
+"""Receives the signal and the name of a row that is left out, and the error."""
+Finish = Callable[[Array], Mapping[str, float] | None]
+"""Makes the columns of a row, on the host, of the numbers that were computed where the tensors are; None for no row."""
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Readings:
     rows: list[Row] = field(default_factory=list)
     forgotten: set[int] = field(default_factory=set)
     """Rows whose value is out of date, and not known yet."""
+    computed: list[tuple[int, Finish]] = field(default_factory=list)
+    """Of rows that are no moments: how many numbers each has in the blocks, and the function that makes its columns."""
 
     def put(self, key: Key, row: Row) -> None:
         """Adds a row, or replaces that of the same key."""
@@ -59,12 +63,18 @@ class Pending:
     block_rows: int
     held: list[int]
     """The rows of the held tensors."""
+    distribution: bool = False
+    """Whether histograms are written though no op asks for them."""
 
     def batches(self, step: int) -> list[Batch]:
         """Waits for the device, once."""
         rows = self.wait() if self.block_rows else np.empty((0, width(self.columns)))
         rows = np.concatenate([rows, nothing(self.columns)[np.newaxis]])
-        return [self._batch(signal, readings, rows, step) for signal, readings in self.readings.items()]
+        made = (
+            (_computed if readings.computed else self._batch)(signal, readings, rows, step)
+            for signal, readings in self.readings.items()
+        )
+        return [batch for batch in made if batch is not None]
 
     def _batch(self, signal: str, readings: Readings, rows: Array, step: int) -> Batch:
         described, order, references, factors = zip(*readings.rows, strict=True) if readings.rows else ((),) * 4
@@ -89,8 +99,31 @@ class Pending:
             columns=columns,
             micro_stepped=readings.micro_stepped,
             coverage=coverage if any(coverage) else (),
+            distribution=self.distribution,
         )
         return _without(batch, left_out) if left_out else batch
+
+
+def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch | None:
+    """A batch of rows that are no moments; None if none of them has columns."""
+    made: dict[Key, tuple[Row, Mapping[str, float]]] = {}
+    for key, row, (length, finish) in zip(readings.keys, readings.rows, readings.computed, strict=True):
+        start = row[2]
+        if (columns := finish(rows[start : start + length, 0])) is not None:
+            made[key] = row, columns
+    if not made:
+        return None
+    found = [columns for _, columns in made.values()]
+    return Batch(
+        signal=signal,
+        step=step,
+        keys=tuple(made),
+        shapes=tuple(described[0] for (described, *_), _ in made.values()),
+        dtypes=tuple(str(described[1]) for (described, *_), _ in made.values()),
+        order=np.array([row[1] for row, _ in made.values()], dtype=np.int64),
+        columns={name: np.array([row[name] for row in found], dtype=np.float64) for name in found[0]},
+        micro_stepped=readings.micro_stepped,
+    )
 
 
 def _without(batch: Batch, rows: set[int]) -> Batch:
@@ -120,8 +153,9 @@ class Recorder:
     """Collects one step's readings. Used on the training thread alone; waits for no device.
 
     Args:
-        failed: gets each row that is left out because its tensor cannot be reduced; the other rows are there.
-        before: gives the length of the main recorder, so that both share one sequence of call ids.
+        failed: receives each row that is left out because its tensor cannot be reduced; the other rows are there.
+        before: returns the length of the main recorder, so that both share one sequence of call ids.
+        distribution: whether histograms are written though no op asks for them.
     """
 
     def __init__(
@@ -131,9 +165,10 @@ class Recorder:
         eps: float,
         failed: Failed,
         before: Callable[[], int] = lambda: 0,
+        distribution: bool = False,
     ) -> None:
         self._tensors, self.columns, self._eps, self._before = tensors, tuple(columns), eps, before
-        self._failed = failed
+        self._failed, self._distribution = failed, distribution
         self._known: Known = {}
         self.clear()
 
@@ -199,8 +234,8 @@ class Recorder:
         places = [place for _, _, place in known]
         fresh = [i for i, place in enumerate(places) if place is None]
         if fresh:
-            lost = lambda i, error: self._leave_out(signal, keys[fresh[i]], error)  # noqa: E731
-            rows = self._reduced([known[i][0] for i in fresh], scale, lost)
+            names = [keys[i] for i in fresh]
+            rows = self._reduced([known[i][0] for i in fresh], scale, lambda i, e: self._leave_out(signal, names[i], e))
             for i, row in zip(fresh, rows, strict=True):
                 places[i] = row
             if scale is None and isinstance(rows, range):
@@ -210,6 +245,18 @@ class Recorder:
         for key, (_, about, _), place in zip(keys, known, places, strict=True):
             readings.put(key, (about, self._order, NOTHING if place is None else place, factor))
             self._calls += 1
+
+    def compute(
+        self, signal: str, key: Key, tensor: Tensor, block: Block, finish: Finish, *, micro_stepped: bool = False
+    ) -> None:
+        """Adds a row about ``tensor`` that ``finish`` makes of ``block``, whose rows have one number each. A key that
+        comes again is another call. A recorder with such rows has one column and no others."""
+        shape, dtype, _ = self._tensors.describe(tensor)
+        readings = self._put(signal, micro_stepped)
+        start = self._add(block, len(block))
+        readings.put(self.next_call(signal, key), ((shape, dtype, None), self._order, start, -1))
+        readings.computed.append((len(block), finish))
+        self._calls += 1
 
     def _known_place(
         self, signal: str, key: Key, given: Tensor | Shard, scale: Tensor | None
@@ -221,11 +268,11 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
             return given, UNKNOWN, self._leave_out(signal, key, error)
 
-    def _describe(self, given: Tensor | Shard) -> tuple[Tensor, Described]:
-        if type(given) is not Shard:
-            return given, self._tensors.describe(given)
-        shape, dtype, _ = self._tensors.describe(given.tensor)
-        return given.tensor, (shape, dtype, given.coverage)
+    def _describe(self, value: Tensor | Shard) -> tuple[Tensor, Described]:
+        if type(value) is not Shard:
+            return value, self._tensors.describe(value)
+        shape, dtype, _ = self._tensors.describe(value.tensor)
+        return value.tensor, (shape, dtype, value.coverage)
 
     def _remember(self, tensor: Tensor, block: Block) -> None:
         if "sum" in self.columns:
@@ -274,7 +321,7 @@ class Recorder:
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
         wait = self._tensors.to_host(self._blocks)
-        return Pending(dict(chosen), self.columns, wait, self._rows, list(self._held_rows))
+        return Pending(dict(chosen), self.columns, wait, self._rows, list(self._held_rows), self._distribution)
 
     def _settle(self) -> None:
         """Reduces the held tensors together."""

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from probe.core.config.errors import LONGEST_NAME
@@ -110,14 +111,40 @@ class Selection:
         self._all_xy = all_xy or not targets
         forward, backward = PLACES[:2], PLACES[2:]
         self._open = (() if backward_only else forward) + (() if forward_only else backward)
+        self._within: tuple[str, ...] = ()
+        """Names of modules that are watched with everything inside them."""
+        self._parameters = self._modules = True
+        """Whether any other parameters and modules are watched."""
+
+    def widened(self, within: Iterable[str], parameters: bool, modules: bool) -> Selection:
+        """A selection of everything inside the modules named ``within`` besides.
+
+        Args:
+            parameters: whether parameters elsewhere are watched as they are by this selection, or not at all.
+            modules: the same of modules.
+        """
+        wide = copy(self)
+        wide._within, wide._parameters, wide._modules = tuple(within), parameters, modules
+        return wide
 
     def watches(self, parameter: Watched) -> bool:
         """Whether a parameter is among the targets or inside one. ``layers.1`` never takes ``layers.10``."""
+        if self._is_within(parameter):
+            return True
+        if not self._parameters:
+            return False
         around = {part for name in names_of(parameter.full) for part in _around(name)}
         return bool(self._find(parameter.stage, around)) or not self._targets
 
     def places(self, module: Watched) -> dict[str, Any]:
-        """What of a module is watched: place -> element selector, or None for all elements."""
+        """The places of a module that are watched: place -> element selector, or None for all elements."""
+        known = self._chosen_places(module) if self._modules else {}
+        return dict.fromkeys(PLACES) | known if self._is_within(module) else known
+
+    def _is_within(self, thing: Watched) -> bool:
+        return any(inside(name, around) for around in self._within for name in names_of(thing.full))
+
+    def _chosen_places(self, module: Watched) -> dict[str, Any]:
         if found := self._find(module.stage, names_of(module.full)):
             first = self._targets[min(found)]
             return {place: first.places[place] for place in self._open if place in first.places}

@@ -8,67 +8,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from probe.core.backend.protocols import Optimizer, Tensor
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.overhead import Spent
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.signals.sources import Source
-from probe.core.instrumentation.step_boundary import Turns
+from probe.core.instrumentation.step_boundary import FinishedStep, StepConsumer, Turns
 from probe.core.instrumentation.succession import Succession
-from probe.core.records import Batch, Outcome
+from probe.core.records import Outcome, TextFile
 
 Between = Callable[[int], None]
-
-
-class FinishedStep(NamedTuple):
-    """A sampled step that has ended, with moments that may still be on their way to the host."""
-
-    number: int
-    time: float
-    """Seconds since 1970."""
-    pending: Pending
-    collected: Sequence[Callable[[int], list[Batch]]]
-    """Rows of signals with recorders of their own."""
-    ops: tuple[str, ...]
-    spent: Spent
-    outcome: Outcome
-
-    def batches(self) -> list[Batch]:
-        """Every row; waits for the device."""
-        return [*self.pending.batches(self.number), *(batch for rows in self.collected for batch in rows(self.number))]
-
-
-class StepConsumer(Protocol):
-    """Receiver of the steps of a session."""
-
-    @property
-    def delivers(self) -> bool:
-        """Whether steps that are submitted in this process are processed."""
-
-    @property
-    def waits_for_ranks(self) -> bool:
-        """Whether a submitted step may still wait for other ranks."""
-
-    @property
-    def beside(self) -> float:
-        """Seconds of processor time taken so far, beside training."""
-
-    @property
-    def on_device(self) -> float:
-        """Seconds that a device has taken so far."""
-
-    def submit(self, step: FinishedStep) -> None:
-        """Processes ``step`` on another thread."""
-
-    def timed(self, seconds: float, own: float) -> None:
-        """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
-
-    def succeed(self, run: Run) -> None:
-        """Notes that another optimizer has taken the place of one."""
 
 
 class Session:
@@ -415,14 +366,19 @@ class Session:
         self.last = (step, pending, run.settings.statistics)
         spent = run.cost.take(begun)
         if self._output is not None:
-            self._output.submit(FinishedStep(step, now, pending, beside, run.settings.statistics, spent, outcome))
+            self._output.submit(FinishedStep(step, now, (pending, *beside), run.settings.statistics, spent, outcome))
 
     def _drop(self) -> None:
         """Forgets what was seen of the step."""
         for listen in self._run.step_ended:
-            self._guarded("end of step", listen)
+            self._guarded("end of step", partial(self._forget, listen))
         self._run.clock.updated.clear()
         self._run.recorder.clear()
+
+    def _forget(self, listen: Callable[[], TextFile | None]) -> None:
+        file = listen()
+        if file is not None and self._output is not None:
+            self._output.write(file)
 
     def _arm_retirement(self) -> None:
         remove, self._retire_with = self._retire_with, None

@@ -1,10 +1,14 @@
-"""Which optimizers' updates make one training step."""
+"""The boundary between two steps: the updates that make one, and the step that is handed over at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from probe.core.backend.protocols import Optimizer
+from probe.core.instrumentation.context import PendingRows, Run
+from probe.core.instrumentation.overhead import Spent
+from probe.core.records import Batch, Outcome, TextFile
 
 
 class Turns:
@@ -46,3 +50,52 @@ class Turns:
     def clear(self) -> None:
         """Another step."""
         self._taken.clear()
+
+
+class FinishedStep(NamedTuple):
+    """A sampled step that has ended, with moments that may still be on their way to the host."""
+
+    number: int
+    time: float
+    """Seconds since 1970."""
+    pending: tuple[PendingRows, ...]
+    """Those of the recorder first."""
+    ops: tuple[str, ...]
+    spent: Spent
+    outcome: Outcome
+
+    def batches(self) -> list[Batch]:
+        """Every row; waits for the device."""
+        return [batch for rows in self.pending for batch in rows.batches(self.number)]
+
+
+class StepConsumer(Protocol):
+    """Receiver of the steps of a session."""
+
+    @property
+    def delivers(self) -> bool:
+        """Whether steps that are submitted in this process are processed."""
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether a submitted step may still wait for other ranks."""
+
+    @property
+    def beside(self) -> float:
+        """Seconds of processor time taken so far, beside training."""
+
+    @property
+    def on_device(self) -> float:
+        """Seconds that a device has taken so far."""
+
+    def submit(self, step: FinishedStep) -> None:
+        """Processes ``step`` on another thread."""
+
+    def write(self, file: TextFile) -> None:
+        """Writes ``file`` on another thread."""
+
+    def timed(self, seconds: float, own: float) -> None:
+        """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
+
+    def succeed(self, run: Run) -> None:
+        """Notes that another optimizer has taken the place of one."""

@@ -18,10 +18,12 @@ from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
+from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject
 from probe.core.output.run_output import FLUSH_SECONDS, Output
+from probe.core.output.text_files import StructureOutput
 
 _runs = count()
 """Attachments in this process: ranks that train together have as many."""
@@ -94,7 +96,8 @@ class Collector:
             if plan.takes_part and not plan.settings.print_struct:
                 self.output = self._new_output(self.run, plan, self._first)
                 undo.callback(self.output.discard)
-            session = Session(self.run, plan.schedule, self._first, self.output, self._between)
+            consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
+            session = Session(self.run, plan.schedule, self._first, consumer, self._between)
             undo.callback(session.detach)
             session.attach(plan.sources)
             subject.check(plan, self.run, self._planner.lead)
@@ -158,7 +161,9 @@ class Collector:
         if plan.restarts or not plan.listens:
             self._collectives.stop()
         self.run = run
-        consumer = self.output if plan.writes or plan.purpose == "rest" else None
+        consumer: StepConsumer | None = self.output if plan.writes or plan.purpose == "rest" else None
+        if plan.purpose == "structure":
+            consumer = StructureOutput(self.faults)
         self.session.change(run, plan.schedule, consumer, plan.sources)
         if plan.listens:
             self._collectives.attach(run, plan.takes_part)

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
 from probe.core.instrumentation.pace import Pace
 from probe.core.instrumentation.plan import Plan
-from probe.core.instrumentation.session import FinishedStep
+from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import Delivery
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
@@ -26,7 +27,8 @@ from probe.core.output.resume import remember, resume
 from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.stages import Stages
-from probe.core.records import Batch, Finding, Snapshot
+from probe.core.output.text_files import write_text
+from probe.core.records import Batch, Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 
 FLUSH_SECONDS = 30.0
@@ -127,6 +129,10 @@ class Output:
     def submit(self, step: FinishedStep) -> None:
         """Hands ``step`` to the delivery thread."""
         self._delivery.submit(lambda: self._take(self._snapshot(step)))
+
+    def write(self, file: TextFile) -> None:
+        """Hands ``file`` to the delivery thread; it is written before the steps that are submitted later."""
+        self._delivery.wake(partial(write_text, file, self._run.faults))
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Waits for the device; on the delivery thread."""

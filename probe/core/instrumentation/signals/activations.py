@@ -9,13 +9,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from probe.core.backend.protocols import OutOfReach, Tensor
+from probe.core.backend.protocols import OutOfReach, Tensor, Tensors
 from probe.core.backend.pytree import children, kind, leaves, numbered
 from probe.core.instrumentation.context import Run, note_unseen
 from probe.core.instrumentation.selection import Watched
 from probe.core.records import Key
 
 Part = tuple[str, Tensor]
+Record = Callable[[str, str, Tensor, int, int], None]
+"""Receives the signal, the part, the tensor, the micro step and the call."""
 _log = logging.getLogger("probe")
 
 COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
@@ -46,10 +48,15 @@ def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
 
 
 class ActivationListener:
-    """One module's forward and backward within a step."""
+    """One module's forward and backward within a step.
 
-    def __init__(self, run: Run, module: Watched, places: dict[str, Any]) -> None:
+    Args:
+        record: receives the tensors; None: the recorder does.
+    """
+
+    def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record | None = None) -> None:
         self._run, self._module, self._places = run, module, places
+        self._record = record or partial(_record, run, module)
         self._tensors, self._hooks = run.framework.tensors, run.framework.hooks
         self._misfits: set[str] = set()
         self._wants_gradients = "input_grad" in places or "output_grad" in places
@@ -146,23 +153,11 @@ class ActivationListener:
 
         return listen
 
-    def _record(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
-        key = Key(self._module.name, part, micro_step, call, self._module.stage)
-        backward = signal == "actv_grad"
-        if backward:
-            key = self._run.recorder.next_call(signal, key)
-        scale = self._hooks.loss_scale() if backward else None
-        self._run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
-
     def _inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]], place: str) -> list[Part]:
-        """Tensor arguments in order, keyword arguments after positional ones."""
-        args, kwargs = inputs
-        values = [x for x in leaves((*args, *kwargs.values())) if self._tensors.is_tensor(x)]
-        return self._select(place, args, numbered(values, self._tensors.is_tensor, "input"))
+        return self._select(place, inputs[0], input_parts(self._tensors, inputs))
 
     def _outputs(self, outputs: Any, place: str) -> list[Part]:
-        parts = numbered(list(leaves(outputs)), self._tensors.is_tensor, "output")
-        return self._select(place, outputs, parts)
+        return self._select(place, outputs, output_parts(self._tensors, outputs))
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
         """The parts that the place's element selector means; all without one."""
@@ -191,3 +186,24 @@ class ActivationListener:
                 selector,
                 came,
             )
+
+
+def _record(run: Run, module: Watched, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+    key = Key(module.name, part, micro_step, call, module.stage)
+    backward = signal == "actv_grad"
+    if backward:
+        key = run.recorder.next_call(signal, key)
+    scale = run.framework.hooks.loss_scale() if backward else None
+    run.recorder.record(signal, key, tensor, micro_stepped=True, scale=scale, shared=scale is None)
+
+
+def input_parts(tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Part]:
+    """Tensor arguments in order, keyword arguments after positional ones."""
+    args, kwargs = inputs
+    values = [x for x in leaves((*args, *kwargs.values())) if tensors.is_tensor(x)]
+    return numbered(values, tensors.is_tensor, "input")
+
+
+def output_parts(tensors: Tensors, outputs: Any) -> list[Part]:
+    """The tensors of ``outputs`` in order."""
+    return numbered(list(leaves(outputs)), tensors.is_tensor, "output")

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -14,7 +15,7 @@ import probe
 from probe.core.backend.call_stack import Stack, callers, stack, text
 from probe.core.backend.protocols import ForwardKind, Module
 from probe.core.instrumentation.context import Run, note_unseen
-from probe.core.storage.atomic_files import replacing
+from probe.core.records import TextFile
 from probe.core.storage.layout import STACKS
 
 HEADER = ("module_name", "stack_info")
@@ -41,9 +42,11 @@ def stacks(run: Run) -> Iterator[None]:
             yield
 
 
-def _end_step(run: Run, found: _Found) -> None:
-    if not found.write():
+def _end_step(run: Run, found: _Found) -> TextFile | None:
+    file = found.file()
+    if file is None:
         note_unseen(run, "stack_info")
+    return None if file is None or found.written else file
 
 
 def machinery(module: Module) -> CodeType | None:
@@ -65,24 +68,31 @@ def calling(call: CodeType | None) -> Stack:
 
 
 class _Found:
-    """The stacks of the step in progress, until they are written."""
+    """The stacks of the first step in which a module runs, until their file is written."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._written = path, False
         self._stacks: dict[str, Stack] = {}
+        self._file: TextFile | None = None
 
     def note(self, name: str, call: CodeType | None, kind: ForwardKind, *_: Any) -> None:
         """A module is called."""
-        if kind == "training" and not self._written and name not in self._stacks:
+        if kind == "training" and self._file is None and name not in self._stacks:
             self._stacks[name] = calling(call)
 
-    def write(self) -> bool:
-        """In the order of the calls, once; whether anything was found by now."""
-        if self._written or not self._stacks:
-            return self._written
-        with replacing(self._path) as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(HEADER)
-            rows.writerows((name, "\n".join(map(text, lines))) for name, lines in self._stacks.items())
-        self._written, self._stacks = True, {}
-        return True
+    def file(self) -> TextFile | None:
+        """The stacks in the order of the calls; None if no module was seen to run by now."""
+        if self._file is None and self._stacks:
+            rows = StringIO()
+            writer = csv.writer(rows, lineterminator="\n")
+            writer.writerow(HEADER)
+            writer.writerows((name, "\n".join(map(text, lines))) for name, lines in self._stacks.items())
+            self._file = TextFile(self._path, rows.getvalue(), "end of step", replaces=False)
+            self._stacks = {}
+        return self._file
+
+    @property
+    def written(self) -> bool:
+        """Whether the file is there; where it could not be written, the next step tries again."""
+        self._written = self._written or self._path.is_file()
+        return self._written

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -179,12 +180,12 @@ class Listening:
     def __len__(self) -> int:
         return len(self._step.rows)
 
-    def drain(self) -> Callable[[int], list[Batch]]:
-        """Hands the step over and begins another; what is returned waits for the device and gives the rows."""
+    def drain(self) -> PendingCollectives:
+        """Hands the step over and begins another."""
         with self._lock:
             pending, done = self._recorder.drain(), self._step
             self._step = CollectiveStep()
-        return lambda step: batches(pending, done, step)
+        return PendingCollectives(pending, done)
 
     # Within.
 
@@ -302,6 +303,17 @@ class CollectiveStep:
     rows: dict[tuple[str, str], Tally] = field(default_factory=dict)
     orders: list[int] = field(default_factory=list)
     """Of each reading."""
+
+
+class PendingCollectives(NamedTuple):
+    """Collectives of a step, with moments that may still be on their way to the host."""
+
+    moments: Pending
+    collected: CollectiveStep
+
+    def batches(self, step: int) -> list[Batch]:
+        """The rows of ``step``; waits for the device."""
+        return batches(self.moments, self.collected, step)
 
 
 def batches(pending: Pending, step: CollectiveStep, number: int) -> list[Batch]:

@@ -1,21 +1,21 @@
-"""What Adam and its kin make of their moments: ``ur_distribution``."""
+"""Signals of an optimizer's moments: its updates (``ur_distribution``), and whether gradients agree with them in
+direction (``mg_direction``)."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
-from probe.core.backend.protocols import Adam, Optimizer, Shard, Tensor
+from probe.core.backend.protocols import Adam, Optimizer, Shard, Tensor, Tensors
 from probe.core.histogram import HISTOGRAM
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
 from probe.core.moments import columns_for
-from probe.core.records import Batch
+from probe.core.records import Coverage, Key
 
 SIGNALS = ("update", "ratio")
 NEEDED = ("exp_avg", "exp_avg_sq")
@@ -23,7 +23,9 @@ NEEDED = ("exp_avg", "exp_avg_sq")
 LARGEST = "max_exp_avg_sq"
 """What AMSGrad takes instead of the second of them."""
 WITHOUT = "ur_distribution: the optimizer keeps no first and second moment with betas, eps and a number of steps"
-
+_STRETCH = re.compile(r"(\d+):(\d+)")
+FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
+"""The kinds of state that are a running mean or sum of gradients; the first that is there is taken."""
 
 _log = logging.getLogger("probe")
 
@@ -38,8 +40,8 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
     hooks, tensors, told = run.framework.hooks, run.framework.tensors, set[int]()
 
     def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, about: Adam) -> None:
-        first, coverage = _held(first)
-        second, _ = _held(second)
+        first, coverage = unwrapped(first)
+        second, _ = unwrapped(second)
         shape, _, known = tensors.describe(first)
         if not math.prod(shape):
             return
@@ -75,24 +77,110 @@ def _recorder(run: Run) -> Iterator[Recorder]:
         yield own
         return
     columns = columns_for((*own.columns, HISTOGRAM))
-    distributions = Recorder(run.framework.tensors, columns, settings.eps, run.faults.note, lambda: len(own))
-    with run.collectors.added(_Distributions(distributions)), run.step_ended.added(distributions.clear):
+    distributions = Recorder(
+        run.framework.tensors, columns, settings.eps, run.faults.note, lambda: len(own), distribution=True
+    )
+    with run.collectors.added(distributions), run.step_ended.added(distributions.clear):
         yield distributions
 
 
-class _Distributions:
-    """Rows whose histograms are written though no op asks for them."""
+@contextmanager
+def momentum_directions(run: Run) -> Iterator[None]:
+    """``mg_direction`` before the update: the fraction of elements whose gradient and first moment agree in sign.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    A parameter without one of the two gives no row. Where ranks share a parameter out, the row is about this rank's
+    part. The rows are those of 0-d tensors, so that ``min``, ``max``, ``mean`` and ``norm`` all are the fraction.
+    """
+    hooks, tensors = run.framework.hooks, run.framework.tensors
 
-    def __len__(self) -> int:
-        return len(self._recorder)
+    def direction(optimizer: Optimizer, parameter: Watched) -> Tensor | None:
+        gradient = hooks.gradient(optimizer, parameter.thing, run.main_grad)
+        moment = _first_moment(hooks.state(optimizer, parameter.thing))
+        if gradient is None or moment is None:
+            return None
+        gradient, moment = _alike(tensors, gradient, moment)
+        return tensors.agreement(gradient, moment) if math.prod(tensors.describe(gradient)[0]) else None
 
-    def drain(self) -> Callable[[int], list[Batch]]:
-        pending = self._recorder.drain()
-        return lambda step: [replace(batch, distribution=True) for batch in pending.batches(step)]
+    def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
+        found: list[tuple[Key, Tensor]] = []
+        for parameter in owned:
+            try:
+                if (value := direction(optimizer, parameter)) is not None:
+                    found.append((parameter.key, value))
+            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
+                run.faults.note("mg_direction", error)
+        run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
+
+    wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"
+    missing = missing_state(run, "mg_direction", lambda state: _first_moment(state) is not None, wanted)
+    with run.before_update.added(before), missing:
+        yield
 
 
-def _held(given: Tensor | Shard) -> tuple[Tensor, Any]:
-    return (given.tensor, given.coverage) if type(given) is Shard else (given, None)
+def _first_moment(state: Mapping[str, Tensor | Shard]) -> Tensor | Shard | None:
+    return next((state[kind] for kind in FIRST_MOMENTS if kind in state), None)
+
+
+def _alike(tensors: Tensors, gradient: Tensor | Shard, moment: Tensor | Shard) -> tuple[Tensor, Tensor]:
+    """The elements that both are about: DeepSpeed's ZeRO keeps moments of a stretch of the flattened parameter, and the
+    gradient in its own shape, of which a rank may hold all."""
+    (first, _), (second, _) = unwrapped(gradient), unwrapped(moment)
+    shape, _, part = tensors.describe(first)
+    if type(moment) is not Shard or part is not None or shape == tensors.describe(second)[0]:
+        return first, second
+    if type(gradient) is Shard and gradient.coverage == moment.coverage:
+        return first.reshape(-1), second
+    if type(gradient) is Shard or moment.coverage is None or moment.coverage.shape != shape:
+        return first, second
+    if (stretch := _STRETCH.fullmatch(moment.coverage.part)) is None:
+        return first, second
+    return first.reshape(-1)[int(stretch[1]) : int(stretch[2])], second
+
+
+def unwrapped(value: Tensor | Shard) -> tuple[Tensor, Coverage | None]:
+    """The tensor of a shard and its coverage; any other tensor as it is, with None."""
+    return value if type(value) is Shard else (value, None)
+
+
+@contextmanager
+def missing_state(
+    run: Run, key: str, has: Callable[[Mapping[str, Tensor | Shard]], bool], wanted: str
+) -> Iterator[None]:
+    """Logs once of each optimizer that it keeps no such state.
+
+    That shows after an update that was applied to a gradient: some optimizers make their state in the first one.
+
+    Args:
+        key: of the configuration.
+        has: whether the state of a parameter has something to collect.
+        wanted: the state that ``has`` looks for.
+    """
+    updating: set[int] = set()
+    known: set[int] = set()
+    hooks = run.framework.hooks
+
+    def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
+        if id(optimizer) in known:
+            return
+        if any(hooks.gradient(optimizer, parameter.thing, run.main_grad) is not None for parameter in owned):
+            updating.add(id(optimizer))
+
+    def after(optimizer: Optimizer, owned: list[Watched]) -> None:
+        if id(optimizer) not in updating:
+            return
+        updating.discard(id(optimizer))
+        if run.clock.outcome != "applied":
+            return
+        known.add(id(optimizer))
+        if not any(has(hooks.state(optimizer, parameter.thing)) for parameter in owned):
+            _log.log(
+                logging.WARNING if run.framework.groups.rank() == 0 else logging.INFO,
+                "%s has no effect: expected %s, %s keeps none for the parameters watched; leave %s out",
+                key,
+                wanted,
+                type(optimizer).__name__,
+                key,
+            )
+
+    with run.before_update.added(before), run.after_update.added(after):
+        yield

@@ -16,9 +16,7 @@ from probe.core.instrumentation.selection import Watched
 from probe.core.instrumentation.signals.activations import activations
 from probe.core.instrumentation.signals.call_stacks import stacks
 from probe.core.instrumentation.signals.features.source import features
-from probe.core.instrumentation.signals.missing_state import missing_state
-from probe.core.instrumentation.signals.momentum_direction import momentum_directions
-from probe.core.instrumentation.signals.optimizer_updates import updates_and_ratios
+from probe.core.instrumentation.signals.optimizer_updates import missing_state, momentum_directions, updates_and_ratios
 from probe.core.instrumentation.signals.structure import structure
 from probe.core.records import Key
 

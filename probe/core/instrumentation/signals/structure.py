@@ -1,4 +1,4 @@
-"""What every module takes and gives, written as a file from which ``targets`` can be made (``print_struct``)."""
+"""Inputs and outputs of every module, as a file from which ``targets`` can be made (``print_struct``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probe.core.backend.protocols import Tensor
+from probe.core.backend.protocols import ForwardKind, Tensor
 from probe.core.backend.pytree import DEPTH, children, kind
 from probe.core.errors import TrainingStopped
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
-from probe.core.instrumentation.selection import PLACES
-from probe.core.instrumentation.signals.activations import ActivationListener, Part
-from probe.core.storage.atomic_files import replacing
+from probe.core.instrumentation.selection import PLACES, Watched
+from probe.core.instrumentation.signals.activations import ActivationListener, Part, input_parts, output_parts
+from probe.core.records import TextFile
 from probe.core.storage.run_directory import output_root, rank_folder, told
 
 FOLDER, FILE = "module_struct", "module_struct.json"
@@ -63,19 +63,20 @@ def prepare(rank: int) -> None:
 
 @contextmanager
 def structure(run: Run) -> Iterator[None]:
-    """Looks at the first training forward of every module and the backward through it; writes at the step's end."""
+    """Looks at the first training forward of every module and the backward through it; the file is made at the step's
+    end."""
     path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
     with ExitStack() as attached:
         for model, module in run.each_module(squash=False):
-            look = looks[f"{module.stage}:{module.full}"] = _Look(run, module, dict.fromkeys(PLACES))
+            look = looks[f"{module.stage}:{module.full}"] = _Look(run, module)
             listen = partial(run.on_forward, compiled_too=True, gradients=True)
             attached.callback(listen(module.thing, model, look.before, look.after, f"module {module.full!r}"))
-        with run.step_ended.added(lambda: _write(path, looks, run.faults)):
+        with run.step_ended.added(lambda: _file(path, looks, run.faults)):
             yield
 
 
 def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
-    """What training ends by once the step has been seen, after it is told: with an exit code of its own if this rank,
+    """The exception that ends training after the step, which is logged: with an exit code of its own if this rank,
     which ``writes``, could not write its file."""
     stop = TrainingStopped(
         f"{ENDING}; the structure of the model is in {path_of(output_root(os.environ).absolute(), rank)}"
@@ -88,48 +89,49 @@ def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
     return stop
 
 
-def _write(path: Path, looks: Mapping[str, _Look], faults: Faults) -> None:
+def _file(path: Path, looks: Mapping[str, _Look], faults: Faults) -> TextFile | None:
+    where = f"{FAILED}: {path}"
     try:
-        _write_to(path, looks)
+        found = {name: look.found() for name, look in looks.items()}
+        text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
     except Exception as error:  # noqa: BLE001 - training is to be stopped on every rank all the same
-        faults.note(f"{FAILED}: {path}", error)
-
-
-def _write_to(path: Path, looks: Mapping[str, _Look]) -> None:
-    found = {name: look.found() for name, look in looks.items()}
-    with replacing(path) as file:
-        json.dump(found, file, ensure_ascii=False, indent=2)
-        file.write("\n")
+        faults.note(where, error)
+        return None
     if not any(found.values()):
         _log.warning("no module was seen to run: compiled (torch.compile), or in evaluation mode?")
+    return TextFile(path, text, where)
 
 
-class _Look(ActivationListener):
-    """One module: what its first call took and gave, and which gradients came."""
+class _Look:
+    """One module: the form of the inputs and outputs of its first call, and the gradients that came."""
 
-    def forget(self) -> bool:
+    def __init__(self, run: Run, module: Watched) -> None:
+        self._clock, self._tensors = run.clock, run.framework.tensors
+        self._listener = ActivationListener(run, module, dict.fromkeys(PLACES), self._came)
         self._trees: dict[str, Tree] = {}
         self._gradients: dict[str, str] = {}
-        self._first: tuple[int, int] | None = None
-        """Micro step and call of the first forward."""
-        return super().forget()
+        self._first: int | None = None
+        """Micro step of the first forward."""
 
-    def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        if kind_ == "training" and "input" not in self._trees and not self._run.clock.searching:
+    def before(self, kind_: ForwardKind, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """The module begins a forward."""
+        looks = kind_ == "training" and not self._clock.searching
+        if looks and "input" not in self._trees:
             args, kwargs = inputs
-            tell = self._teller(self._inputs(inputs, "input"))
-            self._trees["input"] = _tree(args, tell)
-            keywords = {name: _tree(value, tell, DEPTH - 1) for name, value in kwargs.items()}
+            leaf = self._leaves(input_parts(self._tensors, inputs))
+            self._trees["input"] = _tree(args, leaf)
+            keywords = {name: _tree(value, leaf, DEPTH - 1) for name, value in kwargs.items()}
             if keywords := {name: tree for name, tree in keywords.items() if _holds(tree)}:
                 self._trees["input"]["keywords"] = keywords
-        super().before(kind_, inputs)
-        if kind_ == "training" and self._first is None and not self._run.clock.searching:
-            self._first = self._run.clock.micro_step, self._open[-1][0]
+        self._listener.before(kind_, inputs)
+        if looks and self._first is None:
+            self._first = self._clock.micro_step  # which the forward may have begun
 
-    def after(self, kind_: str, outputs: Any) -> None:
-        if kind_ == "training" and "output" not in self._trees and not self._run.clock.searching:
-            self._trees["output"] = _tree(outputs, self._teller(self._outputs(outputs, "output")))
-        super().after(kind_, outputs)
+    def after(self, kind_: ForwardKind, outputs: Any) -> None:
+        """The module has come to the end of a forward."""
+        if kind_ == "training" and "output" not in self._trees and not self._clock.searching:
+            self._trees["output"] = _tree(outputs, self._leaves(output_parts(self._tensors, outputs)))
+        self._listener.after(kind_, outputs)
 
     def found(self) -> dict[str, Any]:
         """The module's entry; empty if it has not run."""
@@ -139,38 +141,39 @@ class _Look(ActivationListener):
             entry[f"{place}_grad"] = _filled(as_tuple, lambda leaf: self._gradients.get(leaf.part, NOTHING))
         return entry
 
-    def _record(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
-        if signal == "actv_grad" and (micro_step, call) == self._first:
+    def _came(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        """Notes the gradients of the first forward, which is call 0 of its micro step."""
+        if signal == "actv_grad" and (micro_step, call) == (self._first, 0):
             self._gradients[part] = self._text(tensor)
 
     def _text(self, tensor: Tensor) -> str:
         shape, dtype, _ = self._tensors.describe(tensor)
         return f"size={tuple(shape)}, dtype={dtype}"
 
-    def _teller(self, parts: list[Part]) -> Callable[[object], Leaf]:
-        """Of each value in turn what it is; ``parts`` are the tensors among them."""
+    def _leaves(self, parts: list[Part]) -> Callable[[object], Leaf]:
+        """A function that makes the leaf of each value in turn; ``parts`` are the tensors among them."""
         names = (part for part, _ in parts)
 
-        def tell(value: object) -> Leaf:
-            return (
-                Leaf(next(names), self._text(value)) if self._tensors.is_tensor(value) else Leaf("", str(type(value)))
-            )
+        def leaf(value: object) -> Leaf:
+            if self._tensors.is_tensor(value):
+                return Leaf(next(names), self._text(value))
+            return Leaf("", str(type(value)))
 
-        return tell
+        return leaf
 
 
-def _tree(value: object, tell: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
-    """The form of ``value`` in the words of element selectors, and what is in it, ``depth`` levels down."""
-    found = _inner(value, tell, depth)
+def _tree(value: object, leaf: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
+    """The form of ``value`` in the words of element selectors, ``depth`` levels down."""
+    found = _inner(value, leaf, depth)
     return {"config": "tensor", "tensor": found} if isinstance(found, Leaf) else found
 
 
-def _inner(value: object, tell: Callable[[object], Leaf], depth: int) -> Tree | Leaf:
+def _inner(value: object, leaf: Callable[[object], Leaf], depth: int) -> Tree | Leaf:
     elements = children(value) if depth else [value]
     if len(elements) == 1 and elements[0] is value:
-        return tell(value)
+        return leaf(value)
     keys = {"keys": [*map(str, value)]} if isinstance(value, Mapping) else {}
-    inside = {str(number): _inner(element, tell, depth - 1) for number, element in enumerate(elements)}
+    inside = {str(number): _inner(element, leaf, depth - 1) for number, element in enumerate(elements)}
     return {"config": f"{kind(value)}[{len(elements)}]", **keys, **inside}
 
 

@@ -11,12 +11,11 @@ with its product with that of queries.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from probe.core.backend.protocols import Arrays, Block, Numbers
+from probe.core.backend.protocols import Arrays, Block, Numbers, Tensor
 from probe.core.errors import Misfit
-from probe.core.instrumentation.signals.features import softmax_entropy
 from probe.core.records import Array
 
 COLUMNS = ("entropy", "softmax_max")
@@ -25,9 +24,69 @@ AXES = {"s,b,h,d": (1, 2, 0, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3
 HIDING = -65504.0
 """The lowest number of float16: a mask that adds this or less hides."""
 
+QUERY = ("query", "query_layer", "query_states", "q")
+KEY = ("key", "key_layer", "key_states", "k")
+VALUE = ("value", "value_layer", "value_states", "v")
+MASK = ("attention_mask", "attn_mask", "atten_mask", "mask")
+CAUSAL = ("is_causal", "causal")
+MASK_TYPE = "attn_mask_type"
+"""How Megatron says it: an enumeration whose causal members have that in their names."""
+HIDDEN = -1e30
+"""Scores below it are hidden: by -inf, or by the lowest number of float32."""
+LEAST = -1e4
+"""The logarithm of a weight that is none."""
+
+
+class AttentionTensors(NamedTuple):
+    """The tensors that one call of a module gets."""
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+
+
+def of_call(args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[object], bool]) -> AttentionTensors:
+    """The tensors of a call: by their names where they have any, else in the order query, key, value, mask.
+
+    Raises:
+        Misfit: if there is no query or no key.
+    """
+    positional = list(args)
+
+    def take(names: Sequence[str]) -> Any:
+        for name in names:
+            if name in kwargs:
+                return kwargs[name]
+        return positional.pop(0) if positional else None
+
+    query, key, _, mask = (take(names) for names in (QUERY, KEY, VALUE, MASK))
+    if not is_tensor(query) or not is_tensor(key):
+        came = [type(value).__name__ for value in (*args, *kwargs.values())]
+        raise Misfit(f"expected query and key first, or by keywords such as {QUERY[0]} and {KEY[0]}, got {came}")
+    return AttentionTensors(query, key, mask if is_tensor(mask) else None)
+
+
+def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str], object]) -> bool | None:
+    """Whether the call or, without it, the module is marked as causal, so that no query sees a later key; None if
+    neither has such a mark."""
+    for name in CAUSAL:
+        if isinstance(kwargs.get(name), bool):
+            return bool(kwargs[name])
+    kinds = [kwargs.get(MASK_TYPE), *filter(_is_mask_type, args), member(MASK_TYPE)]
+    mark = next((str(getattr(kind, "name", kind)) for kind in kinds if kind is not None), None)
+    if mark is not None:
+        return "causal" in mark.lower()
+    found = [value for name in CAUSAL if isinstance(value := member(name), bool)]
+    return any(found) if found else None
+
+
+def _is_mask_type(value: object) -> bool:
+    """Whether a positional argument looks like an ``AttnMaskType``; other strings mean other things."""
+    return "MaskType" in type(value).__name__ or (isinstance(value, str) and "causal" in value.lower())
+
 
 class AttentionCall(NamedTuple):
-    """What one call of attention is given."""
+    """The arrays of one call of attention, and what is hidden from its queries."""
 
     query: Numbers
     key: Numbers
@@ -63,7 +122,7 @@ def begin(ops: Arrays, call: AttentionCall, order: str, everything: bool) -> Blo
 
 def finish(rows: Array) -> Mapping[str, float] | None:
     """The means; None where no query may attend to anything."""
-    found = softmax_entropy.means(rows)
+    found = entropy_means(rows)
     return None if found is None else dict(zip(COLUMNS, found, strict=True))
 
 
@@ -119,7 +178,7 @@ def _sums(ops: Arrays, call: AttentionCall) -> Numbers:
         last = min(first + rows, queries)
         seen = min(keys, last + keys - queries) if call.causal else keys
         if seen > 0:
-            for place, total in enumerate(softmax_entropy.sums(ops, _scores(ops, call, first, last, seen))):
+            for place, total in enumerate(entropy_sums(ops, _scores(ops, call, first, last, seen))):
                 found[block, place] = total
     return found
 
@@ -138,3 +197,30 @@ def _scores(ops: Arrays, call: AttentionCall, first: int, last: int, seen: int) 
         latest = ops.positions(last, scores)[first:] + (call.key.shape[0] - call.query.shape[1])
         scores = ops.where(ops.positions(seen, scores)[None] > latest[:, None], -math.inf, scores)
     return scores
+
+
+def entropy_means(rows: Array) -> tuple[float, float] | None:
+    """Means of the entropy and of the largest weight, from the sums of any number of blocks; None if all is hidden."""
+    entropy, largest, number = (float(total) for total in rows.reshape(-1, 3).sum(0))
+    return (entropy / number, largest / number) if number != 0 else None
+
+
+def entropy_sums(ops: Arrays, scores: Numbers) -> list[Numbers]:
+    """Sums of the entropy of a softmax in nats and of its largest weight, over the rows of ``scores`` that are not
+    hidden whole, and the number of these rows.
+
+    ``H = log z - sum p t`` with ``t`` the scores less the largest, ``z = sum exp t`` and ``p = exp(t) / z``.
+    """
+    largest = ops.largest(scores)
+    hidden = largest < HIDDEN
+    scores = scores - ops.where(hidden, 0.0, largest)
+    scores = ops.where(scores < LEAST, LEAST, scores)
+    weights = ops.exp(scores)
+    total = weights.sum(-1)
+    hidden = hidden.reshape(total.shape)
+    total = ops.where(hidden, 1.0, total)
+    scores = scores * weights  # a new name would hold one block more
+    entropy = ops.where(hidden, 0.0, ops.log(total) - scores.sum(-1) / total)
+    most = ops.where(hidden, 0.0, 1 / total)
+    number = ops.where(hidden, 0.0, most * 0 + 1)
+    return [each.reshape(-1).sum(-1) for each in (entropy, most, number)]

@@ -11,11 +11,21 @@ square Shazeer et al., Outrageously Large Neural Networks (2017), take as a loss
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from probe.core.backend.protocols import Arrays, Block, Numbers
-from probe.core.instrumentation.signals.features import softmax_entropy
+from probe.core.instrumentation.signals.features.attention import HIDDEN, entropy_means, entropy_sums
 from probe.core.records import Array
+
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "expert_num")
+TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_chosen", "k")
+"""Names that routers have for the number of experts, and for the number of those that a token is sent to."""
+
+
+def integer(names: Sequence[str], member: Callable[[str], object]) -> int | None:
+    """The first of ``names`` that is a positive integer of the module, if any is."""
+    found = (member(name) for name in names)
+    return next((value for value in found if type(value) is int and value > 0), None)
 
 
 def similarity(ops: Arrays, weight: Numbers) -> Block:
@@ -39,7 +49,7 @@ def finish_similarity(rows: Array, experts: int) -> Mapping[str, float]:
 
 def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
     """The load of each expert, if ``top_k`` is known; then the sums of
-    :mod:`probe.core.instrumentation.signals.features.softmax_entropy`, block by block of tokens.
+    :func:`entropy_sums`, block by block of tokens.
 
     Args:
         logits: tokens x experts. Those that are hidden by -inf are never chosen.
@@ -47,17 +57,15 @@ def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
     logits = ops.wide(logits)
     tokens, experts = logits.shape
     rows = max(1, ops.block(logits) // experts)
-    sums = [
-        each for first in range(0, tokens, rows) for each in softmax_entropy.sums(ops, logits[first : first + rows])
-    ]
-    load = [] if top_k is None else [ops.counts(logits, min(top_k, experts), softmax_entropy.HIDDEN)]
+    sums = [each for first in range(0, tokens, rows) for each in entropy_sums(ops, logits[first : first + rows])]
+    load = [] if top_k is None else [ops.counts(logits, min(top_k, experts), HIDDEN)]
     return ops.column([*load, *sums])
 
 
 def finish(rows: Array, experts: int) -> Mapping[str, float] | None:
-    """The numbers, of what :func:`begin` gave with the load of so many experts; those of the load NaN if it is not
-    known. None where no expert may take any token."""
-    load, spreading = rows[:experts], softmax_entropy.means(rows[experts:])
+    """The columns, made of the rows of :func:`begin` with the load of so many experts; those of the load NaN if it is
+    not known. None where no expert may take any token."""
+    load, spreading = rows[:experts], entropy_means(rows[experts:])
     if spreading is None:
         return None
     mean = float(load.mean()) if experts else 0.0

@@ -13,9 +13,9 @@ from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
 from probe.core.errors import Misfit
 from probe.core.instrumentation.context import Run, note_unseen
+from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Lead, Watched, names_of, no_lead, unknown_names
-from probe.core.instrumentation.signals.features import attention, call_arguments, linear, router
-from probe.core.instrumentation.signals.features.recorder import Collected
+from probe.core.instrumentation.signals.features import attention, linear, router
 from probe.core.storage.layout import coverage_text
 
 WEIGHTS = ("weight", "wg")
@@ -35,6 +35,9 @@ SUPPOSED = {
 }
 """By whether later keys are taken to be hidden."""
 
+ONE = ("sum",)
+"""The columns of a recorder whose rows have one number each, whatever that is."""
+
 _log = logging.getLogger("probe")
 
 
@@ -45,7 +48,8 @@ def features(run: Run) -> Iterator[None]:
         _log.warning("recording_l2_features: %s offers nothing to compute them with", run.framework.name)
         yield
         return
-    collected = Collected(run.framework, lambda: len(run.recorder))
+    own = run.recorder
+    collected = Recorder(run.framework.tensors, ONE, run.settings.eps, run.faults.note, lambda: len(own))
     listeners: list[FeatureListener] = []
     with ExitStack() as attached:
         attached.enter_context(run.collectors.added(collected))
@@ -118,7 +122,7 @@ def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = n
 class FeatureListener:
     """One feature of one module within a step."""
 
-    def __init__(self, run: Run, ops: Arrays, collected: Collected, hook: str, module: Watched) -> None:
+    def __init__(self, run: Run, ops: Arrays, collected: Recorder, hook: str, module: Watched) -> None:
         self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
         self.hook, self.ran = hook, False
@@ -210,7 +214,7 @@ class Linear(OfWeight):
 
     def _record(self, weight: Tensor, numbers: Numbers) -> None:
         block = linear.begin(self._ops, numbers)
-        self._collected.add(self.hook, self._key, weight, block, linear.finish)
+        self._collected.compute(self.hook, self._key, weight, block, linear.finish)
 
 
 class AttentionListener(FeatureListener):
@@ -218,8 +222,8 @@ class AttentionListener(FeatureListener):
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings = self._run.settings
-        given = call_arguments.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
-        said = call_arguments.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
+        given = attention.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
+        said = attention.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
         unsaid = said is None and given.mask is None
         supposed = unsaid and self._alike(given)
         call = attention.AttentionCall(
@@ -233,9 +237,9 @@ class AttentionListener(FeatureListener):
         if unsaid:
             self._tell("mask", SUPPOSED[supposed])
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self.hook, key, given.query, block, attention.finish)
+        self._collected.compute(self.hook, key, given.query, block, attention.finish, micro_stepped=True)
 
-    def _alike(self, given: call_arguments.Given) -> bool:
+    def _alike(self, given: attention.AttentionTensors) -> bool:
         """Whether there are as many keys as queries, as where a sequence attends to itself."""
         place = self._run.settings.sa_order.split(",").index("s")
         shapes = [self._run.framework.tensors.describe(tensor)[0] for tensor in (given.query, given.key)]
@@ -246,11 +250,11 @@ class RouterWeight(OfWeight):
     """``moe_router_weight_hook``."""
 
     def _record(self, weight: Tensor, numbers: Numbers) -> None:
-        experts = call_arguments.integer(call_arguments.EXPERTS, self._member)
+        experts = router.integer(router.EXPERTS, self._member)
         if experts == numbers.shape[1] != numbers.shape[0]:
             numbers = self._ops.turned(numbers)
         block = router.similarity(self._ops, numbers)
-        self._collected.add(
+        self._collected.compute(
             self.hook, self._key, weight, block, partial(router.finish_similarity, experts=numbers.shape[0])
         )
 
@@ -265,14 +269,14 @@ class RouterLogit(FeatureListener):
         numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
         if numbers is None or not ops.is_floating(numbers):
             raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
-        top_k = self._run.settings.router_top_k or call_arguments.integer(call_arguments.TOP_K, self._member)
+        top_k = self._run.settings.router_top_k or router.integer(router.TOP_K, self._member)
         if top_k is None:
-            names = ", ".join(call_arguments.TOP_K)
+            names = ", ".join(router.TOP_K)
             self._tell("top_k", f"to how many experts a token goes is not known (none of {names}): set router_top_k")
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.add(self.hook, key, logits, block, finish)
+        self._collected.compute(self.hook, key, logits, block, finish, micro_stepped=True)
 
 
 LISTENERS: dict[str, type[FeatureListener]] = {
