@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from mindspore import nn
 
-from probe.core.backend.patch import replace
+from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
 from probe.mindspore.cell_hooks import surfacing
 
@@ -42,11 +42,6 @@ class _Owner:
 
     def __init__(self, owned: Callable[[], Sequence[Any]], listener: StepListener) -> None:
         self.owned, self.listener = owned, listener
-
-
-_owners: WeakSet[_Owner] = WeakSet()
-_restore: list[Remove] = []
-"""What takes the listener off the class of reducers, while there is one."""
 
 
 def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: ARG001
@@ -138,37 +133,29 @@ def _tell_sums(pairs: Sequence[tuple[Any, Any]]) -> None:
                 entry.listen(value)
 
 
-@contextmanager
-def reducers_of(owned: Callable[[], Sequence[Any]], listener: StepListener) -> Iterator[None]:
-    """Listens to every ``DistributedGradReducer`` that gets as many gradients as there are parameters ``owned``.
+def on_reduction(owned: Callable[[], Sequence[Any]], listener: StepListener) -> Remove:
+    """Listens to every ``DistributedGradReducer`` that is called with one gradient for each parameter of ``owned``.
 
-    Reducers are made by the user and known to neither model nor optimizer: so their class is listened to, as long as
-    anybody asks.
+    Users make reducers, and neither model nor optimizer knows them: hence the listener on their class.
     """
-    if not _restore:
-        _restore[:] = [_listen_to_reducers()]
-    owner = _Owner(owned, listener)
-    _owners.add(owner)
-    try:
-        yield
-    finally:
-        _owners.discard(owner)
-        while _restore and not _owners:
-            _restore.pop()()
+    return _owners.listen(_Owner(owned, listener))
 
 
-def _listen_to_reducers() -> Remove:
+def _listen_to_reducers() -> Iterator[Undo]:
     inherited = nn.DistributedGradReducer.__call__
 
     def call(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
         surfacing(_reducing)(grads)
         return inherited(self, grads, *args, **kwargs)
 
-    return replace(nn.DistributedGradReducer, "__call__", call)
+    yield replace(nn.DistributedGradReducer, "__call__", call)
+
+
+_owners: Shared[_Owner] = Shared(_listen_to_reducers, weak=True)
 
 
 def _reducing(grads: Any) -> None:
-    for owner in list(_owners):
+    for owner in _owners:
         listener = owner.listener
         if not listener.sampled:
             continue

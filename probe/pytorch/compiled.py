@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from probe.core.backend.call_stack import callers
+from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import DEPTH
 from probe.core.backend.versions import is_at_least
@@ -86,9 +87,6 @@ _running = _Running()
 _listeners: WeakValueDictionary[int, Callable[..., None]] = WeakValueDictionary()
 """What is called by the graph, by the number of the place; what takes its hooks away keeps it alive."""
 _waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
-_preparing: list[object] = []
-_before = True
-"""What torch was told before the first of these."""
 _places, _sites = itertools.count(), itertools.count()
 
 
@@ -106,24 +104,19 @@ def check() -> None:
 
 
 def prepare(settings: Settings) -> Remove:
-    """Lets compiled graphs notice hooks that come and go, which torch leaves out unless told: graphs compiled from now
-    on, until the last monitor stops that asked for it."""
-    if settings.compiled != "record":
-        return lambda: None
-    from torch._dynamo import config  # slow to import, and only needed by who compiles
+    """Lets graphs that are compiled from now on notice hooks that come and go, until the last monitor with
+    ``compiled: "record"`` stops. By default torch leaves that check out."""
+    return _hook_guards.listen(settings) if settings.compiled == "record" else lambda: None
 
-    global _before
-    if not _preparing:
-        _before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
-    mine = object()
-    _preparing.append(mine)
 
-    def undo() -> None:
-        _preparing.remove(mine)
-        if not _preparing:
-            config.skip_nnmodule_hook_guards = _before
+def _guard_hooks() -> Iterator[Undo]:
+    from torch._dynamo import config  # slow to import, and only needed where something is compiled
 
-    return undo
+    before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+    yield functools.partial(setattr, config, "skip_nnmodule_hook_guards", before)
+
+
+_hook_guards: Shared[Settings] = Shared(_guard_hooks)
 
 
 def running() -> CompiledCall | None:

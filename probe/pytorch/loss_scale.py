@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import torch
 
-from probe.core.backend.patch import replace
-from probe.core.backend.protocols import Remove, StepListener
+from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.protocols import StepListener
 
 Method = Callable[..., Any]
 Scale = torch.Tensor | None
 
 
 class ScaledStepListener(Protocol):
-    """Told when a scaler begins and ends a step, skipped or not."""
+    """Called when a scaler begins and ends a step, skipped or not."""
 
     def scaled_began(self) -> None: ...
     def scaled_ended(self) -> None: ...
@@ -29,15 +29,12 @@ class ScaledStepListener(Protocol):
 
 
 class _Watched:
-    """An optimizer and who listens to its steps; what takes the listening away keeps it alive."""
+    """An optimizer and the listener to its steps."""
 
     def __init__(self, optimizer: Any, listener: ScaledStepListener) -> None:
         self.optimizer, self.listener = optimizer, listener
 
 
-_watched: weakref.WeakSet[_Watched] = weakref.WeakSet()
-_restores: list[Remove] = []
-"""What puts back each method that something stands in for."""
 _stepping: list[_Watched] = []
 """Those whose scaler's step is running: a subclass's may call that of its parent."""
 _current: weakref.ref[Any] | None = None
@@ -73,18 +70,8 @@ def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
 
 
 def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:
-    """Tells ``listener`` of every step of ``optimizer`` that a scaler takes or skips."""
-    entry = _Watched(optimizer, listener)
-    if not _restores:
-        _install()
-    _watched.add(entry)
-
-    def remove() -> None:
-        _watched.discard(entry)
-        if not _watched:
-            _restore()
-
-    return remove
+    """Calls ``listener`` at every step of ``optimizer`` that a scaler takes or skips."""
+    return _watched.listen(_Watched(optimizer, listener))
 
 
 def held_scale(optimizer: Any) -> torch.Tensor | None:
@@ -94,13 +81,17 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
     return None if state and state["stage"].name != "READY" else loss_scale()
 
 
-def _install() -> None:
+def _install() -> Iterator[Undo]:
     """Subclasses may have methods of their own: FSDP's ``ShardedGradScaler`` has."""
+    yield _forget
     for kind in _kinds(_scaler()):
         for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
             original = vars(kind).get(name)
             if original is not None:
-                _restores.append(replace(kind, name, functools.wraps(original)(wrap(original))))
+                yield replace(kind, name, functools.wraps(original)(wrap(original)))
+
+
+_watched: Shared[_Watched] = Shared(_install, weak=True)
 
 
 def _kinds(kind: type) -> Iterator[type]:
@@ -110,11 +101,9 @@ def _kinds(kind: type) -> Iterator[type]:
         yield from _kinds(derived)
 
 
-def _restore() -> None:
+def _forget() -> None:
     global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
     _current = None
-    while _restores:
-        _restores.pop()()
 
 
 def _scale(original: Method) -> Method:
@@ -123,7 +112,7 @@ def _scale(original: Method) -> Method:
         try:
             _note(self)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            for entry in list(_watched):
+            for entry in _watched:
                 entry.listener.failed("loss scale", error)
         return result
 
@@ -133,7 +122,7 @@ def _scale(original: Method) -> Method:
 def _note(scaler: Any) -> None:
     """``scaler`` has scaled a loss."""
     global _current  # noqa: PLW0603
-    _current = None
+    _forget()
     _current = weakref.ref(scaler) if _watched and scaler.is_enabled() else None
 
 
@@ -157,8 +146,7 @@ def _step(original: Method) -> Method:
 
 def _update(original: Method) -> Method:
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _current  # noqa: PLW0603
-        _current = None
+        _forget()
         return original(self, *args, **kwargs)
 
     return update

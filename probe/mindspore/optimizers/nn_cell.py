@@ -13,7 +13,7 @@ from mindspore import ParameterTuple, nn
 from probe.core.backend.protocols import Adam, StepListener
 from probe.core.backend.shield import shielded
 from probe.mindspore import cell_hooks
-from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.gradients import given, on_reduction
 from probe.mindspore.loss_scale import held_scale, listened
 
 EXP_AVG = {"moment1": "exp_avg", "moments1": "exp_avg"}
@@ -64,7 +64,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
         listener.after(optimizer, "applied")
 
     with ExitStack() as attached:
-        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.callback(on_reduction(lambda: owned(optimizer), listener))
         attached.enter_context(listened(optimizer))
         attached.callback(cell_hooks.before(optimizer, enter))
         attached.callback(cell_hooks.after(optimizer, leave))

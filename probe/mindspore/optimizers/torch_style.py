@@ -14,7 +14,7 @@ from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
-from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.gradients import given, on_reduction
 from probe.mindspore.optimizers import nn_cell
 
 
@@ -70,7 +70,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
     """Wraps ``step`` of this one object; one that is a cell may be called instead."""
     steps = _Steps(optimizer, listener)
     with ExitStack() as attached:
-        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.callback(on_reduction(lambda: owned(optimizer), listener))
         attached.callback(replace(optimizer, "step", steps.around(optimizer.step)))
         if nn_cell.knows(optimizer):
             attached.callback(cell_hooks.before(optimizer, steps.called))

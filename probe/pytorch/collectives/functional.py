@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from probe.core.backend.collective_listeners import Calls, abandoned, ended
 from probe.core.backend.protocols import CollectiveListener
-from probe.pytorch.collectives.dispatch import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
 """Functional collectives that may wait to be waited for; the oldest are given up."""
@@ -17,7 +18,7 @@ IN_FLIGHT = 10_000
 class _Flying(NamedTuple):
     """A functional collective whose outputs are waited for one by one."""
 
-    told: Told
+    calls: Calls
     waited: list[torch.Tensor]
     outputs: int
 
@@ -47,14 +48,14 @@ def listening(packet: Any) -> Callable[..., Any]:
     at_once = "_dtensor" in str(packet)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        if not heard():
+        if not listeners.wanted():
             return original(*args, **kwargs)
-        told: Told = []
+        calls: Calls = []
         given = dict(zip(arguments, args, strict=False)) | kwargs
-        guarded(lambda: told.extend(_begin_functional(packet.__name__, given)))
+        listeners.guarded(lambda: calls.extend(_begin_functional(packet.__name__, given)))
         results = original(*args, **kwargs)
-        if told:
-            guarded(lambda: ended(told, flat(results)) if at_once else _fly(told, flat(results)))
+        if calls:
+            listeners.guarded(lambda: ended(calls, flat(results)) if at_once else _fly(calls, flat(results)))
         return results
 
     return operator
@@ -77,8 +78,8 @@ def _inputs(name: str, given: dict[str, Any], group: Any) -> list[torch.Tensor]:
     return flat([value for key, value in given.items() if key != "out"])
 
 
-def _fly(told: Told, outputs: list[torch.Tensor]) -> None:
-    flying = _Flying(told, [], len(outputs))
+def _fly(calls: Calls, outputs: list[torch.Tensor]) -> None:
+    flying = _Flying(calls, [], len(outputs))
     if len(_in_flight) > IN_FLIGHT:
         _give_up(next(iter(_in_flight)))
     for tensor in outputs:
@@ -90,14 +91,14 @@ def _give_up(address: int) -> None:
     """What was at ``address`` will not be waited for any more."""
     flying = _in_flight.pop(address, None)
     if flying is not None and all(other is not flying for other in _in_flight.values()):
-        abandoned(flying.told, flying.outputs - len(flying.waited))
+        abandoned(flying.calls, flying.outputs - len(flying.waited))
 
 
 def _waiting_for_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
         if _in_flight:
-            guarded(lambda: _landed(tensor))
+            listeners.guarded(lambda: _landed(tensor))
         return tensor
 
     return wait
@@ -111,7 +112,7 @@ def _landed(tensor: torch.Tensor) -> None:
         return
     flying.waited.append(tensor)
     if len(flying.waited) == flying.outputs:
-        ended(flying.told, flying.waited)
+        ended(flying.calls, flying.waited)
 
 
 def forget() -> None:

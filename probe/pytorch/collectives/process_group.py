@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from probe.pytorch.collectives.dispatch import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+from probe.core.backend.collective_listeners import Calls, abandoned, ended
+from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 Arguments = Sequence[Any]
 
 
 class _Part(NamedTuple):
-    """A transfer that listeners were told of."""
+    """A transfer that listeners know of."""
 
-    told: Told
+    calls: Calls
     outputs: list[torch.Tensor]
     timed: list[Any]
-    """What they call it, where the handle can tell when it is complete: on a host, that is; for a device it tells when
-    it was queued."""
+    """The listeners' calls whose completion the handle reports: on a host. On a device the handle reports when the
+    transfer was queued."""
 
 
 class CallSides(NamedTuple):
@@ -104,12 +105,12 @@ def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[
 
     @functools.wraps(original)
     def transfer(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if not heard():
+        if not listeners.wanted():
             return original(group, *args, **kwargs)
         part = _begin_transfer(name, sides, group, args, kwargs)
         work = original(group, *args, **kwargs)
-        if part.told:
-            guarded(lambda: _issued(group, work, part))
+        if part.calls:
+            listeners.guarded(lambda: _issued(group, work, part))
         return work
 
     return transfer
@@ -127,12 +128,12 @@ def _begin_transfer(
         if not all(map(readable, (*inputs, *outputs))):
             return
         part.outputs.extend(outputs)
-        part.told.extend(began(name, ranks_of(group), inputs))
+        part.calls.extend(began(name, ranks_of(group), inputs))
         on_host = (inputs or outputs) and all(tensor.device.type == "cpu" for tensor in (*inputs, *outputs))
         if on_host and all(getattr(value, "asyncOp", True) for value in given):
-            part.timed.extend(call for _, call in part.told)
+            part.timed.extend(call for _, call in part.calls)
 
-    guarded(begin)
+    listeners.guarded(begin)
     return part
 
 
@@ -167,7 +168,7 @@ def _expect(work: Any, parts: list[_Part]) -> None:
     def gone(_: object) -> None:
         waited = _works.pop(identity, None)
         for part in waited.parts if waited is not None else ():
-            abandoned(part.told, len(part.outputs))
+            abandoned(part.calls, len(part.outputs))
 
     _works[identity] = _Waited(weakref.ref(work, gone), parts)
     if timed := [call for part in parts for call in part.timed]:
@@ -189,7 +190,7 @@ def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(work, *args, **kwargs)
         waited = _works.pop(id(work), None)
         if waited is not None:
-            guarded(lambda: _all_ended(waited.parts))
+            listeners.guarded(lambda: _all_ended(waited.parts))
         return result
 
     return wait
@@ -197,14 +198,14 @@ def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _all_ended(parts: list[_Part]) -> None:
     for part in parts:
-        ended(part.told, part.outputs)
+        ended(part.calls, part.outputs)
 
 
 def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(group: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(group, *args, **kwargs)
-        if heard():
+        if listeners.wanted():
             _coalescing[group] = []
         return result
 
@@ -217,7 +218,7 @@ def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
         parts = _coalescing.pop(group, [])
         work = original(group, *args, **kwargs)
         if parts:
-            guarded(lambda: _expect(work, parts))
+            listeners.guarded(lambda: _expect(work, parts))
         return work
 
     return end

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probe.core.backend.patch import replace
+from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.core.records import Coverage
 from probe.pytorch.engines.megatron.groups import here, is_a, tensor_ranks
@@ -36,9 +36,7 @@ FUSED = (
 )
 
 _listening: dict[int, list[Callable[[], None]]] = {}
-"""Who wants to know of each parameter, by its identity, that its reduction begins."""
-_restore: list[Remove] = []
-"""What takes the listener off Megatron's class, while there is one."""
+"""The listeners to the reduction of each parameter, by its identity."""
 
 
 def check(model: torch.nn.Module) -> None:
@@ -163,8 +161,7 @@ def _sorted(ranks: list[int]) -> tuple[int, ...]:
 
 def _on_reduction(parameter: torch.nn.Parameter, hear: Callable[[], None]) -> Remove:
     """Calls ``hear`` when the reduction of the gradient of ``parameter`` begins."""
-    if not _listening:
-        _restore[:] = [_listen_to_reductions()]
+    leave = _reductions.listen(hear)
     _listening.setdefault(id(parameter), []).append(hear)
 
     def remove() -> None:
@@ -173,13 +170,12 @@ def _on_reduction(parameter: torch.nn.Parameter, hear: Callable[[], None]) -> Re
             entries.remove(hear)
             if not entries:
                 del _listening[id(parameter)]
-            if not _listening:
-                _restore.pop()()
+        leave()
 
     return remove
 
 
-def _listen_to_reductions() -> Remove:
+def _listen_to_reductions() -> Iterator[Undo]:
     buckets = sys.modules[BUFFERS]._ParamAndGradBucketGroup
     inherited = buckets.start_grad_sync
 
@@ -191,4 +187,7 @@ def _listen_to_reductions() -> Remove:
                     hear()
         return inherited(self, *args, **kwargs)
 
-    return replace(buckets, "start_grad_sync", start_grad_sync)
+    yield replace(buckets, "start_grad_sync", start_grad_sync)
+
+
+_reductions: Shared[Callable[[], None]] = Shared(_listen_to_reductions)
