@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from probe.core.config.edit import change
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import dynamic, load
 from probe.core.config.schema import Settings
-from probe.core.control.agreement import Ahead
+from probe.core.control.agreement import Ahead, ScheduledChange, too_late
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
 
@@ -212,20 +212,19 @@ class Control:
         settings = self._pending
         if settings is None:
             return None
-        at = settings.apply_at_step
-        fresh = at is not None and at != self._stale
+        at = settings.apply_at_step if settings.apply_at_step != self._stale else None
         if not self._announced:
             if not self._unheard:
-                self._announce(settings, max(step + self._ahead(step), at if fresh and at is not None else 0))
+                self._announce(settings, max(step + self._ahead(step), at or 0))
             return None
-        if fresh and at is not None and at > step:
+        if at is not None and at > step:
             return None
-        if self._alone or (fresh and at == step):
+        if self._alone or at == step:
             return self._take(settings)
         if self._leads:
             self._announce(settings, step + self._ahead(step))
-        elif fresh and step - self._since >= self._ahead(step):
-            self._faults.note("control", TimeoutError(f"seen at step {self._since}, too late for step {at}"))
+        elif at is not None and step - self._since >= self._ahead(step):
+            self._faults.note("control", too_late(self._since, at))
             return self._take(settings)
         return None
 
@@ -276,26 +275,13 @@ class Heard:
     """Follows what the first rank says of the configuration file that it sees."""
 
     def __init__(self, said: Notices, faults: Faults) -> None:
-        self._said, self._faults = said, faults
-        self._pending: deque[tuple[int, Settings]] = deque()
+        self._changes = ScheduledChange("control", said, _sent, faults)
 
     def poll(self, step: int, idle: bool) -> Settings | None:  # noqa: ARG002 - there is no file to be touched
-        try:
-            while (told := self._said.read()) is not None:
-                at, settings = int(told["step"]), load(told["configuration"])
-                if keys := settings.ends_training:
-                    raise PermissionError(f"{keys[0]}: {UNSENT}")
-                while self._pending and self._pending[-1][0] >= at:
-                    self._pending.pop()  # a newer change supersedes it before its step
-                self._pending.append((at, settings))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._faults.note("control", error)
-        due = None
-        while self._pending and self._pending[0][0] <= step:
-            at, due = self._pending.popleft()
-            if at < step:
-                self._faults.note("control", TimeoutError(f"heard at step {step}, too late for step {at}"))
-        return due
+        with self._changes.counted():
+            while self._changes.read():
+                pass
+        return self._changes.poll(step)
 
     @property
     def content(self) -> bytes:
@@ -306,6 +292,13 @@ class Heard:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _sent(notice: Mapping[str, Any]) -> Settings:
+    settings = load(notice["configuration"])
+    if keys := settings.ends_training:
+        raise PermissionError(f"{keys[0]}: {UNSENT}")
+    return settings
 
 
 def _at(settings: Settings, step: int | None) -> Settings:

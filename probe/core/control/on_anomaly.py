@@ -8,10 +8,11 @@ it again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from probe.core.config.schema import Settings
+from probe.core.control.agreement import ScheduledChange
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
 from probe.core.instrumentation.selection import PLACES, Lead, Selection, Watched, inside, names_of, no_lead
@@ -88,9 +89,8 @@ class Arming:
     def __init__(
         self, notices: Notices, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
     ) -> None:
-        self._notices, self._rank = notices, rank
-        self._steps, self._cool_down, self._ahead, self._faults = steps, cool_down, ahead, faults
-        self._order: Order | None = None
+        self._rank, self._steps, self._cool_down, self._ahead = rank, steps, cool_down, ahead
+        self._orders = ScheduledChange("arming", notices, _order, faults)
         self._quiet_until = 0
 
     def poll(self, step: int, findings: Sequence[Finding]) -> Order | None:
@@ -99,31 +99,22 @@ class Arming:
         Args:
             findings: what has been found since this was last asked.
         """
-        try:
-            self._look()
-            while self._order is not None and step >= self._order.step + self._steps:  # nothing was collected then
-                self._rest_after(self._order)
-                self._look()
-            if self._order is None and findings and step >= self._quiet_until:
-                self._notices.give(Order(step + self._ahead(step), suspects(findings), self._rank)._asdict())
-                self._look()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._faults.note("arming", error)
-        order = self._order
-        if order is None or step < order.step:
-            return None
-        if step > order.step:
-            self._faults.note("arming", TimeoutError(f"seen at step {step}, too late for step {order.step}"))
-        self._rest_after(order)
+        orders = self._orders
+        with orders.counted():
+            while (at := orders.next_step()) is not None and step >= at + self._steps:
+                self._rest_after(orders.drop())  # nothing was collected then
+            if at is None and findings and step >= self._quiet_until:
+                orders.announce(step + self._ahead(step), suspects=suspects(findings), rank=self._rank)
+        if (order := orders.poll(step)) is not None:
+            self._rest_after(order)
         return order
 
     def _rest_after(self, order: Order) -> None:
-        self._order, self._quiet_until = None, order.step + self._steps + self._cool_down
+        self._quiet_until = order.step + self._steps + self._cool_down
 
-    def _look(self) -> None:
-        """Reads the next order, if somebody has given it."""
-        if self._order is None and (told := self._notices.read()) is not None:
-            self._order = Order(int(told["step"]), tuple(map(str, told["suspects"])), int(told["rank"]))
+
+def _order(notice: Mapping[str, Any]) -> Order:
+    return Order(int(notice["step"]), tuple(map(str, notice["suspects"])), int(notice["rank"]))
 
 
 SIGNALS = ("xy_distribution", "wg_distribution", "param_distribution", "mv_distribution")
