@@ -1,8 +1,8 @@
-"""Listening to MindSpore's communication functions: ``communication.comm_func``, ``ops.communication``,
+"""Listeners to MindSpore's communication functions: ``communication.comm_func``, ``ops.communication``,
 ``mint.distributed``.
 
-They are plain functions that modules hand on to each other, so each is replaced wherever a loaded module holds it. What
-cells and operators do by themselves (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not come through them.
+They are plain functions that modules import from each other by name, so each is replaced wherever a loaded module holds
+it. Communication by cells and operators (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not use them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _install() -> Iterator[Undo]:
         if isinstance(operation := vars(home).get("P2POp"), type):
             operations.add(operation)
     originals = {replacement: function for function, replacement in listening.items()}
-    yield lambda: _exchange(originals)  # undone last: those handed on while we listened, too
+    yield lambda: _exchange(originals)  # undone last: also those imported while we listened
     yield _waited.clear
     for handle in handles:
         yield replace(handle, "wait", _waiting(handle.wait))
@@ -69,7 +69,7 @@ _listeners = CollectiveListeners(_install)
 
 
 def _by_name(original: Callable[..., Any]) -> Any:
-    """``P2POp`` compares a function with those of its module, which are ours now; a name it takes as it is."""
+    """``P2POp.__new__`` that passes a function by its name: it would compare the object with ours."""
 
     def new(cls: type, op: Any, *args: Any, **kwargs: Any) -> Any:
         return original(cls, getattr(op, "__name__", op), *args, **kwargs)
@@ -84,7 +84,11 @@ def _homes() -> Iterator[ModuleType]:
 
 
 def _exchange(functions: dict[FunctionType, FunctionType]) -> None:
-    """Puts, wherever a loaded module holds one of ``functions``, what that stands for."""
+    """Replaces each of ``functions`` by its value wherever a loaded module holds it.
+
+    Replacing it in its own module is not enough: ``mint.distributed`` and scripts import the functions by name. Unlike
+    torch, MindSpore has no Python class that all of them end in, and no hook (2.10; no upstream issue is known).
+    """
     for module in list(sys.modules.values()):
         if type(module) is ModuleType:
             for name, held in list(vars(module).items()):
@@ -120,18 +124,18 @@ def _listening(function: Any, direction: Direction) -> Any:
 
 def _begin(name: str, direction: Direction, bound: inspect.BoundArguments, calls: Calls, outputs: list[Any]) -> None:
     bound.apply_defaults()
-    given, rank = bound.arguments, groups.rank()
+    arguments, rank = bound.arguments, groups.rank()
     if name == "batch_isend_irecv":
-        inputs, outputs[:] = _of_batch(given["p2p_op_list"])
-        given = {"group": getattr(given["p2p_op_list"][0], "group", None)}
+        inputs, outputs[:] = _of_batch(arguments["p2p_op_list"])
+        arguments = {"group": getattr(arguments["p2p_op_list"][0], "group", None)}
     else:
-        named = [(key, value) for key, value in given.items() if key not in ("group", "op")]
+        named = [(key, value) for key, value in arguments.items() if key not in ("group", "op")]
         filled = ("tensor",) if name == "scatter" else FILLED
         inputs = _tensors([value for key, value in named if not key.startswith(filled)])
         outputs[:] = _tensors([value for key, value in named if key.startswith(filled)]) or inputs
-    inputs = inputs if _takes_part(direction.inputs, given, rank) else []
-    outputs[:] = outputs if _takes_part(direction.outputs, given, rank) else []
-    ranks = groups.ranks_of(given["group"] if given.get("group") not in WORLD else _world())
+    inputs = inputs if _takes_part(direction.inputs, arguments, rank) else []
+    outputs[:] = outputs if _takes_part(direction.outputs, arguments, rank) else []
+    ranks = groups.ranks_of(arguments["group"] if arguments.get("group") not in WORLD else _world())
     calls.extend(_listeners.began(name, ranks, inputs, _caller()))
 
 
@@ -139,8 +143,8 @@ def _world() -> str:
     return str(communication.GlobalComm.WORLD_COMM_GROUP)
 
 
-def _takes_part(where: str, given: Any, rank: int) -> bool:
-    return where == "all" or (where != "none" and given[where] == rank)
+def _takes_part(where: str, arguments: Any, rank: int) -> bool:
+    return where == "all" or (where != "none" and arguments[where] == rank)
 
 
 def _of_batch(operations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -168,7 +172,8 @@ def _caller() -> FrameType:
 
 
 def _guarded(function: Callable[[], None]) -> None:
-    """What failed in training earlier, and became known only now by reading, is raised as it is."""
+    """Calls ``function``. An earlier failure of training that is noticed only now, while reading, is raised as it
+    is."""
     try:
         _listeners.guarded(function)
     except Deferred as deferred:
@@ -179,7 +184,7 @@ def _guarded(function: Callable[[], None]) -> None:
 
 
 class _Waited(NamedTuple):
-    """A handle that was given out, and what it stands for."""
+    """A handle that was returned to training, and the call that it stands for."""
 
     handle: weakref.ref[Any]
     calls: Calls
@@ -187,15 +192,16 @@ class _Waited(NamedTuple):
 
 
 _waited: dict[int, _Waited] = {}
-"""By the identity of the handle. Goes with it."""
+"""By the identity of the handle; an entry goes when its handle does."""
 
 
 def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:
-    """A function has returned: what it gives, or has changed in place, is complete, unless there is a handle."""
+    """After a function has returned: its outputs, new or changed in place, are complete unless there is a handle."""
     everything = list(leaves(results))
     handle = next((value for value in everything if _is_handle(value)), None)
-    given = () if operation == "batch_isend_irecv" else _tensors(everything)  # there, something for each that is sent
-    outputs = (given or outputs) if outputs or direction.outputs == "all" else []
+    # a batch returns one entry for each tensor that it sends, too
+    returned = () if operation == "batch_isend_irecv" else _tensors(everything)
+    outputs = (returned or outputs) if outputs or direction.outputs == "all" else []
     if handle is None:
         ended(calls, outputs)
         return

@@ -1,7 +1,7 @@
 """Listening to ``torch.amp.GradScaler``, which skips steps and knows the loss scale.
 
-A skipped step leaves no trace in the optimizer, so that ``GradScaler.step`` itself has to be heard: its class attribute
-is replaced while somebody listens, and put back when the last one leaves. torch has no hook there (2.13).
+A skipped step leaves no trace in the optimizer, and ``GradScaler`` has no hook (torch 2.13;
+https://github.com/pytorch/pytorch/issues/67590). So its methods are replaced on the class while anybody listens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _stepping: list[_Watched] = []
 """Those whose scaler's step is running: a subclass's may call that of its parent."""
 _current: weakref.ref[Any] | None = None
 _others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
-"""How to ask the optimizers that scale by themselves."""
+"""Functions that return the scale of optimizers which scale by themselves."""
 
 
 def _scaler() -> type:
@@ -55,7 +55,8 @@ def loss_scale() -> torch.Tensor | None:
 
 
 def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -> Scale:
-    """What ``ask`` says of the gradients of ``optimizer`` on a sampled step; a failure is counted, not raised."""
+    """The result of ``ask``, the scale of the gradients of ``optimizer``, in a sampled step; a failure is counted, not
+    raised."""
     try:
         return ask(optimizer) if listener.sampled else None
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
@@ -64,7 +65,7 @@ def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -
 
 
 def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
-    """Asks ``ask`` for the factor, too, until what is returned is called."""
+    """Makes :func:`loss_scale` call ``ask``, too, until the returned function is called."""
     _others.add(ask)
     return lambda: _others.discard(ask)
 

@@ -14,7 +14,7 @@ Calls = list[tuple[CollectiveListener, Any]]
 
 
 class CollectiveListeners(Shared[CollectiveListener]):
-    """Sends every call to its listeners; none of their exceptions reaches training."""
+    """Sends every call to the listeners; none of their exceptions reaches training."""
 
     def wanted(self) -> bool:
         """Whether any listener wants calls now."""

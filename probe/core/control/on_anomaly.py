@@ -1,8 +1,8 @@
-"""Looking deeper when it matters: more is collected around what a rule has found, on all ranks, for some steps.
+"""Deeper collection around a finding, on all ranks, for some steps.
 
-Ranks agree as in :mod:`probe.core.control.config_follower`, by the number of a step: here in a
-notice, as a file ``arming/{n}.json`` beside their directories. Who finds something first gives it, and nobody can give
-it again.
+Ranks agree on a step number, as in :mod:`probe.core.control.config_follower`: here in an announcement, a file
+``arming/{n}.json`` beside their directories. The rank with the first finding writes it, and no other can write it
+again.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _BLOCK = re.compile(r"(.*\.\d+|\d+)(?:\..*)?", re.DOTALL)
 
 
 class Order(NamedTuple):
-    """What was written by who found something first."""
+    """The announcement of the rank with the first finding."""
 
     step: int
     """From which more is collected."""
     suspects: tuple[str, ...]
-    """Names of modules: what is inside them is looked at."""
+    """Names of modules: everything inside them is collected."""
     rank: int
 
 
 def suspects(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """The blocks that the first of ``findings`` are about: ``layers.1`` for what was found in ``layers.1.mlp.fc``; a
-    module outside all blocks itself; the empty name is the whole model."""
+    """The blocks of the first of ``findings``: ``layers.1`` for a finding in ``layers.1.mlp.fc``; a module outside all
+    blocks itself; the empty name is the whole model."""
     first = sorted(findings, key=causal_order)[:MOST]
     return tuple(dict.fromkeys(_block(module_of(finding)) for finding in first))
 
 
 def _block(module: str) -> str:
-    found = _BLOCK.fullmatch(module)
-    return found[1] if found else module
+    match = _BLOCK.fullmatch(module)
+    return match[1] if match else module
 
 
 class Deeper(Selection):
-    """What ``base`` chooses, and all that is inside the suspects.
+    """The selection ``base``, and everything inside the suspects.
 
     Args:
-        parameters: whether ``base`` chooses among parameters; else those inside the suspects alone are watched.
-        modules: the same of modules.
+        parameters: whether ``base`` selects parameters; else only those inside the suspects are watched.
+        modules: the same for modules.
     """
 
     def __init__(self, base: Selection, suspects: Sequence[str], parameters: bool, modules: bool) -> None:
@@ -76,14 +76,14 @@ class Deeper(Selection):
 
 
 class Arming:
-    """Decides on one rank when to look deeper; asked once a step.
+    """Decides on one rank when to collect more; polled once a step.
 
     Args:
-        notices: what all ranks see.
+        notices: the announcements, which all ranks see.
         rank: this one.
-        steps: for which more is collected.
-        cool_down: steps after that in which nothing new is ordered.
-        ahead: in how many steps every rank will have seen what is written at a step.
+        steps: number of steps for which more is collected.
+        cool_down: number of steps after that in which nothing new is ordered.
+        ahead: the number of steps after which every rank has seen an announcement of a step.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Arming:
         """The order that takes effect with ``step``, which is about to begin. One whose steps are over is none.
 
         Args:
-            findings: what has been found since this was last asked.
+            findings: those since the last call.
         """
         orders = self._orders
         with orders.counted():
@@ -121,14 +121,14 @@ SIGNALS = ("xy_distribution", "wg_distribution", "param_distribution", "mv_distr
 
 
 def deeper(settings: Settings) -> Settings:
-    """``settings`` with what they collect besides when something was found."""
+    """``settings`` with the signals that ``on_anomaly`` adds."""
     assert settings.on_anomaly is not None
     arm = settings.on_anomaly.arm
     return settings.model_copy(update={name: True for name in SIGNALS if getattr(arm, name)})
 
 
 def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Deeper:
-    """What ``settings`` choose, and all that is inside the suspects."""
+    """The selection of ``settings``, and everything inside the suspects."""
     return Deeper(
         base,
         suspects,

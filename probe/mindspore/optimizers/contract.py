@@ -19,10 +19,10 @@ class Optimizers(Protocol):
         """The parameters that ``optimizer`` updates."""
 
     def state(self, optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-        """The optimizer's tensors for ``parameter``, by the names that torch gives them."""
+        """The optimizer's tensors for ``parameter``, by torch's names."""
 
     def state_names(self, optimizer: Any) -> Mapping[str, str]:
-        """For each kind of state the name that the framework gives it, where that is another one."""
+        """MindSpore's name for each kind of state, where it differs."""
 
     def adam(self, optimizer: Any) -> Callable[[Any], Adam | None]:
         """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""

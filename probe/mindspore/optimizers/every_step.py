@@ -1,5 +1,4 @@
-"""Every update in the process: MindSpore's optimizers are cells, and their classes are listened to, as long as anybody
-asks."""
+"""Every update in the process: MindSpore's optimizers are cells, whose classes are changed while anybody listens."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from probe.core.backend.protocols import Remove
 from probe.mindspore.cell_hooks import surfacing
 
 KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
-"""What all of them inherit from; those of ``mint.optim`` from the second."""
+"""The parents of all of them; those of ``mint.optim`` inherit from the second."""
 Edges = tuple[Callable[[Any], None], Callable[[Any], None]]
 
 

@@ -28,7 +28,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 
 
 def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-    """The optimizer's tensors for ``parameter``, by the names that torch gives them."""
+    """The optimizer's tensors for ``parameter``, by torch's names."""
     return _kind(optimizer).state(optimizer, parameter)
 
 
@@ -38,7 +38,7 @@ def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:
-    """For each kind of state the name that the framework gives it."""
+    """MindSpore's name for each kind of state, where it differs."""
     return _kind(optimizer).state_names(optimizer)
 
 

@@ -1,9 +1,9 @@
-"""Listening to ``torch.distributed``: where its functions hand over to a process group.
+"""Listeners to ``torch.distributed``, where its functions call a process group.
 
-Every function of ``torch.distributed`` ends in a method of ``ProcessGroup``, and every handle is a ``Work``: these two
-classes are listened to, not the functions, so that it does not matter who has kept a reference to which function, and
-when; and functions stay the very objects that ``torch.distributed`` and ``torch.compile`` compare. Functional
-collectives go past these classes: their operators are listened to as well.
+Every function of ``torch.distributed`` ends in a method of ``ProcessGroup``, and every handle is a ``Work``. Methods of
+these two classes are replaced, not the functions: a function may have been imported by name anywhere, and
+``torch.distributed`` and ``torch.compile`` compare functions by identity. Functional collectives bypass these classes,
+so their operators are replaced as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functional collectives: operators that go past process groups, and whose outputs are waited for one by one."""
+"""Functional collectives: operators that bypass process groups, and whose outputs are waited for one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from probe.core.backend.protocols import CollectiveListener
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
-"""Functional collectives that may wait to be waited for; the oldest are given up."""
+"""Most functional collectives whose outputs nobody has waited for yet; older ones are abandoned."""
 
 
 class _Flying(NamedTuple):
@@ -24,7 +24,7 @@ class _Flying(NamedTuple):
 
 
 _in_flight: dict[int, _Flying] = {}
-"""By the address of an output, as torch itself finds what to wait for."""
+"""By the address of an output, which is also torch's key for outputs to wait for."""
 
 
 def operators() -> Iterator[Any]:
@@ -51,8 +51,8 @@ def listening(packet: Any) -> Callable[..., Any]:
         if not listeners.wanted():
             return original(*args, **kwargs)
         calls: Calls = []
-        given = dict(zip(arguments, args, strict=False)) | kwargs
-        listeners.guarded(lambda: calls.extend(_begin_functional(packet.__name__, given)))
+        bound = dict(zip(arguments, args, strict=False)) | kwargs
+        listeners.guarded(lambda: calls.extend(_begin_functional(packet.__name__, bound)))
         results = original(*args, **kwargs)
         if calls:
             listeners.guarded(lambda: ended(calls, flat(results)) if at_once else _fly(calls, flat(results)))
@@ -61,21 +61,21 @@ def listening(packet: Any) -> Callable[..., Any]:
     return operator
 
 
-def _begin_functional(name: str, given: dict[str, Any]) -> Iterator[tuple[CollectiveListener, Any]]:
-    group = given["group_name"]
+def _begin_functional(name: str, bound: dict[str, Any]) -> Iterator[tuple[CollectiveListener, Any]]:
+    group = bound["group_name"]
     group = torch._C._distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
-    inputs = _inputs(name, given, group)
-    if all(map(readable, flat(list(given.values())))):
+    inputs = _inputs(name, bound, group)
+    if all(map(readable, flat(list(bound.values())))):
         yield from began(name, ranks_of(group), inputs)
 
 
-def _inputs(name: str, given: dict[str, Any], group: Any) -> list[torch.Tensor]:
-    """What this rank gives to a functional collective."""
-    if name == "irecv" or (name.startswith("broadcast") and group.rank() != given["src"]):
+def _inputs(name: str, bound: dict[str, Any], group: Any) -> list[torch.Tensor]:
+    """The tensors that this rank sends in a functional collective."""
+    if name == "irecv" or (name.startswith("broadcast") and group.rank() != bound["src"]):
         return []
     if name == "batch_p2p_ops":
-        return [tensor for kind, tensor in zip(given["op_list"], given["tensors"], strict=True) if "send" in kind]
-    return flat([value for key, value in given.items() if key != "out"])
+        return [tensor for kind, tensor in zip(bound["op_list"], bound["tensors"], strict=True) if "send" in kind]
+    return flat([value for key, value in bound.items() if key != "out"])
 
 
 def _fly(calls: Calls, outputs: list[torch.Tensor]) -> None:
@@ -88,7 +88,7 @@ def _fly(calls: Calls, outputs: list[torch.Tensor]) -> None:
 
 
 def _give_up(address: int) -> None:
-    """What was at ``address`` will not be waited for any more."""
+    """Drops the collective whose output was at ``address``: nobody will wait for it any more."""
     flying = _in_flight.pop(address, None)
     if flying is not None and all(other is not flying for other in _in_flight.values()):
         abandoned(flying.calls, flying.outputs - len(flying.waited))
@@ -116,5 +116,5 @@ def _landed(tensor: torch.Tensor) -> None:
 
 
 def forget() -> None:
-    """Nothing is waited for any more."""
+    """Drops all collectives that are in flight."""
     _in_flight.clear()
