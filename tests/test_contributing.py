@@ -163,7 +163,54 @@ ENGINE = Engine(wraps={"__main__.Wrapper": "inside"})
     "probe/pytorch/engines/table.py",
     ((r"ENGINES: dict\[str, Engine\] = \{", '    "wrapping": wrapping.ENGINE,'),),
 )
-ADDITIONS = (OP, RULE, SINK, SIGNAL, ENGINE)
+KIND = Addition(
+    "a kind of MindSpore optimizer",
+    "probe/mindspore/optimizers/plain.py",
+    """
+from __future__ import annotations
+
+from probe.core.backend.patch import replace
+
+
+def knows(optimizer):
+    return hasattr(optimizer, "update")
+
+
+def owned(optimizer):
+    return optimizer.held
+
+
+def state(optimizer, parameter):
+    return {}
+
+
+def state_names(optimizer):
+    return {}
+
+
+def adam(optimizer):
+    return lambda parameter: None
+
+
+def on_step(optimizer, listener):
+    original = optimizer.update
+
+    def update():
+        listener.before(optimizer, None)
+        original()
+        listener.after(optimizer, "applied")
+
+    return replace(optimizer, "update", update)
+""",
+    "probe/mindspore/optimizers/table.py",
+    ((r"OPTIMIZERS: dict\[str, Optimizers\] = \{", '    "plain": plain,'),),
+)
+ADDITIONS = (OP, RULE, SINK, SIGNAL, ENGINE, KIND)
+IMPORTS = {
+    ENGINE.touched: ("from probe.pytorch.engines import .*pipelining", "wrapping"),
+    KIND.touched: ("from probe.mindspore.optimizers import .*torch_style", "plain"),
+}
+"""The lines of imports that get a name, each with the name."""
 
 TRAINING = """
 import sys
@@ -208,6 +255,28 @@ monitor.stop()
 from pathlib import Path
 print(next(Path(monitor.output_directory).glob("grad_reduced*.csv")).read_text())
 """
+UPDATING = """
+from pathlib import Path
+import mindspore
+from probe.mindspore import TrainerMon
+
+class Halving:
+    def __init__(self, held):
+        self.held = held
+    def update(self):
+        for parameter in self.held:
+            parameter.set_data(parameter / 2)
+
+model = mindspore.nn.Dense(2, 1, weight_init="ones")
+optimizer = Halving(model.trainable_params())
+monitor = TrainerMon({"param_distribution": True, "ops": ["max"], "format": "csv"})
+monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
+model(mindspore.ops.ones((1, 2)))
+optimizer.update()
+monitor.stop()
+for file in sorted(Path(monitor.output_directory).glob("param_*.csv")):
+    print(file.name, file.read_text())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +292,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for after, line in addition.lines:
             text, count = re.subn(rf"^{after}$", lambda found, line=line: f"{found[0]}\n{line}", text, flags=re.M)
             assert count == 1, (addition.touched, after)
-        if addition is ENGINE:
-            text, count = re.subn(r"(from probe.pytorch.engines import .*pipelining)", r"\1, wrapping", text)
+        if addition.touched in IMPORTS:
+            line, name = IMPORTS[addition.touched]
+            text, count = re.subn(f"({line})", rf"\1, {name}", text)
             assert count == 1
         path.write_text(text, encoding="utf-8")
     return root
@@ -263,3 +333,10 @@ def test_an_engine_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
     out = printed(copy, WRAPPING, tmp_path)
     assert ",weight," in out
     assert "inside" not in out
+
+
+def test_a_kind_of_mindspore_optimizer_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
+    """Its parameters are recorded before and after its update."""
+    require("mindspore")
+    out = printed(copy, UPDATING, tmp_path)
+    assert [line.split(",")[3] for line in out.splitlines() if ",weight," in line] == ["1", "0.5"]

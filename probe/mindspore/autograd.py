@@ -1,4 +1,4 @@
-"""What MindSpore's PyNative executor says about the run: whether it differentiates, and which backward is running.
+"""The state of MindSpore's PyNative executor: whether it differentiates, and which backward is running.
 
 Before 2.9 nodes of the graph have no identity: gradients of inputs are then missing (logged once). Where a backward has
 none, micro batches are counted by forwards alone.
@@ -18,12 +18,12 @@ from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.private_api import executor
 
 HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")
-"""Whether tensors tell the node of the graph that they come from."""
+"""Whether tensors have the node of the graph that they come from."""
 
 HAS_IDENTITIES = HAS_GRAPH and hasattr(getattr(_c_expression, "BackwardNodePy", None), "_unique_id")
-"""Whether these nodes have identities: before 2.9 each look gives another object for the same node."""
+"""Whether these nodes have identities: before 2.9 each access returns another object for the same node."""
 
-TELLS_BACKWARD = hasattr(executor, "get_current_autodiff_engine_id")
+KNOWS_BACKWARD = hasattr(executor, "get_current_autodiff_engine_id")
 """Whether a running backward has an identity."""
 _engine_id: Callable[[], int] = getattr(executor, "get_current_autodiff_engine_id", lambda: -1)
 
@@ -39,22 +39,22 @@ def differentiates() -> bool:
 
 
 def forward_kind() -> ForwardKind | None:
-    """What the executor is doing: see :func:`probe.mindspore.hooks.forward_kind`."""
+    """The kind of the running forward: see :func:`probe.mindspore.hooks.forward_kind`."""
     if backward_id() != -1:
         return "recompute"
     if not executor.grad_flag():
         return None
-    if executor.enable_grad() and TELLS_BACKWARD:
+    if executor.enable_grad() and KNOWS_BACKWARD:
         return "training"
-    again = recomputed_by()  # goes through the whole stack
+    again = recomputed_by()  # walks the whole stack
     if again is not None:
         return "recompute" if again[1] else "training"
     return "training" if executor.enable_grad() else None
 
 
 def recomputed_by() -> tuple[int, bool] | None:
-    """Which recomputed cell is running, if any, and whether for the second time: it runs without gradients in the
-    forward, and again in its backward."""
+    """The identity of the recomputed cell that is running, if any, and whether it runs for the second time: it runs
+    without gradients in the forward, and again in its backward. Only the stack shows that (MindSpore 2.10)."""
     for frame in callers():
         if frame.f_code.co_name in ("construct", "bprop"):
             cell = frame.f_locals.get("self")
@@ -64,10 +64,10 @@ def recomputed_by() -> tuple[int, bool] | None:
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Calls ``function`` when the running backward has come to its end."""
+    """Calls ``function`` when the running backward ends."""
     executor.queue_backward_final_callback(surfacing(function))
 
 
 def feeds(_models: Iterable[Any]) -> bool:
-    """MindSpore does not say where a running backward leads: each one counts."""
+    """True: where a running backward leads is unknown, so each one counts."""
     return True

@@ -1,8 +1,8 @@
 """Python listeners on cells, in a form that graph compilation can take.
 
-What ``mindspore.jit`` compiles, it compiles together with the hooks of the cells inside, and a hook in plain Python
-either breaks that compilation or becomes a part of the graph. A cell is called in Python, and compiled by its
-``construct``: these listen in the one and are nothing in the other. See decision 5.
+``mindspore.jit`` compiles a cell together with the hooks of the cells inside, and a hook in plain Python either breaks
+the compilation or becomes a part of the graph. A hook that is a cell is called by ``__call__`` in Python, and compiled
+from ``construct``: the hooks here listen in the former and are empty in the latter. See decision 5.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from probe.core.backend.protocols import Remove
 from probe.mindspore.tensors import Deferred
 
 ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
-"""Methods of a cell that go through its hooks."""
+"""Methods of a cell that call its hooks."""
 
 
 class Before(nn.Cell):
-    """Hears ``(args, kwargs)`` before a cell runs."""
+    """Receives ``(args, kwargs)`` before a cell runs."""
 
     def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
         super().__init__(auto_prefix=False)
         self.__dict__["listen"] = surfacing(listen)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
-        """In a copy of the cell, one that hears nothing."""
+        """A listener without effect, for a copy of the cell."""
         return type(self)(_nothing)
 
     def __call__(self, _cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -41,14 +41,14 @@ class Before(nn.Cell):
 
 
 class After(nn.Cell):
-    """Hears the outputs after a cell has run."""
+    """Receives the outputs after a cell has run."""
 
     def __init__(self, listen: Callable[[Any], None]) -> None:
         super().__init__(auto_prefix=False)
         self.__dict__["listen"] = surfacing(listen)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
-        """In a copy of the cell, one that hears nothing."""
+        """A listener without effect, for a copy of the cell."""
         return type(self)(_nothing)
 
     def __call__(self, _cell: Any, _args: tuple[Any, ...], outputs: Any) -> None:
@@ -60,7 +60,7 @@ class After(nn.Cell):
 
 
 def surfacing(function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` for use by MindSpore: a failure of training that became known while reading is raised as it is."""
+    """``function`` as MindSpore may call it: a failure of training that is noticed while reading is raised as it is."""
 
     def call(*args: Any) -> None:
         try:
@@ -90,7 +90,7 @@ def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
 
 
 def _keeps_hooks_of_its_own(module: Any) -> bool:
-    """Whether ``module`` is of another package (msadapter, mindtorch): it may be a cell and still run only the hooks
+    """Whether ``module`` is of another package (msadapter, mindtorch): it may be a cell and yet call only the hooks
     that were registered through its own methods. It is not compiled."""
     return getattr(type(module), "register_forward_hook", None) is not nn.Cell.register_forward_hook
 
@@ -114,4 +114,4 @@ def _runs_hooks_of(cell: Any) -> bool:
 
 
 def _nothing(*_: Any) -> None:
-    """What a listener hears that could not be taken away."""
+    """Replaces the function of a listener that cannot be removed now."""

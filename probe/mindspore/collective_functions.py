@@ -1,4 +1,4 @@
-"""MindSpore's communication functions, and which of their arguments are given and which are filled."""
+"""MindSpore's communication functions, and which of their arguments are inputs and which outputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ HOMES = (
 """Modules whose functions are listened to, as far as this version has them."""
 
 WORLD = (None, "hccl_world_group", "nccl_world_group", "mccl_world_group")
-"""What the group of all processes is called by default, on whatever device."""
+"""Default names of the group of all processes, on any device."""
 FILLED = ("output", "gather_list", "tensor_list", "object_gather_list", "scatter_object_output_list")
-"""How the names of parameters begin that are only to be filled."""
+"""Beginnings of the names of parameters that are outputs only."""
 
 
 class Direction(NamedTuple):
-    """On which ranks a function takes tensors and gives some."""
+    """The ranks on which a function has input tensors, and output tensors."""
 
     inputs: str = "all"
     outputs: str = "all"
-    """``all``, ``none``, or the name of the parameter that says on which rank alone."""
+    """``all``, ``none``, or the name of the parameter that holds the only rank."""
 
 
 FUNCTIONS = {
@@ -57,4 +57,4 @@ FUNCTIONS = {
     "batch_isend_irecv": Direction(),
     "barrier": Direction("none", "none"),
 }
-"""Every function that moves something, in any of these modules."""
+"""Every function that transfers data, in any of these modules."""

@@ -1,8 +1,8 @@
-"""Listening to MindSpore's communication functions: ``communication.comm_func``, ``ops.communication``,
+"""Listeners to MindSpore's communication functions: ``communication.comm_func``, ``ops.communication``,
 ``mint.distributed``.
 
-They are plain functions that modules hand on to each other, so each is replaced wherever a loaded module holds it. What
-cells and operators do by themselves (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not come through them.
+They are plain functions that modules import from each other by name, so each is replaced wherever a loaded module holds
+it. Communication by cells and operators (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not use them.
 """
 
 from __future__ import annotations
@@ -13,43 +13,28 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import mindspore
 from mindspore import communication
 
-from probe.core.backend.patch import replace
+from probe.core.backend import collective_listeners
+from probe.core.backend.collective_listeners import Calls, CollectiveListeners, abandoned, ended
+from probe.core.backend.patch import Undo, replace
 from probe.core.backend.protocols import CollectiveListener, Remove
 from probe.core.backend.pytree import leaves
 from probe.mindspore import groups, tensors
 from probe.mindspore.collective_functions import FILLED, FUNCTIONS, HOMES, WORLD, Direction
 from probe.mindspore.tensors import Deferred
 
-Told = list[tuple[CollectiveListener, Any]]
-"""Who listens to a call, with what each calls it."""
-
-_listeners: list[CollectiveListener] = []
-_placed: list[ExitStack] = []
-"""What takes the listening off MindSpore, while anybody listens."""
 _inside = threading.local()
 """``depth`` of calls on this thread: one function may be made of others."""
 
 
 def listen(listener: CollectiveListener) -> Remove:
-    """Tells ``listener`` of every call."""
-    if not _placed:
-        _placed.append(_place())
-    _listeners.append(listener)
-
-    def remove() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
-        if not _listeners and _placed:
-            _placed.pop().close()
-
-    return remove
+    """Sends ``listener`` every call."""
+    return _listeners.listen(listener)
 
 
 def bytes_of(tensor: Any) -> int:
@@ -57,8 +42,7 @@ def bytes_of(tensor: Any) -> int:
     return int(tensor.nbytes)
 
 
-def _place() -> ExitStack:
-    placed = ExitStack()
+def _install() -> Iterator[Undo]:
     listening: dict[FunctionType, FunctionType] = {}
     handles: set[Any] = {mindspore._c_expression.CommHandle}
     operations: set[Any] = set()
@@ -72,22 +56,20 @@ def _place() -> ExitStack:
         if isinstance(operation := vars(home).get("P2POp"), type):
             operations.add(operation)
     originals = {replacement: function for function, replacement in listening.items()}
-    placed.callback(lambda: _exchange(originals))  # last: those handed on while we listened, too
-    try:
-        placed.callback(_waited.clear)
-        for handle in handles:
-            placed.callback(replace(handle, "wait", _waiting(handle.wait)))
-        for operation in operations:
-            placed.callback(replace(operation, "__new__", _by_name(operation.__new__)))
-        _exchange(listening)
-    except BaseException:
-        placed.close()
-        raise
-    return placed
+    yield lambda: _exchange(originals)  # undone last: also those imported while we listened
+    yield _waited.clear
+    for handle in handles:
+        yield replace(handle, "wait", _waiting(handle.wait))
+    for operation in operations:
+        yield replace(operation, "__new__", _by_name(operation.__new__))
+    _exchange(listening)
+
+
+_listeners = CollectiveListeners(_install)
 
 
 def _by_name(original: Callable[..., Any]) -> Any:
-    """``P2POp`` compares a function with those of its module, which are ours now; a name it takes as it is."""
+    """``P2POp.__new__`` that passes a function by its name: it would compare the object with ours."""
 
     def new(cls: type, op: Any, *args: Any, **kwargs: Any) -> Any:
         return original(cls, getattr(op, "__name__", op), *args, **kwargs)
@@ -102,7 +84,11 @@ def _homes() -> Iterator[ModuleType]:
 
 
 def _exchange(functions: dict[FunctionType, FunctionType]) -> None:
-    """Puts, wherever a loaded module holds one of ``functions``, what that stands for."""
+    """Replaces each of ``functions`` by its value wherever a loaded module holds it.
+
+    Replacing it in its own module is not enough: ``mint.distributed`` and scripts import the functions by name. Unlike
+    torch, MindSpore has no Python class that all of them end in, and no hook (2.10; no upstream issue is known).
+    """
     for module in list(sys.modules.values()):
         if type(module) is ModuleType:
             for name, held in list(vars(module).items()):
@@ -115,61 +101,50 @@ def _listening(function: Any, direction: Direction) -> Any:
 
     @functools.wraps(function)
     def transfer(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "depth", 0) or not _heard():
+        if getattr(_inside, "depth", 0) or not _listeners.wanted():
             return function(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # says itself what is wrong
-        told: Told = []
+            return function(*args, **kwargs)  # reports itself what is wrong
+        calls: Calls = []
         outputs: list[Any] = []
-        _guarded(lambda: _begin(function.__name__, direction, bound, told, outputs))
+        _guarded(lambda: _begin(function.__name__, direction, bound, calls, outputs))
         _inside.depth = 1
         try:
             results = function(*args, **kwargs)
         finally:
             _inside.depth = 0
-        if told:
-            _guarded(lambda: _issued(function.__name__, results, direction, told, outputs))
+        if calls:
+            _guarded(lambda: _issued(function.__name__, results, direction, calls, outputs))
         return results
 
     return transfer
 
 
-def _heard() -> bool:
-    try:
-        return any(listener.listening for listener in _listeners)
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        _failed(error)
-        return False
-
-
-def _begin(name: str, direction: Direction, bound: inspect.BoundArguments, told: Told, outputs: list[Any]) -> None:
+def _begin(name: str, direction: Direction, bound: inspect.BoundArguments, calls: Calls, outputs: list[Any]) -> None:
     bound.apply_defaults()
-    given, rank = bound.arguments, groups.rank()
+    arguments, rank = bound.arguments, groups.rank()
     if name == "batch_isend_irecv":
-        inputs, outputs[:] = _of_batch(given["p2p_op_list"])
-        given = {"group": getattr(given["p2p_op_list"][0], "group", None)}
+        inputs, outputs[:] = _of_batch(arguments["p2p_op_list"])
+        arguments = {"group": getattr(arguments["p2p_op_list"][0], "group", None)}
     else:
-        named = [(key, value) for key, value in given.items() if key not in ("group", "op")]
+        named = [(key, value) for key, value in arguments.items() if key not in ("group", "op")]
         filled = ("tensor",) if name == "scatter" else FILLED
         inputs = _tensors([value for key, value in named if not key.startswith(filled)])
         outputs[:] = _tensors([value for key, value in named if key.startswith(filled)]) or inputs
-    inputs = inputs if _takes_part(direction.inputs, given, rank) else []
-    outputs[:] = outputs if _takes_part(direction.outputs, given, rank) else []
-    ranks = groups.ranks_of(given["group"] if given.get("group") not in WORLD else _world())
-    site = _caller()
-    for listener in list(_listeners):
-        if listener.listening and (call := listener.began(name, ranks, inputs, site)) is not None:
-            told.append((listener, call))
+    inputs = inputs if _takes_part(direction.inputs, arguments, rank) else []
+    outputs[:] = outputs if _takes_part(direction.outputs, arguments, rank) else []
+    ranks = groups.ranks_of(arguments["group"] if arguments.get("group") not in WORLD else _world())
+    calls.extend(_listeners.began(name, ranks, inputs, _caller()))
 
 
 def _world() -> str:
     return str(communication.GlobalComm.WORLD_COMM_GROUP)
 
 
-def _takes_part(where: str, given: Any, rank: int) -> bool:
-    return where == "all" or (where != "none" and given[where] == rank)
+def _takes_part(where: str, arguments: Any, rank: int) -> bool:
+    return where == "all" or (where != "none" and arguments[where] == rank)
 
 
 def _of_batch(operations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -187,58 +162,57 @@ def _tensors(values: Any) -> list[Any]:
 def _caller() -> FrameType:
     """The nearest frame that is neither MindSpore's communication nor ours."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, *HOMES):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (
+        __name__,
+        collective_listeners.__name__,
+        *HOMES,
+    ):
         frame = frame.f_back
     return frame
 
 
 def _guarded(function: Callable[[], None]) -> None:
-    """What failed in training earlier, and became known only now by reading, is raised as it is."""
+    """Calls ``function``. An earlier failure of training that is noticed only now, while reading, is raised as it
+    is."""
     try:
-        function()
+        _listeners.guarded(function)
     except Deferred as deferred:
         raise deferred.error from None
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        _failed(error)
-
-
-def _failed(error: Exception) -> None:
-    for listener in list(_listeners):
-        listener.failed("collective", error)
 
 
 # Completion.
 
 
 class _Waited(NamedTuple):
-    """A handle that was given out, and what it stands for."""
+    """A handle that was returned to training, and the call that it stands for."""
 
     handle: weakref.ref[Any]
-    told: Told
+    calls: Calls
     outputs: list[Any]
 
 
 _waited: dict[int, _Waited] = {}
-"""By the identity of the handle. Goes with it."""
+"""By the identity of the handle; an entry goes when its handle does."""
 
 
-def _issued(operation: str, results: Any, direction: Direction, told: Told, outputs: list[Any]) -> None:
-    """A function has returned: what it gives, or has changed in place, is complete, unless there is a handle."""
+def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:
+    """After a function has returned: its outputs, new or changed in place, are complete unless there is a handle."""
     everything = list(leaves(results))
     handle = next((value for value in everything if _is_handle(value)), None)
-    given = () if operation == "batch_isend_irecv" else _tensors(everything)  # there, something for each that is sent
-    outputs = (given or outputs) if outputs or direction.outputs == "all" else []
+    # a batch returns one entry for each tensor that it sends, too
+    returned = () if operation == "batch_isend_irecv" else _tensors(everything)
+    outputs = (returned or outputs) if outputs or direction.outputs == "all" else []
     if handle is None:
-        _end(told, outputs)
+        ended(calls, outputs)
         return
     identity = id(handle)
 
     def gone(_: object) -> None:
         waited = _waited.pop(identity, None)
-        for listener, call in waited.told if waited is not None else ():
-            listener.abandoned(call, len(outputs))
+        if waited is not None:
+            abandoned(waited.calls, len(outputs))
 
-    _waited[identity] = _Waited(weakref.ref(handle, gone), told, outputs)
+    _waited[identity] = _Waited(weakref.ref(handle, gone), calls, outputs)
 
 
 def _is_handle(value: Any) -> bool:
@@ -251,12 +225,7 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(handle, *args, **kwargs)
         waited = _waited.pop(id(handle), None)
         if waited is not None:
-            _guarded(lambda: _end(waited.told, waited.outputs))
+            _guarded(lambda: ended(waited.calls, waited.outputs))
         return result
 
     return wait
-
-
-def _end(told: Told, outputs: Sequence[Any]) -> None:
-    for listener, call in told:
-        listener.ended(call, outputs)

@@ -23,7 +23,7 @@ Tensor = Any
 
 
 class _Elements(NamedTuple):
-    """The elements of one tensor, flat and in float32, with what several moments need."""
+    """The elements of one tensor, flat and in float32, with intermediate results that several moments share."""
 
     x: Tensor
     size: Tensor
@@ -47,7 +47,7 @@ def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tens
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Starts to join the device blocks; the function returned waits for them and gives the rows of all blocks, arrays
+    """Starts to join the device blocks; the returned function waits for them and returns the rows of all blocks, arrays
     among them, in order."""
     with no_grad():
         on_device = [block for block in blocks if not isinstance(block, np.ndarray)]
@@ -133,7 +133,7 @@ def _count(marked: Tensor) -> Tensor:
 
 
 def _extreme(elements: _Elements, lowest: bool) -> Tensor:
-    """MindSpore's own may overlook NaN (on the CPU: 2.10.0)."""
+    """The least or greatest element; NaN if there is one, which MindSpore's own may overlook (on the CPU: 2.10.0)."""
     extreme = elements.x.min() if lowest else elements.x.max()
     return ops.where(elements.nan.any(), ops.full_like(extreme, np.nan), extreme)
 

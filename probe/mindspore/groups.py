@@ -1,4 +1,4 @@
-"""What core asks of communication groups, for ``mindspore.communication``."""
+"""Core's view of communication groups in ``mindspore.communication``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _ready() -> bool:
 
 
 def rank() -> int:
-    """This process's rank: the group's if communication is initialised, else what the launcher says, else 0."""
+    """This process's rank: the group's if communication is initialised, else the launcher's, else 0."""
     return int(communication.get_rank()) if _ready() else int(os.environ.get("RANK_ID", "0"))
 
 

@@ -1,4 +1,4 @@
-"""What core asks of models, for MindSpore's dynamic graph: names, and hooks that change nothing."""
+"""Core's view of models in MindSpore's dynamic graph: names, and hooks that change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probe.mindspore.autograd import backward_id, differentiates, feeds
 from probe.mindspore.gradients import gradient, holds, on_gradient
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
 from probe.mindspore.loss_scale import held_scale, loss_scale
-from probe.mindspore.optimizers import adam, known, on_step, owned, state, state_names
+from probe.mindspore.optimizers.steps import adam, known, on_step, owned, state, state_names
 
 __all__ = [
     "adam",
@@ -53,17 +53,17 @@ __all__ = [
 ]
 
 EMPTY = (nn.Cell.construct, nn.CellList.construct, nn.CellDict.construct)
-"""What only raises."""
+"""Methods that only raise."""
 _log = logging.getLogger("probe")
 RECOMPUTING = ("_RecomputeCell", "_WrapCell")
 """Cells that ``Cell.recompute`` makes, which older versions list among the user's."""
 
 
 def check_model(model: Any, settings: Settings) -> None:
-    """Refuses graph mode, what is no cell, and for activations what is compiled.
+    """Refuses graph mode, an object that is no cell, and for activations a model with a compiled cell.
 
     Raises:
-        ValueError: saying what was expected, what came and what to do.
+        ValueError: with what was expected, what came and the remedy.
     """
     if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
         raise ValueError(
@@ -73,13 +73,13 @@ def check_model(model: Any, settings: Settings) -> None:
         )
     if settings.compiled == "record":
         raise ValueError(
-            'set_monitor: compiled: "record" is for torch.compile alone: in what mindspore.jit compiles no hook can be '
-            'heard; use compiled: "skip"'
+            'set_monitor: compiled: "record" is for torch.compile alone: no hook runs in what mindspore.jit compiles; '
+            'use compiled: "skip"'
         )
     if settings.monitor_mbs_grad == "accumulated":
         raise ValueError(
             'set_monitor: monitor_mbs_grad: "accumulated" asks for the running sum of gradients, which MindSpore does '
-            "not hold between micro batches; true gives each micro batch's own gradient, false the sum of the step"
+            "not hold between micro batches; true records each micro batch's own gradient, false the sum of the step"
         )
     if not isinstance(model, nn.Cell) and not adapted(model):
         raise ValueError(
@@ -94,10 +94,10 @@ def check_model(model: Any, settings: Settings) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses what neither is called with gradients nor has a ``step``.
+    """Refuses an object that neither is called with gradients nor has a ``step``.
 
     Raises:
-        ValueError: saying what was expected and what came.
+        ValueError: with what was expected and what came.
     """
     if not known(optimizer):
         raise ValueError(
@@ -161,19 +161,19 @@ def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
         return
     index = tensor._output_index
 
-    def hear(gradients: tuple[Any, ...]) -> None:
+    def receive(gradients: tuple[Any, ...]) -> None:
         for number, value in enumerate(gradients):
             if number == index and value is not None:
                 listen(value)
 
-    # not Tensor.register_hook: what mindspore.jit compiles takes hooks of the tensors that it is given into its graph
-    node.register_prehook(cell_hooks.surfacing(hear))
+    # not Tensor.register_hook: mindspore.jit compiles hooks of a function's input tensors into its graph
+    node.register_prehook(cell_hooks.surfacing(receive))
 
 
 def forward_kind(root: Any) -> ForwardKind | None:
     """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation.
 
-    ``Cell.training`` says nothing here: it is False until a script sets it, and many train without.
+    ``Cell.training`` is no sign: it is False until a script sets it, and many train without.
     """
     return None if adapted(root) and not root.training else autograd.forward_kind()
 
@@ -195,8 +195,8 @@ def on_forward(
 
 
 def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
-    """Calls ``function`` in the backward of each forward of ``model``: there no hook of a cell is running, and a hook
-    can be taken away only then."""
+    """Calls ``function`` in the backward of each forward of ``model``, where no hook of a cell is running: only then
+    can one be removed."""
 
     def ended(outputs: Any) -> None:
         calls = [function]
@@ -210,14 +210,14 @@ def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
                 if tensors.is_tensor(value) and differentiates():
                     on_tensor_gradient(value, once)
         except Exception:  # noqa: BLE001 - nothing of ours may raise into training
-            _log.debug("outputs that cannot be looked into: hooks stay until the process ends", exc_info=True)
+            _log.debug("outputs that cannot be read: hooks stay until the process ends", exc_info=True)
 
     return cell_hooks.after(model, ended)
 
 
 def at_work() -> bool:
-    """Whether on this thread a backward runs, or a cell goes through its hooks: it does so as they are (2.10), and
-    raises if one is taken away."""
+    """Whether a backward runs on this thread, or a cell calls its hooks. It iterates over the very dict that holds them
+    (MindSpore 2.10) and raises if one is removed meanwhile; nothing but the stack shows that it does."""
     return backward_id() != -1 or any(frame.f_code.co_name in cell_hooks.ITERATING for frame in callers())
 
 

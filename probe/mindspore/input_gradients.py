@@ -1,4 +1,4 @@
-"""The gradient of a cell's input *through that cell*, other branches left out: what a Cell backward hook reports.
+"""The gradient of a cell's input *through that cell*, other branches left out, as a Cell backward hook reports it.
 
 A Cell backward hook would put operators into the graph, and where an input is used several times gradients would be
 added in another order. Hooks on the nodes that are there change nothing.
@@ -28,15 +28,15 @@ class Inputs(NamedTuple):
 
     edges: list[Edge | None]
     nodes: list[Any]
-    """Kept alive: an identity may be given again."""
+    """Kept alive: the identity of a dead node may be used again."""
     oldest: int
     """Sequence number of the oldest of them: nothing before it uses any."""
 
 
 def watch_inputs(tensors: Sequence[Any]) -> Inputs | None:
-    """To be called before the forward; None if no input takes part in differentiation."""
+    """Notes the nodes of the inputs, before the forward; None if no input takes part in differentiation."""
     if not HAS_IDENTITIES:
-        _say_once("gradients of inputs are not recorded: that needs MindSpore 2.9 or later")
+        _warn_once("gradients of inputs are not recorded: that needs MindSpore 2.9 or later")
         return None
     nodes = [tensor._grad_node for tensor in tensors]
     if all(node is None for node in nodes):
@@ -66,7 +66,7 @@ def on_input_gradients(inputs: Inputs, outputs: Sequence[Any], listeners: Sequen
             node.register_hook(surfacing(guard(_taking(index, total.add))))
     for tensor in outputs:
         if tensor._grad_node is not None and (own := edge_of(tensor)) in wanted and own not in places:
-            for listen in wanted[own]:  # handed through as it is, without a node of its own
+            for listen in wanted[own]:  # returned unchanged, without a node of its own
                 tensor.register_hook(surfacing(guard(listen)))
 
 
@@ -98,5 +98,5 @@ def _uses(wanted: dict[Edge, list[Listen]], outputs: Sequence[Any], oldest: int)
 
 
 @functools.cache
-def _say_once(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     _log.warning(sentence)

@@ -1,7 +1,7 @@
-"""The factor on losses, where it can be known: an optimizer that is made with ``loss_scale`` divides gradients by it.
+"""The factor on losses, where it is known: an optimizer that is made with ``loss_scale`` divides gradients by it.
 
-A ``LossScaler``, or the scale of a ``TrainOneStepWithLossScaleCell``, is known to neither model nor optimizer; and
-their methods cannot be listened to, since MindSpore compiles them from their source where a script asks for that.
+Neither model nor optimizer knows a ``LossScaler``, or the scale of a ``TrainOneStepWithLossScaleCell``; and their
+methods cannot be replaced, since MindSpore may compile them from their source.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from weakref import WeakSet
 from mindspore import Tensor, dtype
 
 _listened: WeakSet[Any] = WeakSet()
-"""The optimizers that are listened to."""
+"""The optimizers that have listeners."""
 
 
 @contextmanager
 def listened(optimizer: Any) -> Iterator[None]:
-    """While ``optimizer`` is listened to, its scale is that of the losses."""
+    """A context in which the scale of ``optimizer`` is that of the losses."""
     _listened.add(optimizer)
     try:
         yield
@@ -28,7 +28,7 @@ def listened(optimizer: Any) -> Iterator[None]:
 
 
 def held_scale(optimizer: Any) -> Tensor | None:
-    """The factor that the gradients given to ``optimizer`` carry; None if it is 1."""
+    """The factor on the gradients with which ``optimizer`` is called; None if it is 1."""
     scale = vars(optimizer).get("loss_scale")
     return Tensor(scale, dtype.float32) if isinstance(scale, float) and scale != 1.0 else None
 

@@ -1,5 +1,5 @@
-"""What core asks where several processes train. MindSpore holds tensors whole, and its processes meet in no store:
-nothing differs from one process."""
+"""Core's view of several processes that train together. MindSpore holds tensors whole, and its processes share no
+store: nothing differs from one process."""
 
 from __future__ import annotations
 

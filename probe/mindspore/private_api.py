@@ -1,4 +1,4 @@
-"""What probe needs of MindSpore's dynamic graph, wherever this version keeps it."""
+"""Private parts of MindSpore's dynamic graph, from the module in which this version has them."""
 
 try:
     from mindspore.graph.api import _no_grad as no_grad

@@ -1,6 +1,6 @@
-"""What core computes with, for MindSpore: NumPy on the tensors' elements.
+"""Core's array operations for MindSpore: NumPy on the tensors' elements.
 
-On a host they are read where they lie. On a device they are copied, which waits for it: only for the modules that
+On a host the elements are read in place. On a device they are copied, which waits for it: only for the modules that
 ``l2_targets`` name, in sampled steps.
 """
 
@@ -58,5 +58,5 @@ __all__ = [
 
 
 def numbers(tensor: Any) -> npt.NDArray[Any]:
-    """What is stored here."""
+    """The stored elements."""
     return read(tensor)

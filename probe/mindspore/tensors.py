@@ -1,6 +1,6 @@
-"""What core asks of tensors, for MindSpore: which can be read, and their moments.
+"""Core's view of tensors in MindSpore: which can be read, and their moments.
 
-Tensors in host memory are read where they lie: ``asnumpy`` gives a view of them in a few microseconds, while a single
+Tensors in host memory are read in place: ``asnumpy`` returns a view of them in a few microseconds, while a single
 operator takes longer than NumPy's reductions.
 """
 
@@ -28,9 +28,10 @@ ROW = 511
 
 
 class Deferred(BaseException):
-    """An operator of the training failed earlier: MindSpore tells whoever next asks a tensor for anything, maybe once.
+    """The failure of an earlier operator of training, which MindSpore raises at the next access to a tensor, perhaps
+    once.
 
-    No ``Exception``: what guards training against probe's own failures must not swallow it.
+    No ``Exception``: code that guards training against probe's own failures must not swallow it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -39,8 +40,8 @@ class Deferred(BaseException):
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a tensor whose elements exist. Sparse tensors, and parameters that wait for their
-    initialiser, are none."""
+    """Whether ``value`` is a tensor whose elements exist: no sparse tensor, and no parameter that waits for its
+    initialiser."""
     return isinstance(value, mindspore.Tensor) and not _ask(value, "has_init") and _ask(value, "dtype") is not None
 
 
@@ -53,7 +54,7 @@ def read(tensor: Any) -> npt.NDArray[Any]:
     """The elements, on a host without a copy if they lie side by side.
 
     Raises:
-        Deferred: if what computes the tensor, or something before it, has failed.
+        Deferred: if the operator that computes the tensor, or an earlier one, has failed.
         TypeError: if NumPy has no such numbers, as of float8.
     """
     try:
@@ -66,7 +67,7 @@ def read(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _ask(tensor: Any, attribute: str) -> Any:
-    """An attribute, None if this version has none of that name. Its value too may be the result of operators."""
+    """An attribute, None if this version has none of that name. Its value may need the result of operators, too."""
     try:
         return getattr(tensor, attribute, None)
     except Exception as error:
@@ -80,7 +81,7 @@ def _on_host(tensor: Any) -> bool:
 
 @functools.cache
 def _default_device() -> str:
-    """Where tensors are in versions whose tensors do not say."""
+    """The device of tensors, for versions whose tensors have no ``device``."""
     return str(mindspore.get_context("device_target"))
 
 
@@ -89,8 +90,8 @@ def _held(tensor: Any) -> bool:
 
 
 def identity(tensor: Any) -> tuple[Hashable, Callable[[], object]]:
-    """Object and content, for larger tensors in host memory: their version says nothing of ``tensor[0] = 1``. Others
-    are never found again."""
+    """Object and content, for larger tensors in host memory: ``tensor[0] = 1`` does not change a tensor's version.
+    Others never have the same identity again."""
     content = checksum(read(tensor)) if _on_host(tensor) and not _held(tensor) else object()
     return (id(tensor), content), weakref.ref(tensor)
 
@@ -144,5 +145,5 @@ def _number(x: Any) -> float:
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Brings all blocks that are on a device; host blocks are passed on."""
+    """Starts the copy of all blocks on a device; host blocks are returned as they are."""
     return device_moments.to_host(blocks)

@@ -1,9 +1,9 @@
-"""Listening inside what ``torch.compile`` compiles: operators in the graph that hand tensors to listeners.
+"""Listeners inside graphs of ``torch.compile``: operators in the graph that call them with tensors.
 
-While a hook is traced it puts two operators of ours into the graph, one that sees the tensors of a forward and one,
-placed by ``Tensor.register_hook``, that sees a gradient. They change nothing and cannot be left out
-(``has_side_effect``). What they belong to, the *place*, is a tensor: numbers are compared with those that were
-compiled, elements of tensors are not, so that blocks that share a graph go on sharing it. See decision 4.
+A hook that is traced puts two operators of ours into the graph: one receives the tensors of a forward, the other,
+placed by ``Tensor.register_hook``, a gradient. They change nothing, and the compiler does not drop them
+(``has_side_effect``). Each has the *place* of its module as a tensor, not as a number: a graph is compiled again for
+another number, and blocks that share one would no longer share it. See decision 4.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from probe.core.backend.call_stack import callers
+from probe.core.backend.patch import Shared, Undo
 from probe.core.backend.protocols import Guard, Listen, Remove
 from probe.core.backend.pytree import DEPTH
 from probe.core.backend.versions import is_at_least
@@ -33,13 +34,13 @@ Waiting = tuple[int, int, int, int]
 """Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
 OLDEST_THAT_RECORDS = "2.13"
-"""The first version of torch that compiles hooks as expected here (2.10 leaves them out of the graph; those between the
-two were not run)."""
+"""The first version of torch that compiles hooks as expected here (2.10 leaves them out of the graph; the versions in
+between were not tried)."""
 RECORDS = is_at_least(str(torch.__version__), OLDEST_THAT_RECORDS)
 GRADIENTS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
 """Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
 MOST_WAITING = 50_000
-"""Listeners that wait for a gradient; those whose backward never came are let go of."""
+"""Most listeners that may wait for a gradient; the oldest, whose backward never came, are dropped."""
 
 
 class CompiledCall:
@@ -59,14 +60,14 @@ class CompiledCall:
         """Listens to the gradient of an output, if it will have one.
 
         Raises:
-            RuntimeError: if it could not be told which forward a gradient belongs to.
+            RuntimeError: if the forward that a gradient belongs to could not be determined.
         """
         if (number := self._numbers.get(id(tensor))) is None:
             return
         if (call := graph_call()) is None:
             raise RuntimeError(
                 "compiled by a backend that does not differentiate whole graphs (such as 'eager'), so that gradients "
-                "inside cannot be told apart; expected inductor, aot_eager or another on top of AOTAutograd"
+                "inside cannot be distinguished; expected inductor, aot_eager or another on top of AOTAutograd"
             )
         key = (*self._key, number, call)
         if number not in self._expected:
@@ -84,11 +85,8 @@ class _Running(threading.local):
 
 _running = _Running()
 _listeners: WeakValueDictionary[int, Callable[..., None]] = WeakValueDictionary()
-"""What is called by the graph, by the number of the place; what takes its hooks away keeps it alive."""
+"""The functions that the graph calls, by the number of the place; the removal of their hooks keeps them alive."""
 _waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
-_preparing: list[object] = []
-_before = True
-"""What torch was told before the first of these."""
 _places, _sites = itertools.count(), itertools.count()
 
 
@@ -96,7 +94,7 @@ def check() -> None:
     """Refuses a version of torch that cannot do it.
 
     Raises:
-        ValueError: with what was expected, what came and what to do.
+        ValueError: with what was expected, what came and the remedy.
     """
     if not RECORDS:
         raise ValueError(
@@ -106,24 +104,19 @@ def check() -> None:
 
 
 def prepare(settings: Settings) -> Remove:
-    """Lets compiled graphs notice hooks that come and go, which torch leaves out unless told: graphs compiled from now
-    on, until the last monitor stops that asked for it."""
-    if settings.compiled != "record":
-        return lambda: None
-    from torch._dynamo import config  # slow to import, and only needed by who compiles
+    """Lets graphs that are compiled from now on notice hooks that come and go, until the last monitor with
+    ``compiled: "record"`` stops. By default torch leaves that check out."""
+    return _hook_guards.listen(settings) if settings.compiled == "record" else lambda: None
 
-    global _before
-    if not _preparing:
-        _before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
-    mine = object()
-    _preparing.append(mine)
 
-    def undo() -> None:
-        _preparing.remove(mine)
-        if not _preparing:
-            config.skip_nnmodule_hook_guards = _before
+def _guard_hooks() -> Iterator[Undo]:
+    from torch._dynamo import config  # slow to import, and only needed where something is compiled
 
-    return undo
+    before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+    yield functools.partial(setattr, config, "skip_nnmodule_hook_guards", before)
+
+
+_hook_guards: Shared[Settings] = Shared(_guard_hooks)
 
 
 def running() -> CompiledCall | None:
@@ -137,7 +130,11 @@ def is_graph(context: FunctionCtx) -> bool:
 
 
 def graph_call() -> int | None:
-    """Identity of one forward and backward of the compiled graph that is running, if it is differentiated as one."""
+    """Identity of one forward and backward of the compiled graph that is running, if it is differentiated as one.
+
+    AOTAutograd (torch 2.13) runs both in an autograd function whose argument ``ctx`` is the one object that they share;
+    operators inside see it on the stack alone.
+    """
     for frame in callers():
         if frame.f_code.co_name in ("forward", "backward"):
             context = frame.f_locals.get("ctx")
@@ -178,7 +175,7 @@ def on_forward(
     for hook in (enter, leave):
         _never_alone(hook)
     with ExitStack() as placed:
-        _listeners[number] = listener = guard(functools.partial(_tell, before, after, wanted))
+        _listeners[number] = listener = guard(functools.partial(_call, before, after, wanted))
         placed.callback(lambda _: _listeners.pop(number, None), listener)
         placed.callback(module.register_forward_pre_hook(Own(enter), with_kwargs=True).remove)
         placed.callback(module.register_forward_hook(Own(leave)).remove)
@@ -187,20 +184,20 @@ def on_forward(
 
 @functools.cache
 def _evaluate_while_tracing() -> None:
-    """Marks what is called by the compiler, not by the graph; imports the compiler, which takes a second."""
+    """Marks the functions that the compiler calls, not the graph; imports the compiler, which takes a second."""
     for function in (_next_site, left_out):
         torch.compiler.assume_constant_result(function)
 
 
 def _never_alone(hook: Any) -> None:
-    """Hooks of a module that is not compiled itself, as those of the whole model are called, run as they are and are no
-    graphs of their own."""
-    from torch._dynamo import decorators  # slow to import, and only needed by who compiles
+    """Keeps ``hook`` from being compiled as a graph of its own where its module is not compiled, such as the whole
+    model around compiled blocks."""
+    from torch._dynamo import decorators  # slow to import, and only needed where something is compiled
 
     decorators.skip_code(hook.__code__)  # type: ignore[attr-defined, unused-ignore]
 
 
-# What is traced: plain code that a compiler takes whole.
+# The traced part: plain code that the compiler takes whole.
 
 
 def _trace(values: Any, place: torch.Tensor, *, ended: bool, gradients: bool) -> None:
@@ -222,14 +219,14 @@ def _trace(values: Any, place: torch.Tensor, *, ended: bool, gradients: bool) ->
 
 
 def _next_site() -> int:
-    """Another place in the code, told apart where a module is called twice in one graph."""
+    """A new number for a place in the code: a module may be called twice in one graph."""
     return next(_sites)
 
 
-# What runs: called by the compiled graph.
+# The running part: called by the compiled graph.
 
 
-def _heard(
+def _reached(
     tensors: list[torch.Tensor],
     place: torch.Tensor,
     form: str,
@@ -244,7 +241,7 @@ def _heard(
         listener(tensors, (number, site), form, needing, ended, differentiates)
 
 
-def _tell(
+def _call(
     before: Callable[..., None],
     after: Callable[..., None],
     wanted: Callable[[], bool],
@@ -270,7 +267,7 @@ def _tell(
 
 
 def _arrived(gradient: torch.Tensor, place: torch.Tensor, site: int, number: int) -> None:
-    """Calls who waits for this gradient."""
+    """Calls the listeners that wait for this gradient."""
     if not _waiting or (call := graph_call()) is None:
         return
     with _differentiable():
@@ -279,8 +276,8 @@ def _arrived(gradient: torch.Tensor, place: torch.Tensor, site: int, number: int
 
 
 def _differentiable() -> Any:
-    """Inside, operators are part of graphs again: those that an operator calls are not, and a parameter then does not
-    tell where its gradient arrives."""
+    """A context in which operators are recorded by autograd, which they are not inside another operator: there, the
+    node at which a parameter's gradient arrives cannot be found."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.ADInplaceOrView):
         excluded = excluded.remove(key)
@@ -288,7 +285,7 @@ def _differentiable() -> Any:
 
 
 def _operator(name: str, parameters: str, function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as an operator that a graph keeps though nothing uses it, outside of what a device replays. Not
+    """``function`` as an operator that a graph keeps though nothing uses it, and that CUDA graphs leave out. Not
     ``custom_op``, whose checks take several times as long as the call."""
     tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
     _library.define(f"{name}({parameters}) -> ()", tags=tags)
@@ -303,6 +300,6 @@ _library = torch.library.Library("probe", "FRAGMENT")
 _forward = _operator(
     "forward",
     "Tensor[] tensors, Tensor place, str form, str needing, bool ended, int site, bool differentiates",
-    _heard,
+    _reached,
 )
 _gradient = _operator("gradient", "Tensor gradient, Tensor place, int site, int number", _arrived)

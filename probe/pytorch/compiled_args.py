@@ -1,4 +1,4 @@
-"""What modules take and give, as text: the one thing besides tensors that an operator can be given.
+"""Arguments and outputs of modules as text, which operators accept besides tensors.
 
 A literal such as ``((0, None), {'mask': 1, 'causal': True})``, where a number is that of a tensor.
 """
@@ -66,7 +66,7 @@ def _mapping(items: Iterable[tuple[Any, Any]], tensors: list[torch.Tensor], dept
 
 
 def read(form: str, tensors: list[torch.Tensor]) -> Any:
-    """What was written, with these tensors; a dataclass has become a mapping."""
+    """The values that were written, with these tensors; a dataclass has become a mapping."""
     return _built(_literal(form), tensors)
 
 

@@ -134,7 +134,7 @@ _COLUMNS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Starts the copy of all device blocks, one a device; the function returned waits for them and gives all rows."""
+    """Starts the copy of all device blocks, one a device; the returned function waits for them and returns all rows."""
     arriving: dict[torch.device, Callable[[], Array]] = {}
     for device in {block.device for block in blocks if isinstance(block, torch.Tensor)}:
         arriving[device] = _copy(torch.cat([b for b in blocks if isinstance(b, torch.Tensor) and b.device == device]))

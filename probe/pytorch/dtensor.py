@@ -13,17 +13,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of ``tensor``: its part of a distributed one, the result of a collective once that is
-    done, else the tensor itself."""
+    """The tensor that this process holds: its part of a distributed ``tensor``, the result of a collective once that is
+    done, else ``tensor`` itself."""
     if type(tensor) in _PLAIN:
         return tensor
     held: Any = tensor
-    held = getattr(held, "_local_tensor", held)  # unlike to_local(), nothing that autograd records
+    held = getattr(held, "_local_tensor", held)  # unlike to_local(), not recorded by autograd
     return held.wait() if type(held).__name__ == "AsyncCollectiveTensor" else held
 
 
 def coverage(tensor: torch.Tensor) -> Coverage | None:
-    """What of a distributed tensor this process holds; None if that is all of it."""
+    """The part of a distributed tensor that this process holds; None if that is all of it."""
     if type(tensor) in _PLAIN:
         return None
     spec: Any = getattr(tensor, "_spec", None)
@@ -52,7 +52,7 @@ def _coverage(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) ->
 
 
 def _dimension(placement: Any) -> str:
-    """``dim 0: `` of what is split along a dimension."""
+    """``dim 0: `` of a tensor that is split along a dimension."""
     dim = getattr(placement, "dim", None)
     return "" if dim is None else f"dim {dim}: "
 
@@ -75,7 +75,7 @@ def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _common(one: Any, other: Any) -> tuple[Any, ...]:
-    """How the sum is spread. What all ranks have whole can be one rank's term."""
+    """How the sum is spread. A tensor that all ranks hold whole can be one rank's term."""
     specs: list[Any] = [getattr(tensor, "_spec", None) for tensor in (one, other)]
     if None not in specs and specs[0].mesh == specs[1].mesh:
         pairs = list(zip(specs[0].placements, specs[1].placements, strict=True))
@@ -90,7 +90,8 @@ def _is_term(placement: Any) -> bool:
 
 
 def _as_terms(tensor: Any, where: tuple[Any, ...]) -> torch.Tensor:
-    """What this process holds of ``tensor``, spread as ``where``: of what all ranks have, the first has the term."""
+    """The part of ``tensor`` that this process holds, spread as ``where``: a tensor that all ranks have is the first
+    one's term."""
     at = tensor.device_mesh.get_coordinate()
     changed = [i for i, (now, then) in enumerate(zip(tensor.placements, where, strict=True)) if now != then]
     held = local(tensor)

@@ -1,7 +1,7 @@
-"""Ranks that tell each other something beside training: a process group of the monitor's own, on the hosts' network.
+"""Exchanges between ranks beside training: a process group of the monitor's own, on the hosts' network.
 
-It is made from the store directly, not by ``new_group``: that counts the groups of a process, and a thread that counts
-while training does would make ranks disagree.
+It is made from the store directly, not by ``new_group``: that numbers the groups of a process, and a group made on a
+thread while training makes one would get different numbers on different ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ POLL_SECONDS = 0.02
 """Between looks for the other ranks. Waiting in the store itself would lock it for the training thread."""
 
 BLAME_SECONDS = 1.0
-"""In which a rank that took part in an exchange which failed says so."""
+"""Seconds in which the ranks that took part in a failed exchange report themselves."""
 
 
 class GlooExchange:
-    """Between ``ranks``, which have all come. They connect when they first exchange something: one whose configuration
-    differs leaves before, and no other waits for its connection."""
+    """An exchange between ``ranks``, which have all come. They connect at their first exchange: a rank whose
+    configuration differs leaves before it, and no other waits for its connection."""
 
     def __init__(self, store: Any, ranks: Sequence[int], seconds: float, heard: Sequence[bytes]) -> None:
         self.heard = heard
@@ -36,7 +36,7 @@ class GlooExchange:
         self._group: Any = None  # torch annotates few of its methods
 
     def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """What all ranks give, a row each.
+        """The payloads of all ranks, a row each.
 
         Raises:
             TimeoutError: if one of them did not come, naming it.
@@ -64,11 +64,11 @@ class GlooExchange:
         """Leaves the group; the others then fail at once instead of waiting, and know why."""
         if not self._closed:
             self._closed, self._group = True, None
-            with suppress(Exception):  # whoever kept the store may be gone
+            with suppress(Exception):  # the rank that kept the store may be gone
                 self._store.set(f"left {self._own}", "")
 
     def _blamed(self) -> str:
-        """Why an exchange failed. Each rank that was there writes so into the store: who has not is who is missing."""
+        """Why an exchange failed. Each rank that was there writes so into the store: those that did not are missing."""
         try:
             self._store.set(f"came {self._own}", "")
             absent, end = [rank for rank in self._ranks if rank != self._own], time.monotonic() + BLAME_SECONDS
@@ -89,18 +89,18 @@ def has_store() -> bool:
 
 
 class JobStore:
-    """A part of the store in which processes have met. Whoever can connect to that store can write into it: what is
-    read here proves nothing by itself."""
+    """A part of the store in which processes have met. Anyone who can connect to that store can write into it: the
+    contents prove nothing by themselves."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
 
     def claim(self, key: str, value: bytes) -> bytes:
-        """Keeps ``value`` under ``key`` unless something is there; what is there then."""
+        """Stores ``value`` under ``key`` unless the key is taken; returns the value that is stored now."""
         return bytes(self._part.compare_set(key, "", value.decode()))
 
     def get(self, key: str) -> bytes | None:
-        """What is kept, or None."""
+        """The stored value, or None."""
         return bytes(self._part.get(key)) if self._part.check([key]) else None
 
     def close(self) -> None:
@@ -118,18 +118,18 @@ def store(where: str) -> JobStore:
 
 def _part_of_job(where: str) -> Any:
     default: Any = dist.distributed_c10d._get_default_store()
-    # A client of its own where torch can make one: what waits in a client keeps training from using it.
+    # A client of its own where torch can make one: a client in which a thread waits is locked for training.
     return PrefixStore(f"probe/{where}", default.clone() if hasattr(default, "clone") else default)
 
 
-def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> GlooExchange:
-    """Waits until all ``ranks`` have come to ``where``, each saying something.
+def meet(ranks: Sequence[int], where: str, message: bytes, seconds: float) -> GlooExchange:
+    """Waits until all ``ranks`` have come to ``where``, each with a message.
 
     Raises:
         TimeoutError: if one of them did not come, naming it.
     """
     store = _part_of_job(where)
-    store.set(f"rank {dist.get_rank()}", said.decode())
+    store.set(f"rank {dist.get_rank()}", message.decode())
     end = time.monotonic() + seconds
     missing = list(ranks)
     while missing := [rank for rank in missing if not store.check([f"rank {rank}"])]:

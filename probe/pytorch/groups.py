@@ -1,4 +1,4 @@
-"""What core asks of process groups, for ``torch.distributed``."""
+"""Core's view of process groups in ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _ready() -> bool:
 
 
 def rank() -> int:
-    """This process's rank: the group's if there is one, else what the launcher says, else 0."""
+    """This process's rank: the group's if there is one, else the launcher's, else 0."""
     return dist.get_rank() if _ready() else int(os.environ.get("RANK", "0"))
 
 

@@ -20,12 +20,12 @@ class Own(partial[Any]):
     functions cannot be pickled, and would be shared with copies."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What takes any arguments and gives None, and needs no package of ours where the file is read."""
+        """A callable that ignores its arguments, and needs no package of ours where the file is read."""
         return getattr, (nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> str:
-        """What torch.jit.script asks for, to compile the hook."""
+        """The attribute that torch.jit.script reads to compile the hook."""
         raise AttributeError(
             "the model is watched by probe, whose hooks torch.jit.script cannot take: stop() the monitor"
         )
@@ -43,20 +43,20 @@ def on_accumulated(tensor: torch.Tensor, hook: Hook) -> Remove:
 
 
 def weakly(hook: Hook) -> Hook:
-    """A function that calls ``hook`` while somebody else keeps it: a tensor holds some of its hooks where no garbage
-    collection looks (torch 2.13), so that one which knows the tensor would keep it for ever."""
-    known = weakref.ref(hook)
+    """A function that calls ``hook`` as long as another reference to it exists. A tensor holds some of its hooks where
+    the garbage collector does not look (torch 2.13): a hook that refers to the tensor would keep it for ever."""
+    hook_ref = weakref.ref(hook)
 
     def call(*args: Any) -> None:
-        if (found := known()) is not None:
-            found(*args)
+        if (hook := hook_ref()) is not None:
+            hook(*args)
 
     return call
 
 
 def removing(handle: Any, tensor: torch.Tensor, attribute: str, hook: Hook) -> Remove:
-    """Takes the hook away and, where it was the only one, the dict that torch made for it in ``attribute``; keeps
-    ``hook`` until then."""
+    """Removes the hook and, where it was the only one, the dict that torch made for it in ``attribute``; keeps ``hook``
+    alive until then."""
     kept = [hook]
 
     def remove() -> None:

@@ -1,4 +1,4 @@
-"""What core asks of models, for torch: names, and hooks that change nothing.
+"""Core's view of models in torch: names, and hooks that change nothing.
 
 No module backward hooks: they wrap every input and output, cost when idle and raise on in-place modules. Gradients of
 outputs come from tensor hooks armed in the forward, those of inputs from the graph (``input_gradients``).
@@ -83,10 +83,10 @@ def trainable(parameter: torch.nn.Parameter) -> bool:
 
 
 def check_model(model: Any, settings: Settings) -> None:
-    """Refuses what is no module, and for activations what is compiled already.
+    """Refuses an object that is no module, and for activations a module that is compiled already.
 
     Raises:
-        ValueError: saying what was expected, what came and what to do.
+        ValueError: with what was expected, what came and the remedy.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
@@ -105,10 +105,10 @@ def check_model(model: Any, settings: Settings) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses what takes no steps, or keeps its numbers where they cannot be read.
+    """Refuses an optimizer that takes no steps, or keeps its numbers where they cannot be read.
 
     Raises:
-        ValueError: saying what was expected and what came.
+        ValueError: with what was expected and what came.
     """
     if not callable(getattr(optimizer, "step", None)):
         raise ValueError(
@@ -205,18 +205,19 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
 
 
 def at_work() -> bool:
-    """Whether a backward or an optimizer's update runs on this thread: torch goes through the hooks of an optimizer as
-    they are, and through those of parameters in C++ (2.13). Those of modules it copies first."""
-    return backward_id() != -1 or any(_goes_through_hooks(frame.f_code) for frame in callers())
+    """Whether a backward or an optimizer's update runs on this thread, where no hook may be removed: torch iterates
+    over the dict of an optimizer's hooks itself, and in C++ over those of parameters (2.13); it copies modules'."""
+    return backward_id() != -1 or any(_iterates_over_hooks(frame.f_code) for frame in callers())
 
 
-def _goes_through_hooks(code: CodeType) -> bool:
+def _iterates_over_hooks(code: CodeType) -> bool:
+    """Whether this is a function of a backward, or that of :meth:`probe.pytorch.engines.native.Steps._running`."""
     return code in _BACKWARD or (code.co_name == "wrapper" and "profile_name" in code.co_varnames)
 
 
 def forward_kind(root: torch.nn.Module) -> ForwardKind | None:
-    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation and for what only
-    traces or transforms the model."""
+    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation and where the
+    model is only traced or transformed."""
     if not root.training or pipelining.on_trial() or torch._C._get_tracing_state() or level() is not None:
         return None
     if backward_id() != -1:
@@ -226,7 +227,10 @@ def forward_kind(root: torch.nn.Module) -> ForwardKind | None:
 
 def recomputed_by() -> int | None:
     """Identity of the custom autograd function that is running, if any: reentrant checkpointing runs a part of the
-    model in the forward of one, without gradients, and again in its backward."""
+    model in the forward of one, without gradients, and again in its backward.
+
+    torch names the running function nowhere but on the stack (2.13): as the argument ``ctx``, by convention.
+    """
     for frame in callers():
         if frame.f_code.co_name in ("forward", "backward"):
             context = frame.f_locals.get("ctx")
@@ -251,5 +255,5 @@ def _will_be_reached(parameter: torch.nn.Parameter) -> bool:
     try:
         node = edge_of(leaf)[0] if isinstance(leaf, torch.Tensor) else leaf
         return node is not None and bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # the parameter is itself what torch.autograd.grad was asked for
+    except RuntimeError:  # the parameter is itself an input of torch.autograd.grad
         return True

@@ -32,7 +32,7 @@ SHORT = 1 << 15
 KINDS = {getattr(torch, kind): kind for kind in fused_reduce.KINDS}
 """Dtypes that one compiled pass reads."""
 ONE_PASS = {"min": 0, "max": 1, "sum": 2, "sumsq": 3, "nans": 4, "infs": 5}
-"""The moments that one compiled pass gives, where there is neither NaN nor Inf, and their places."""
+"""The moments that one compiled pass computes, where there is neither NaN nor Inf, and their places."""
 RUN = 1024
 """Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million
 equal elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
@@ -187,7 +187,7 @@ def _four(x: torch.Tensor) -> fused_reduce.Four | None:
 
 
 def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:
-    """What takes passes of its own."""
+    """The columns that need passes of their own."""
     if "m2" in wanted:
         row["m2"] = _deviations(x, row)
     if "below" in wanted:

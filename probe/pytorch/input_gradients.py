@@ -1,4 +1,4 @@
-"""The gradient of a module's input *through that module*, other branches left out: what a full backward hook reports.
+"""The gradient of a module's input *through that module*, other branches left out, as a full backward hook reports it.
 
 Nothing is put into the graph: hooks are placed on the nodes that consume the input inside the module. See decision 1.
 """
@@ -66,21 +66,21 @@ def on_input_gradients(
         total = EdgeSum(len(places), targets[edge], guard, add=_add, at_end=at_end)
         for node, index in places:
             node.register_hook(guard(lambda grads, _, index=index, total=total: total.add(grads[index])))
-    for tensor in outputs:  # what is handed through unchanged has no node of its own
+    for tensor in outputs:  # an input that is returned unchanged has no node of its own
         if tensor.requires_grad and (own := edge_of(tensor)) in targets and own not in consumers:
             for listen in targets[own]:
                 tensor.register_hook(some(guard(listen)))
 
 
 def some(listen: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor | None], None]:
-    """``listen`` as a hook of a tensor: what comes out of one node together with others gets None where no gradient
-    flows (torch 2.13)."""
+    """``listen`` as a hook of a tensor, which is called with None where no gradient flows to one of several outputs of
+    a node (torch 2.13)."""
 
-    def hear(gradient: torch.Tensor | None) -> None:
+    def receive(gradient: torch.Tensor | None) -> None:
         if gradient is not None:
             listen(gradient)
 
-    return hear
+    return receive
 
 
 def _consumers(

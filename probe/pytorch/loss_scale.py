@@ -1,7 +1,7 @@
 """Listening to ``torch.amp.GradScaler``, which skips steps and knows the loss scale.
 
-A skipped step leaves no trace in the optimizer, so that ``GradScaler.step`` itself has to be heard: its class attribute
-is replaced while somebody listens, and put back when the last one leaves. torch has no hook there (2.13).
+A skipped step leaves no trace in the optimizer, and ``GradScaler`` has no hook (torch 2.13;
+https://github.com/pytorch/pytorch/issues/67590). So its methods are replaced on the class while anybody listens.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import torch
 
-from probe.core.backend.patch import replace
-from probe.core.backend.protocols import Remove, StepListener
+from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.protocols import StepListener
 
 Method = Callable[..., Any]
 Scale = torch.Tensor | None
 
 
 class ScaledStepListener(Protocol):
-    """Told when a scaler begins and ends a step, skipped or not."""
+    """Called when a scaler begins and ends a step, skipped or not."""
 
     def scaled_began(self) -> None: ...
     def scaled_ended(self) -> None: ...
@@ -29,20 +29,17 @@ class ScaledStepListener(Protocol):
 
 
 class _Watched:
-    """An optimizer and who listens to its steps; what takes the listening away keeps it alive."""
+    """An optimizer and the listener to its steps."""
 
     def __init__(self, optimizer: Any, listener: ScaledStepListener) -> None:
         self.optimizer, self.listener = optimizer, listener
 
 
-_watched: weakref.WeakSet[_Watched] = weakref.WeakSet()
-_restores: list[Remove] = []
-"""What puts back each method that something stands in for."""
 _stepping: list[_Watched] = []
 """Those whose scaler's step is running: a subclass's may call that of its parent."""
 _current: weakref.ref[Any] | None = None
 _others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
-"""How to ask the optimizers that scale by themselves."""
+"""Functions that return the scale of optimizers which scale by themselves."""
 
 
 def _scaler() -> type:
@@ -58,7 +55,8 @@ def loss_scale() -> torch.Tensor | None:
 
 
 def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -> Scale:
-    """What ``ask`` says of the gradients of ``optimizer`` on a sampled step; a failure is counted, not raised."""
+    """The result of ``ask``, the scale of the gradients of ``optimizer``, in a sampled step; a failure is counted, not
+    raised."""
     try:
         return ask(optimizer) if listener.sampled else None
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
@@ -67,24 +65,14 @@ def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -
 
 
 def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
-    """Asks ``ask`` for the factor, too, until what is returned is called."""
+    """Makes :func:`loss_scale` call ``ask``, too, until the returned function is called."""
     _others.add(ask)
     return lambda: _others.discard(ask)
 
 
 def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:
-    """Tells ``listener`` of every step of ``optimizer`` that a scaler takes or skips."""
-    entry = _Watched(optimizer, listener)
-    if not _restores:
-        _install()
-    _watched.add(entry)
-
-    def remove() -> None:
-        _watched.discard(entry)
-        if not _watched:
-            _restore()
-
-    return remove
+    """Calls ``listener`` at every step of ``optimizer`` that a scaler takes or skips."""
+    return _watched.listen(_Watched(optimizer, listener))
 
 
 def held_scale(optimizer: Any) -> torch.Tensor | None:
@@ -94,13 +82,17 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
     return None if state and state["stage"].name != "READY" else loss_scale()
 
 
-def _install() -> None:
+def _install() -> Iterator[Undo]:
     """Subclasses may have methods of their own: FSDP's ``ShardedGradScaler`` has."""
+    yield _forget
     for kind in _kinds(_scaler()):
         for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
             original = vars(kind).get(name)
             if original is not None:
-                _restores.append(replace(kind, name, functools.wraps(original)(wrap(original))))
+                yield replace(kind, name, functools.wraps(original)(wrap(original)))
+
+
+_watched: Shared[_Watched] = Shared(_install, weak=True)
 
 
 def _kinds(kind: type) -> Iterator[type]:
@@ -110,11 +102,9 @@ def _kinds(kind: type) -> Iterator[type]:
         yield from _kinds(derived)
 
 
-def _restore() -> None:
+def _forget() -> None:
     global _current  # noqa: PLW0603 - the scaler in use is a fact of the process
     _current = None
-    while _restores:
-        _restores.pop()()
 
 
 def _scale(original: Method) -> Method:
@@ -123,7 +113,7 @@ def _scale(original: Method) -> Method:
         try:
             _note(self)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            for entry in list(_watched):
+            for entry in _watched:
                 entry.listener.failed("loss scale", error)
         return result
 
@@ -133,7 +123,7 @@ def _scale(original: Method) -> Method:
 def _note(scaler: Any) -> None:
     """``scaler`` has scaled a loss."""
     global _current  # noqa: PLW0603
-    _current = None
+    _forget()
     _current = weakref.ref(scaler) if _watched and scaler.is_enabled() else None
 
 
@@ -157,8 +147,7 @@ def _step(original: Method) -> Method:
 
 def _update(original: Method) -> Method:
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _current  # noqa: PLW0603
-        _current = None
+        _forget()
         return original(self, *args, **kwargs)
 
     return update

@@ -1,4 +1,4 @@
-"""What core asks where models are wrapped and tensors shared out among processes."""
+"""Core's view of engines, which wrap models and share their tensors out among processes."""
 
 from __future__ import annotations
 

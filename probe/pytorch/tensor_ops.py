@@ -1,4 +1,4 @@
-"""What core computes with, on torch tensors, wherever they are."""
+"""Core's array operations on torch tensors, on any device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from probe.pytorch.dtensor import local
 from probe.pytorch.tensors import unseen
 
 ON_HOST, ON_DEVICE = 1 << 20, 1 << 24
-"""Elements of a block: what a core's cache holds; what keeps a device busy."""
+"""Elements of a block: as many as a core's cache holds, or as keep a device busy."""
 
 
 def block(x: torch.Tensor) -> int:
-    """By device."""
+    """Elements of a block on the device of ``x``."""
     return ON_HOST if x.device.type == "cpu" else ON_DEVICE
 
 
@@ -50,7 +50,7 @@ def member(module: torch.nn.Module, name: str) -> object:
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """What is stored here."""
+    """The stored elements."""
     return local(tensor).detach()
 
 

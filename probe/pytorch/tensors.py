@@ -1,4 +1,4 @@
-"""What core asks of tensors, for torch: which can be read, and their moments."""
+"""Core's view of tensors in torch: which can be read, and their moments."""
 
 from __future__ import annotations
 

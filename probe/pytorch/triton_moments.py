@@ -1,7 +1,7 @@
 """One pass over any number of tensors on a CUDA device: two kernels for each dtype, for any number of tensors and ops.
 
 A program reduces one chunk of one tensor; a second kernel merges each tensor's chunks in a fixed order, so that equal
-input gives equal moments. Sums are kept in float64, which also makes the variance from raw sums exact enough (the
+input has equal moments. Sums are kept in float64, which also makes the variance from raw sums exact enough (the
 cancellation at std = 1e-4 of the mean costs 1e-8).
 """
 
@@ -26,7 +26,7 @@ POINTERS = {
     torch.bfloat16: tl.bfloat16,
     torch.float64: tl.float64,
 }
-"""What can be read as it is; everything else is converted first."""
+"""Dtypes that are read as they are; any other is converted first."""
 
 _COLUMNS = ("min", "max", "sum", "sumsq", "nans", "infs", "below")
 

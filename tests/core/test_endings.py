@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.backend.patch import Shared
 from probe.core.control.config_follower import Toggle
 from probe.core.monitor import process_exit
 from probe.core.monitor.process_exit import Endings, put_back
@@ -35,8 +36,8 @@ class Owner:
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGUSR1])
 def came(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The signals that a handler of the user's has got; the first entry is the number of the signal."""
-    monkeypatch.setattr(process_exit, "_live", [])  # another test may have left a monitor attached
-    monkeypatch.setattr(process_exit, "_installed", None)
+    fresh = Shared(process_exit._install)  # another test may have left a monitor attached
+    monkeypatch.setattr(process_exit, "_live", fresh)
     seen = [int(request.param)]
     before = signal.signal(request.param, lambda number, _: seen.append(number))
     yield seen

@@ -19,7 +19,7 @@ REMEMBERED = 10_000
 
 
 def stack(frame: FrameType | None) -> Stack:
-    """``frame`` and what has called it, the nearest first."""
+    """The lines of ``frame`` and its callers, the nearest first."""
     lines = []
     while frame is not None:
         code = frame.f_code
@@ -84,10 +84,10 @@ class LinePatterns:
 
 
 def callers() -> Iterator[FrameType]:
-    """The frames of the functions that led here, the nearest first.
+    """The frames of the calling functions, the nearest first.
 
-    Those of other threads are no business of ours: ``sys._current_frames`` may wait for ever, and give frames that are
-    gone by then (Python 3.11, https://github.com/python/cpython/issues/106883).
+    Those of other threads are left out: ``sys._current_frames`` may wait for ever, and return frames that are gone by
+    then (Python 3.11, https://github.com/python/cpython/issues/106883).
     """
     frame = sys._getframe(1).f_back
     while frame is not None:

@@ -24,13 +24,13 @@ BRIEF = 1 << 21
 one of them gives way again, takes longer."""
 
 KINDS = ("float32", "bfloat16")
-"""What it reads."""
+"""Dtypes that it reads."""
 Four = tuple[float, float, float, float]
 """Minimum, maximum, sum, sum of squares."""
 
 
 class _Library:
-    """What was compiled. ``brief`` keeps other threads waiting, ``long`` lets them go on."""
+    """The compiled functions. ``brief`` keeps other threads waiting, ``long`` lets them go on."""
 
     def __init__(self, path: Path) -> None:
         brief, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))

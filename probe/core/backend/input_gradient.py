@@ -8,7 +8,7 @@ from probe.core.backend.protocols import Guard, Listen, Tensor
 
 
 class EdgeSum:
-    """Adds up the gradients along the edges and tells the sum when the last has come.
+    """Adds up the gradients along the edges, and sends the sum to the listeners when the last has come.
 
     Args:
         edges: how many gradients are to come.
@@ -27,12 +27,12 @@ class EdgeSum:
         at_end: Callable[[Callable[..., None]], None],
     ) -> None:
         self._edges, self._missing, self._listeners = edges, edges, listeners
-        self._add, self._at_end, self._give_up_waiting = add, at_end, guard(self._tell)
+        self._add, self._at_end, self._give_up_waiting = add, at_end, guard(self._send)
         self._sum: Tensor | None = None
         self._lost = False
 
     def add(self, gradient: Tensor | None) -> None:
-        """Takes what came along one edge; None if nothing flows there."""
+        """Adds the gradient along one edge; None if nothing flows there."""
         if self._missing == self._edges > 1:
             self._at_end(self._give_up_waiting)
         self._missing -= 1
@@ -44,9 +44,9 @@ class EdgeSum:
             raise
         finally:
             if not self._missing:
-                self._tell()
+                self._send()
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         total, self._sum, self._missing = self._sum, None, self._edges
         lost, self._lost = self._lost, False
         if total is not None and not lost:

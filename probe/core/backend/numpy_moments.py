@@ -52,7 +52,7 @@ def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: flo
 def with_histograms(
     columns: Sequence[str], rows: int, moments: Callable[[Sequence[str]], Array], histograms: Iterable[Array]
 ) -> Array:
-    """``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` gives the others."""
+    """``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` computes the others."""
     plain = columns[:-1]
     assert columns[-1] == HISTOGRAM
     return np.concatenate([moments(plain) if plain else np.empty((rows, 0)), np.stack([*histograms])], axis=1)
@@ -79,7 +79,7 @@ def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
 
 
 def update_and_ratio(first: npt.NDArray[Any], second: npt.NDArray[Any], about: Adam) -> tuple[Floats, Floats]:
-    """What Adam makes of two moments: see :meth:`probe.core.backend.protocols.Tensors.adam`."""
+    """Adam's update and ratio of two moments: see :meth:`probe.core.backend.protocols.Tensors.adam`."""
     with np.errstate(all="ignore"):
         m, v = as_float(first), as_float(second)
         kind = m.dtype.type
@@ -170,7 +170,7 @@ def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> lis
 
 
 class _Block:
-    """A block of elements and what is found out about it first: NaN and Inf never hide from a sum."""
+    """A block of elements and whether it is finite, which is known from its sum: NaN and Inf never hide from one."""
 
     __slots__ = ("eps", "four", "infs", "mean", "nans", "total", "x")
 

@@ -1,4 +1,4 @@
-"""What core computes with, on NumPy arrays: for tensors in host memory that NumPy can see."""
+"""Core's array operations on NumPy arrays: for tensors in host memory that NumPy can read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def block(_: Array) -> int:
 
 
 def quiet() -> AbstractContextManager[object]:
-    """Nothing records what NumPy does; NaN and Inf are results like others."""
+    """A context without warnings: NaN and Inf are results like others. NumPy records no gradients."""
     return np.errstate(all="ignore")
 
 
@@ -49,7 +49,7 @@ def on_host(_: Array) -> bool:
 
 
 def is_floating(x: Array) -> bool:
-    """By dtype; what NumPy has no name for is bfloat16."""
+    """By dtype; NumPy has no name for bfloat16."""
     return bool(x.dtype.kind not in "biuc")
 
 
@@ -80,8 +80,8 @@ def ordered(x: Array, axes: tuple[int, ...]) -> Array:
 
 def largest(x: Array) -> Array:
     """NumPy's maximum is NaN where one is."""
-    found: Array = np.max(x, axis=-1, keepdims=True)
-    return found
+    greatest: Array = np.max(x, axis=-1, keepdims=True)
+    return greatest
 
 
 def magnitude(x: Array) -> Array:

@@ -1,18 +1,28 @@
-"""Replacing an attribute for a while, where a framework offers no hook."""
+"""Changes of a framework while somebody listens, where it offers no hook."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, ClassVar, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from probe.core.backend.protocols import Remove
+
+Listener = TypeVar("Listener")
+Undo = Callable[[], object]
+"""Takes back one change; returns False if that is impossible now."""
 
 _ABSENT = object()
 
 
-def replace(owner: object, name: str, replacement: object) -> Callable[[], None]:
+def replace(owner: object, name: str, replacement: object) -> Remove:
     """Sets an attribute of an object or class.
 
     Returns:
-        What puts back the very thing that was there, or takes the attribute away if it was inherited; if somebody else
-        has replaced it since, it does nothing.
+        A function that restores the very object that was there, or deletes the attribute if it was inherited; if other
+        code has replaced the attribute since, the function does nothing.
     """
     before = vars(owner).get(name, _ABSENT)
     setattr(owner, name, replacement)
@@ -26,3 +36,71 @@ def replace(owner: object, name: str, replacement: object) -> Callable[[], None]
             setattr(owner, name, before)
 
     return restore
+
+
+class Shared(Generic[Listener]):
+    """Changes of a framework that several listeners share: made for the first, taken back after the last.
+
+    Iterating yields the listeners in the order in which they came; it may run while listeners come and go.
+
+    Args:
+        install: makes the changes and yields an undo for each. If it raises, those already made are taken back. If it
+            yields none, it is called again for the next listener.
+        weak: whether a listener is kept alive by its ``Remove`` alone.
+    """
+
+    _lock: ClassVar[Any] = threading.RLock()
+
+    def __init__(self, install: Callable[[], Iterable[Undo]], weak: bool = False) -> None:
+        self._install, self._undos = install, list[Undo]()
+        self._listeners: MutableMapping[object, Listener] = WeakValueDictionary() if weak else {}
+
+    def __iter__(self) -> Iterator[Listener]:
+        return iter(tuple(self._listeners.values()))
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def listen(self, listener: Listener) -> Remove:
+        """Adds ``listener``. The returned function removes it again, and may be called any number of times."""
+        token = object()
+        with self._lock:
+            self.settle()
+            if not self._undos:
+                self._undos = self._installed()
+            self._listeners[token] = listener
+
+        def remove(_: Listener = listener) -> None:  # the default keeps a weak listener alive
+            with self._lock:
+                self._listeners.pop(token, None)
+                self.settle()
+
+        return remove
+
+    def settle(self) -> None:
+        """Takes the changes back if nobody listens, in reverse order, up to one that cannot be taken back now."""
+        with self._lock:
+            while self._undos and not self._listeners:
+                if (undo := self._undos.pop())() is False:
+                    self._undos.append(undo)
+                    return
+
+    def _installed(self) -> list[Undo]:
+        undos: list[Undo] = []
+        try:
+            for undo in self._install():
+                undos.append(undo)
+        except BaseException:
+            for undo in reversed(undos):
+                undo()
+            raise
+        return undos
+
+
+def _renew_lock() -> None:
+    """Another thread may have held the lock at the fork; that thread does not exist in the child."""
+    Shared._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -27,22 +27,22 @@ Block = Any
 ForwardKind = Literal["training", "recompute"]
 """A forward of training: the first, or one that activation checkpointing runs again in the backward."""
 Remove = Callable[[], None]
-"""Takes away the hook that the call which returned it has placed. Calling it twice is harmless."""
+"""Removes the hook that the call which returned it has placed. Calling it twice is harmless."""
 Listen = Callable[[Tensor], None]
 Guard = Callable[..., Callable[..., None]]
-"""Makes a function a hook that cannot raise and, on steps that are not sampled, returns at once. A second argument is
-asked before that, whether to do nothing."""
+"""Makes a function a hook that cannot raise and, on steps that are not sampled, returns at once. A second argument, a
+function, is called first: if it returns true, the hook does nothing."""
 
 
 class Shard(NamedTuple):
-    """A tensor that does not tell by itself that it is a part of one shared by several ranks."""
+    """A tensor that is a part of one shared by several ranks, where its own type does not show that."""
 
     tensor: Tensor
     coverage: Coverage
 
 
 class Adam(NamedTuple):
-    """What an optimizer of two moments, which have seen so many steps, makes updates with: numbers or tensors."""
+    """The hyperparameters of an update from two moments after ``steps`` steps: numbers or tensors."""
 
     beta1: Any
     beta2: Any
@@ -50,29 +50,29 @@ class Adam(NamedTuple):
     steps: Any
     """Infinitely many where moments are used as they are, not corrected for having begun at zero."""
     early: bool = False
-    """Whether eps is added to the root before that is corrected, and is as much larger."""
+    """Whether eps is added to the root before the root is corrected, so that it is as much larger."""
 
 
 class Tensors(Protocol):
-    """What core asks of tensors."""
+    """Operations on tensors."""
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` holds numbers that can be read now."""
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:
-        """Shape of what this process holds, the dtype as an object whose ``str`` is what users read, and of what whole
-        it is a part, if the tensor itself knows."""
+        """Shape of the part that this process holds, the dtype as an object whose ``str`` users read, and the coverage,
+        if the tensor itself knows it."""
 
     def identity(self, tensor: Tensor) -> tuple[Hashable, Callable[[], object]]:
-        """A key that two readings share only if they see one object at one version, and what gives None once that
-        object is gone (its id may be given again)."""
+        """A key that two readings share only if they are of one object at one version, and a function that returns None
+        once that object is gone (its id may be used again)."""
 
     def hold(self, tensor: Tensor) -> Tensor | None:
         """A private copy if copying is cheaper than reducing at once (small tensors in host memory), else None."""
 
     def unchanged(self, tensor: Tensor, block: Block, column: int) -> bool:
-        """Whether the elements still have exactly the sum that stands in this column of their one-row block: False also
-        where it is not known without waiting, or where reducing is as cheap."""
+        """Whether the elements still have exactly the sum in this column of their one-row block: False also where that
+        is unknown without waiting, or where reducing is as cheap."""
 
     def moments(self, tensors: Sequence[Tensor], columns: Sequence[str], eps: float, scale: Tensor | None) -> Block:
         """Moments of non-empty tensors, ``len(tensors) x len(columns)``, without waiting for a device. A histogram, if
@@ -81,7 +81,7 @@ class Tensors(Protocol):
 
     def agreement(self, one: Tensor, other: Tensor) -> Tensor:
         """The fraction of elements of two non-empty tensors that have the same sign, 0-d, without waiting for a device;
-        a pair with a zero or NaN counts one half. Raises ValueError if what is held of the two differs in shape."""
+        a pair with a zero or NaN counts one half. Raises ValueError if the held parts of the two differ in shape."""
 
     def adam(self, first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
         """Of non-empty moments, as float32 or float64 and without waiting: the update ``m / (sqrt(v) + eps)`` and the
@@ -89,21 +89,21 @@ class Tensors(Protocol):
         early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
-        """Starts one copy of all blocks to host memory; the function returned waits for it and gives the rows."""
+        """Starts one copy of all blocks to host memory; the returned function waits for it and returns the rows."""
 
 
 class DeviceClock(Protocol):
-    """What core asks of a device's time."""
+    """The clock of a device."""
 
     def mark(self) -> object:
-        """A mark in the order of what the device does for this thread; None where all is done on the host."""
+        """A mark in the device's queue of this thread; None where all is done on the host."""
 
     def between(self, begin: Any, end: Any) -> float:
-        """Seconds from one mark to a later one; waits until the device has come there."""
+        """Seconds from one mark to a later one; waits until the device has reached it."""
 
 
 class OutOfReach(Exception):  # noqa: N818 - no error
-    """Gradients that will come where nobody can listen, such as inside a compiled graph."""
+    """Gradients that will arrive where no hook can be placed, such as inside a compiled graph."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(f"gradients of {rows} inputs")
@@ -111,57 +111,57 @@ class OutOfReach(Exception):  # noqa: N818 - no error
 
 
 class StepListener(Reports, Protocol):
-    """Told of every training step by :meth:`Hooks.on_step`."""
+    """Called at every training step by :meth:`Hooks.on_step`."""
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Gradients are as they will be applied, but ``scale`` times too large."""
+        """Called when gradients are as they will be applied, but ``scale`` times too large."""
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        """``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
+        """Called after the update: ``applied``, ``skipped`` or ``unknown`` (known to a device only)."""
 
     def searching(self, on: bool) -> None:
-        """A closure is evaluated again within an update, from ``True`` until ``False``."""
+        """Called with ``True`` before a closure is evaluated again within an update, and with ``False`` after it."""
 
     @property
     def sampled(self) -> bool:
-        """Whether anything is to be found out about the step in progress."""
+        """Whether the step in progress is sampled."""
 
 
 class Hooks(Protocol):
-    """What core asks of models and optimizers. Every ``on_...`` that lasts returns what takes its hook away.
+    """Names and hooks of models and optimizers. Every ``on_...`` that lasts returns a function that removes its hook.
 
-    A listener may be called on any step; where there is a ``guard``, it wraps the very function that the framework will
+    A listener may be called in any step; where there is a ``guard``, it wraps the function that the framework will
     call.
     """
 
     def check_model(self, model: Module, settings: Any) -> None:
-        """Raises ValueError, saying what to do, for a model that cannot be watched as ``settings`` ask."""
+        """Raises ValueError, with the remedy, for a model that cannot be watched as ``settings`` ask."""
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Raises ValueError for what cannot be listened to."""
+        """Raises ValueError for an object that cannot be listened to."""
 
     def modules(self, model: Module) -> Iterable[tuple[str, Module]]:
-        """Every module once, by the name that the user has given it; the root is ``""``. What wraps the user's modules
-        is left out; where that makes a name another one, it is a :class:`probe.core.naming.Name`."""
+        """Every module once, by the user's name for it; the root is ``""``. Wrappers around the user's modules are left
+        out; a name that differs thereby is a :class:`probe.core.naming.Name`."""
 
     def runs(self, module: Module) -> bool:
-        """Whether ``module`` itself has a forward; a mere container of others has none."""
+        """Whether ``module`` itself has a forward; a container of others has none."""
 
     def parameters(self, model: Module) -> Iterable[tuple[str, Parameter]]:
-        """Every parameter once, by name as :meth:`modules`."""
+        """Every parameter once, by its name, as in :meth:`modules`."""
 
     def trainable(self, parameter: Parameter) -> bool:
         """Whether a gradient hook can be placed now."""
 
     def value(self, optimizer: Optimizer, parameter: Parameter) -> Tensor | Shard | None:
-        """What this process holds of ``parameter`` between steps, if anything."""
+        """The part of ``parameter`` that this process holds between steps, if any."""
 
     def gradient(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> Tensor | Shard | None:
         """The gradient held now for ``optimizer`` to apply: ``main_grad`` if asked for and there, else ``grad``."""
 
     def holds(self, optimizer: Optimizer, parameter: Parameter, main_grad: bool) -> bool:
-        """Whether :meth:`gradient` is what was put there to be applied, by whomever: False where it is a buffer that is
-        always there, and may be left over."""
+        """Whether :meth:`gradient` was put there to be applied, by training or a user: False where it is a buffer that
+        always exists, and may hold an earlier step's."""
 
     def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
         """The parameters that ``optimizer`` updates."""
@@ -170,7 +170,7 @@ class Hooks(Protocol):
         """The optimizer's tensors for ``parameter``, by the framework-neutral name."""
 
     def state_names(self, optimizer: Optimizer) -> Mapping[str, str]:
-        """What the framework calls those kinds of state that go by another name here."""
+        """The framework's names of the kinds of state that have another name here."""
 
     def adam(self, optimizer: Optimizer) -> Callable[[Parameter], Adam | None]:
         """A function from a parameter to the hyperparameters of its Adam update, valid until the next step; it returns
@@ -192,19 +192,20 @@ class Hooks(Protocol):
         """Whether the running backward leads to parameters of ``models``."""
 
     def recomputed_by(self) -> int | None:
-        """Identity of what will run this forward again in the backward, or of what is running it again, if any."""
+        """Identity of the object that will run this forward again in the backward, or that is running it again, if
+        any."""
 
     def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
         """Listens to training steps: see ``docs/explanation/decisions/0002-training-steps.md``."""
 
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listens once a backward, before any reduction: to this backward's gradient (``own``) or the sum so far, None
-        while that is not known. Where backwards are reduced one by one, so that no sum exists before reduction,
-        ``listen`` is called with ``apart=True``; with ``reduced=True`` where this one is reduced now, so that what
-        comes later in the step does not contain it."""
+        while the sum is unknown. ``listen`` is called with ``apart=True`` where backwards are reduced one by one and no
+        sum exists before reduction, and with ``reduced=True`` where this backward is reduced now, so that later
+        gradients of the step do not contain it."""
 
     def forward_kind(self, root: Module) -> ForwardKind | None:
-        """What the running forward of a module of ``root`` is: ``training``, ``recompute``, or None for evaluation."""
+        """The kind of the running forward of a module of ``root``: None for evaluation."""
 
     def on_forward(
         self,
@@ -217,17 +218,17 @@ class Hooks(Protocol):
         gradients: bool = False,
     ) -> Remove:
         """Listens to every forward of ``module``: ``before`` gets ``args`` and ``kwargs``, ``after`` the outputs.
-        ``inside`` asks to be heard inside compiled graphs, too, whenever it says so, and then ``gradients`` that
-        ``after`` may listen to those of the outputs."""
+        With ``inside``, forwards inside compiled graphs count, too, whenever it returns true, and with ``gradients``
+        ``after`` may listen to the gradients of the outputs there."""
 
     def on_tensor_gradient(self, tensor: Tensor, listen: Listen) -> None:
         """Listens to the gradient of ``tensor``, if it takes part in differentiation; the hook goes with the graph."""
 
     def watch_inputs(self, tensors: Sequence[Tensor]) -> Any:
-        """Called before a forward: what :meth:`on_input_gradients` needs to know; None if no gradient will come.
+        """Called before a forward: returns the argument for :meth:`on_input_gradients`; None if no gradient will come.
 
         Raises:
-            OutOfReach: if gradients will come, and nobody can listen to them.
+            OutOfReach: if gradients will come, but no hook can be placed on them.
         """
 
     def on_input_gradients(
@@ -236,46 +237,45 @@ class Hooks(Protocol):
         """Listens to the gradient of each input *through this module*, other branches left out."""
 
     def at_next_forward(self, model: Module, function: Callable[[], None]) -> Remove:
-        """Calls ``function`` where hooks may be taken away: in the next forward of ``model`` or its backward, and in
-        each after it, until what is returned is called."""
+        """Calls ``function`` where hooks may be removed: in every forward of ``model`` from now on, or its backward,
+        until the returned function is called."""
 
     def at_work(self) -> bool:
-        """Whether this thread is calling hooks in such a way that none can be taken away now."""
+        """Whether this thread is calling hooks in such a way that none can be removed now."""
 
 
 class Exchange(Protocol):
-    """A way for some ranks to tell each other something, all of them each time."""
+    """A channel over which some ranks send each other arrays, all of them each time."""
 
     heard: Sequence[bytes]
-    """What each rank said when they met, in the order of the ranks."""
+    """The message of each rank when they met, in the order of the ranks."""
 
     def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """What all ranks give, ``len(ranks) x len(payload)``; equally long on all of them. One collective.
+        """The payloads of all ranks, ``len(ranks) x len(payload)``; equally long on all of them. One collective.
 
         Raises:
             Exception: if one of them did not come in time.
         """
 
     def close(self) -> None:
-        """Nothing more will be said."""
+        """Ends the exchange on this rank."""
 
 
 class Store(Protocol):
-    """Where the ranks of a job keep bytes by name, for all of them to see. Nothing here waits for what another rank has
-    still to do."""
+    """Bytes by key, shared by all ranks of a job. No call waits for another rank."""
 
     def claim(self, key: str, value: bytes) -> bytes:
-        """Keeps ``value`` under ``key`` unless something is there, in one move; what is there then."""
+        """Stores ``value`` under ``key`` unless the key is taken, atomically; returns the value that is stored now."""
 
     def get(self, key: str) -> bytes | None:
-        """What is kept, or None."""
+        """The stored value, or None."""
 
     def close(self) -> None:
-        """This rank uses it no longer."""
+        """Ends this rank's use of the store."""
 
 
 class Groups(Protocol):
-    """What core asks of process groups."""
+    """Process groups."""
 
     def rank(self) -> int:
         """This process's rank."""
@@ -288,26 +288,25 @@ class Groups(Protocol):
 
 
 class Parallel(Protocol):
-    """What core asks where others wrap models and optimizers and share their tensors out among processes. What a
-    framework answers without any of that is :mod:`probe.core.backend.single_process`."""
+    """Engines that wrap models and optimizers and share their tensors out among processes. For a framework without any:
+    :mod:`probe.core.backend.single_process`."""
 
     def acting(self, optimizer: Optimizer) -> Optimizer:
-        """What takes the training steps of ``optimizer``: itself, or what it wraps or is wrapped by."""
+        """The object that takes the training steps of ``optimizer``: itself, one inside it, or one around it."""
 
     def check_again(self, parameter: Parameter) -> None:
-        """Raises ValueError, saying what to do, if ``parameter`` has been wrapped in a way that hides its numbers."""
+        """Raises ValueError, with the remedy, if ``parameter`` has been wrapped in a way that hides its numbers."""
 
     def pipelined(self, model: Module) -> bool:
         """Whether the forward of ``model`` that begins now is one of a pipeline's schedule, which runs several micro
         batches forward before the first backward."""
 
     def named(self) -> Mapping[str, Sequence[int]]:
-        """The groups that this rank is in, as far as what trains in parallel here knows them by name, such as
-        ``tensor_parallel``."""
+        """The groups that this rank is in, as far as an engine knows them by name, such as ``tensor_parallel``."""
 
-    def meet(self, ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Exchange:
+    def meet(self, ranks: Sequence[int], where: str, message: bytes, seconds: float) -> Exchange:
         """Waits until all ``ranks`` have come to the place called ``where``, then connects them on the hosts' own
-        network, apart from what training uses.
+        network, apart from training's connections. Each sends ``message`` to the others.
 
         Raises:
             TimeoutError: if one of them did not come within ``seconds``, naming it.
@@ -325,32 +324,39 @@ class Parallel(Protocol):
 
 
 class CollectiveListener(Reports, Protocol):
-    """Told of every transfer between ranks by :meth:`Collectives.listen`, on the thread that makes it."""
+    """Called at every transfer between ranks by :meth:`Collectives.listen`, on the thread that makes it."""
 
     @property
     def listening(self) -> bool:
-        """Whether calls are to be told of now. All that a call costs while this is False."""
+        """Whether the listener wants calls now. Evaluating this is the only cost of a call while it is False."""
 
     def began(
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> Any:
-        """A call is about to be made by the code at ``site``. ``inputs`` are the tensors that this rank sends, without
-        buffers to be filled; ``again``: one more transfer of the call before. Returns a value for the other methods
-        whose ``finish()`` may be called on any thread at completion; None if the call needs no further report."""
+        """Called before a call by the code at ``site``.
+
+        Args:
+            inputs: the tensors that this rank sends: no buffers that are outputs only.
+            again: whether this is one more transfer of the call before.
+
+        Returns:
+            The call, for the other methods, with a method ``finish()`` that may be called on any thread at the moment
+            of completion; None if no other method is to be called.
+        """
 
     def ended(self, call: Any, outputs: Sequence[Tensor]) -> None:
-        """The call is complete for who made it, and what this rank gets can be read."""
+        """Called when the call is complete for the code that made it, and its outputs can be read."""
 
     def abandoned(self, call: Any, outputs: int) -> None:
-        """Nobody can wait for the call any more; it would have had so many outputs."""
+        """Called when nobody can wait for the call any more; it would have had so many outputs."""
 
 
 class Collectives(Protocol):
-    """What core asks of communication."""
+    """Communication between ranks."""
 
     def listen(self, listener: CollectiveListener) -> Remove:
-        """Tells of every call from now on. What a call returns and raises stays what it was; where it is asynchronous,
-        nothing is waited for: it ends when who made it waits. A call that raises does not end."""
+        """Sends ``listener`` every call from now on. Results and exceptions of calls stay the same. An asynchronous
+        call ends when the code that made it waits for it, and a call that raises does not end."""
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Size of the elements."""
@@ -362,22 +368,22 @@ to read and write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
 
 
 class Arrays(Protocol):
-    """What core asks for to compute with tensors: a few operations, none of which waits for a device."""
+    """Operations on arrays, with which core computes; none of them waits for a device."""
 
     def block(self, numbers: Numbers) -> int:
         """How many elements of an intermediate result are worth computing at once where ``numbers`` are."""
 
     def quiet(self) -> AbstractContextManager[object]:
-        """Inside, nothing is recorded for gradients, nothing is cast, and no one sees what is computed."""
+        """A context in which operations are not recorded for gradients, nor cast, nor seen by other tools."""
 
     def member(self, module: Module, name: str) -> object:
-        """What ``module`` calls ``name``; None if it has no such thing."""
+        """The member of ``module`` that is called ``name``; None if there is none."""
 
     def numbers(self, tensor: Tensor) -> Numbers:
         """The elements that this process holds, as they are stored."""
 
     def wide(self, numbers: Numbers) -> Numbers:
-        """As float64 if they are that, else as float32."""
+        """The numbers as float64 if they are that, else as float32."""
 
     def on_host(self, numbers: Numbers) -> bool:
         """Whether a number can be read without waiting."""
@@ -423,7 +429,7 @@ class Arrays(Protocol):
         ``above``."""
 
     def column(self, scalars: Sequence[Numbers]) -> Block:
-        """One number a row, of scalars and vectors, in float64: what :meth:`Tensors.to_host` takes."""
+        """One number a row, of scalars and vectors, in float64, as an argument for :meth:`Tensors.to_host`."""
 
 
 class FrameworkAdapter(NamedTuple):
@@ -444,7 +450,7 @@ class FrameworkAdapter(NamedTuple):
     capturing: Callable[[], bool] = lambda: False
     """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
     clock: DeviceClock | None = None
-    """None if what devices do is not measured."""
+    """None if the work of devices is not timed."""
     on_every_step: Callable[[Listen, Listen], Remove] = lambda began, ended: lambda: None  # noqa: ARG005
-    """Calls the first before and the second after each update of every optimizer of the process that can be seen, with
-    the optimizer; returns what ends that."""
+    """Calls the first function before and the second after each update of every optimizer of the process that can be
+    seen, with the optimizer; returns a function that ends that."""

@@ -1,4 +1,4 @@
-"""The tensors inside what a module takes and gives: nested tuples, lists, mappings and dataclasses."""
+"""The tensors inside arguments and outputs of modules: nested tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def children(value: object) -> list[Any]:
 
 
 def kind(value: object) -> str:
-    """How an element selector calls ``value``: ``tuple``, ``list``, ``dict``, ``tensor``."""
+    """The name of ``value`` in an element selector: ``tuple``, ``list``, ``dict``, ``tensor``."""
     if isinstance(value, (tuple, list)):
         return "tuple" if isinstance(value, tuple) else "list"
     return "dict" if isinstance(value, Mapping) or dataclasses.is_dataclass(value) else "tensor"

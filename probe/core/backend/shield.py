@@ -1,4 +1,4 @@
-"""Keeping an adapter's own failures out of training, where there is no hook that a run guards."""
+"""A shield of training against an adapter's own failures, where there is no hook that a run guards."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ def store(where: str) -> Any:
     Raises:
         NotImplementedError: always.
     """
-    raise NotImplementedError(f"there is no store here for what ranks say about {where}")
+    raise NotImplementedError(f"there is no store here for messages about {where}")
 
 
-def meet(ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Any:
+def meet(ranks: Sequence[int], where: str, message: bytes, seconds: float) -> Any:
     """Not needed: no tensor is shared out.
 
     Raises:

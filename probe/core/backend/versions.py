@@ -25,10 +25,10 @@ def require_version(adapter: str, package: str, installed: str, oldest: str) -> 
 
 def is_at_least(installed: str, oldest: str) -> bool:
     """Whether ``installed`` is not older than ``oldest``, or does not begin with a number."""
-    found = _numbers(installed)
-    return not found or found >= _numbers(oldest)
+    numbers = _numbers(installed)
+    return not numbers or numbers >= _numbers(oldest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

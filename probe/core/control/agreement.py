@@ -1,25 +1,32 @@
-"""How far ahead a step must be announced, so that every rank sees it in time."""
+"""Changes that all ranks make at one step: how far ahead a step must be announced, and the change that waits for it."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
+from typing import Any, Generic, TypeVar
+
+from probe.core.distributed.announcements import Notices
+from probe.core.faults import Faults
+
+Change = TypeVar("Change")
 
 FEWEST = 2
-"""Steps, where there are several ranks: one of them may be a step behind."""
+"""Steps of lead where there are several ranks: one of them may be a step behind."""
 STEPS = 21
-"""Steps whose duration is remembered. Their median counts: the first step of a run, and those that save or evaluate,
-take many times as long as those that are to come."""
+"""Number of latest steps whose median duration counts: the first step of a run, and those that save or evaluate, take
+many times as long as those to come."""
 
 
 class Ahead:
     """Counts steps for the seconds that a file takes to be seen everywhere.
 
     Args:
-        alone: whether there is one rank only: then what is announced holds at once.
+        alone: whether there is one rank only: then a change takes effect at once.
         seconds: after which every rank sees a change of a file.
         now: seconds of a monotonic clock.
     """
@@ -36,8 +43,83 @@ class Ahead:
         self._ended = now
 
     def __call__(self, _: int) -> int:
-        """In how many steps what is written before the next one will have been seen."""
+        """The number of steps after which every rank has seen an announcement that is written now."""
         if self._alone:
             return 0
         a_step = median(self._took) if self._took else 0.0
         return max(FEWEST, math.ceil(self.seconds / a_step)) if a_step > 0 else FEWEST
+
+
+class ScheduledChange(Generic[Change]):
+    """Changes that were announced for a step, until that step comes on this rank.
+
+    Args:
+        fault: the name under which failures and late changes are counted.
+        notices: the announcements, the same ones on every rank; each has its ``step``.
+        parse: makes the change of an announcement.
+    """
+
+    def __init__(
+        self, fault: str, notices: Notices, parse: Callable[[Mapping[str, Any]], Change], faults: Faults
+    ) -> None:
+        self._fault, self._notices, self._parse, self._faults = fault, notices, parse, faults
+        self._pending: deque[tuple[int, Change]] = deque()
+
+    def read(self) -> bool:
+        """Takes in the next announcement, if there is one. It supersedes pending changes of the same or a later step.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: if it cannot be read or parsed.
+        """
+        if (notice := self._notices.read()) is None:
+            return False
+        step, change = int(notice["step"]), self._parse(notice)
+        while self._pending and self._pending[-1][0] >= step:
+            self._pending.pop()
+        self._pending.append((step, change))
+        return True
+
+    def next_step(self) -> int | None:
+        """The step of the first pending change, for which the next announcement is taken in if none is pending.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: as :meth:`read`.
+        """
+        if not self._pending:
+            self.read()
+        return self._pending[0][0] if self._pending else None
+
+    def announce(self, step: int, **change: object) -> None:
+        """Announces a change for ``step``, unless another rank has been first; takes in the announcement that counts.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: as :meth:`read`.
+        """
+        self._notices.give({"step": step, **change})
+        self.read()
+
+    def poll(self, step: int) -> Change | None:
+        """The last change that is due when ``step`` begins, if any; those whose step is over are counted as late."""
+        change = None
+        while self._pending and self._pending[0][0] <= step:
+            at, change = self._pending.popleft()
+            if at < step:
+                self._faults.note(self._fault, too_late(step, at))
+        return change
+
+    def drop(self) -> Change:
+        """Removes the first pending change, which never takes effect here."""
+        return self._pending.popleft()[1]
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts failures to read or write announcements; none is raised."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._faults.note(self._fault, error)
+
+
+def too_late(seen: int, at: int) -> TimeoutError:
+    """The fault of a rank that sees a change of step ``at`` only at step ``seen``."""
+    return TimeoutError(f"seen at step {seen}, too late for step {at}")

@@ -1,8 +1,8 @@
 """Dynamic start and stop: the configuration file followed while training runs, and the step at which it takes effect.
 
-Ranks agree without waiting for each other: what holds for all of them is a step number. The first rank writes it into
-the file, far enough ahead for every rank to see it in time; or, where ranks share no file system, says it with all that
-is in its own file (:mod:`probe.core.distributed.announcements`). See ``docs/explanation/decisions/0012-dynamic.md``.
+Ranks agree on a step number, without waiting for each other. The first rank writes it into the file, far enough ahead
+for every rank to see it in time; where ranks share no file system, it announces the number with the content of its own
+file (:mod:`probe.core.distributed.announcements`). See ``docs/explanation/decisions/0012-dynamic.md``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from probe.core.config.edit import change
 from probe.core.config.errors import ConfigError
 from probe.core.config.load import dynamic, load
 from probe.core.config.schema import Settings
-from probe.core.control.agreement import Ahead
+from probe.core.control.agreement import Ahead, ScheduledChange, too_late
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
 
@@ -36,11 +36,11 @@ _log = logging.getLogger("probe.control")
 
 
 class Switch(Protocol):
-    """Where one rank learns of changes. Asked once a step."""
+    """The source of changes for one rank, polled once a step."""
 
     @property
     def content(self) -> bytes:
-        """Of the file whose configuration has taken effect, as far as this rank has read it."""
+        """Content of the file whose configuration has taken effect, as far as this rank has read it."""
 
     def poll(self, step: int, idle: bool) -> Settings | None:
         """The configuration that takes effect with ``step``, which is about to begin, or None if nothing changes.
@@ -50,14 +50,14 @@ class Switch(Protocol):
         """
 
     def finish(self) -> None:
-        """Collecting has come to its end: the first rank writes ``dynamic_on: false`` into the file."""
+        """Called when collecting has ended: the first rank writes ``dynamic_on: false`` into the file."""
 
     def close(self) -> None:
-        """Follows no longer."""
+        """Ends the following."""
 
 
 class _Seen(NamedTuple):
-    """What tells that a file was written again."""
+    """The attributes of a file that change when it is written again."""
 
     time: int
     size: int
@@ -69,12 +69,12 @@ class Control:
 
     Args:
         settings: as read from ``path`` when the monitor was made, or as they took effect since.
-        content: of the file that ``settings`` are from: what has been changed since is taken up.
+        content: of the file that ``settings`` are from: changes since then take effect.
         first: number of the first step of training.
         alone: whether there is one rank only.
         leads: whether this rank writes the step at which all switch.
-        ahead: in how many steps every rank will have seen what is written now.
-        said: where the first rank says its configuration to ranks that do not see the file; None if all see it.
+        ahead: the number of steps after which every rank has seen a change that is written now.
+        sent: announcements of the configuration for ranks that do not see the file; None if all see it.
     """
 
     def __init__(
@@ -87,33 +87,33 @@ class Control:
         leads: bool,
         faults: Faults,
         ahead: Ahead,
-        said: Notices | None = None,
+        sent: Notices | None = None,
     ) -> None:
         self._path, self._alone, self._leads, self._faults, self._ahead = path, alone, leads, faults, ahead
         self._content, self._away = content, False
         self._seen: _Seen | None = self._begin(content)
         self._broken: bytes | None = None
         self._stale: int | None = None
-        """The step in the file that has had its effect."""
+        """The step in the file that is past."""
         self._pending: Settings | None = None
-        self._since, self._said = first, said
-        self._announced = said is None
-        """Whether the others know of what is pending. Then nothing newer takes its place."""
-        self._unheard = 0
-        """Notices that were given and have not come back: others cannot have heard them."""
+        self._since, self._sent = first, sent
+        self._announced = sent is None
+        """Whether the others know the pending configuration. Then no newer one takes its place."""
+        self._outstanding = 0
+        """Announcements of our own that have not come back yet: others cannot have received them."""
         self._toggle: Toggle | None = None
         self._heed_signal(settings.toggle_on_signal)
         if settings.dynamic_on:
             at = settings.apply_at_step
             waits = at is not None and at > first
             self._pending = settings if waits else _at(settings, first + 1)
-            if waits:  # which may be left from a run that was ahead of this one
-                _log.warning("%s: collecting begins at step %d, as apply_at_step says", path, at)
+            if waits:  # which may be left from a run that had come further than this one
+                _log.warning("%s: collecting begins at step %d, as apply_at_step asks", path, at)
         else:
             self._stale = settings.apply_at_step
 
     def _begin(self, content: bytes) -> _Seen | None:
-        """What is seen of the file, if it is still as it was read.
+        """The attributes of the file, if it still has the content that was read.
 
         Raises:
             ConfigError: if it cannot be read any more.
@@ -129,8 +129,8 @@ class Control:
         try:
             if self._toggle is not None and self._toggle.taken():
                 change(self._path, {"dynamic_on": idle})
-            while self._said is not None and self._said.read() is not None:
-                self._unheard -= 1
+            while self._sent is not None and self._sent.read() is not None:
+                self._outstanding -= 1
             if not self._settled(step):
                 self._follow(step, idle)
         except (OSError, ConfigError) as error:
@@ -138,10 +138,12 @@ class Control:
         return self._due(step)
 
     def finish(self) -> None:
-        if not self._leads or self._pending is not None:  # what is pending says itself whether collecting goes on
+        if (
+            not self._leads or self._pending is not None
+        ):  # a pending configuration itself decides whether collecting goes on
             return
         try:
-            if self._read() == self._content:  # else somebody has just changed it, which is still to be taken up
+            if self._read() == self._content:  # else it has just been changed, which still has to take effect
                 self._write({"dynamic_on": False})
         except (OSError, ConfigError) as error:
             self._faults.note("control", error)
@@ -155,11 +157,11 @@ class Control:
         return b"" if self._pending is not None else self._content
 
     def _settled(self, step: int) -> bool:
-        """Whether what is pending takes effect so soon that no newer change can take its place on all ranks."""
+        """Whether the pending configuration takes effect so soon that no newer one can replace it on all ranks."""
         if self._pending is None or self._alone:
             return False
         at = self._pending.apply_at_step
-        if self._said is not None:
+        if self._sent is not None:
             return self._announced and at is not None and at <= step + self._ahead(step)
         return at is not None and at != self._stale and step <= at <= step + self._ahead(step)
 
@@ -186,25 +188,25 @@ class Control:
             return
         try:
             settings = load(self._path)
-            if self._said is not None and (keys := settings.ends_training):
+            if self._sent is not None and (keys := settings.ends_training):
                 raise ConfigError(str(self._path), [f"{keys[0]}: {UNSENT}"])
         except ConfigError as error:
             self._broken = content
             _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
             return
         self._content, self._broken = content, None
-        self._pending, self._since, self._announced = settings, step, self._said is None
+        self._pending, self._since, self._announced = settings, step, self._sent is None
 
     def _miss(self, error: OSError) -> None:
-        """Logs and counts once that the file is away: some editors take it away for a moment."""
+        """Logs and counts once that the file is missing: some editors remove it for a moment."""
         if not self._away:
             self._away = True
             self._faults.lost(f"control: {type(error).__name__}", 1)
-            what = "expected the configuration file to stay while training runs"
+            problem = "expected the configuration file to stay while training runs"
             _log.warning(
-                "%s: %s, got: %s; what holds now goes on, put the file back to change it",
+                "%s: %s, got: %s; the configuration in effect goes on, put the file back to change it",
                 self._path,
-                what,
+                problem,
                 error.strerror,
             )
 
@@ -212,20 +214,19 @@ class Control:
         settings = self._pending
         if settings is None:
             return None
-        at = settings.apply_at_step
-        fresh = at is not None and at != self._stale
+        at = settings.apply_at_step if settings.apply_at_step != self._stale else None
         if not self._announced:
-            if not self._unheard:
-                self._announce(settings, max(step + self._ahead(step), at if fresh and at is not None else 0))
+            if not self._outstanding:
+                self._announce(settings, max(step + self._ahead(step), at or 0))
             return None
-        if fresh and at is not None and at > step:
+        if at is not None and at > step:
             return None
-        if self._alone or (fresh and at == step):
+        if self._alone or at == step:
             return self._take(settings)
         if self._leads:
             self._announce(settings, step + self._ahead(step))
-        elif fresh and step - self._since >= self._ahead(step):
-            self._faults.note("control", TimeoutError(f"seen at step {self._since}, too late for step {at}"))
+        elif at is not None and step - self._since >= self._ahead(step):
+            self._faults.note("control", too_late(self._since, at))
             return self._take(settings)
         return None
 
@@ -236,28 +237,28 @@ class Control:
 
     def _announce(self, settings: Settings, at: int) -> None:
         written = self._write({"apply_at_step": at})
-        if not written and self._said is None:
-            return  # the others would never know; it is tried again
+        if not written and self._sent is None:
+            return  # the others would never know; tried again in the next step
         self._pending, self._announced = _at(settings, at), True
-        if self._said is not None:
-            self._unheard += 1
-            self._said.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
+        if self._sent is not None:
+            self._outstanding += 1
+            self._sent.give({"step": at, "configuration": settings.model_dump(mode="json", exclude_unset=True)})
         _log.info("a change of %s takes effect on all ranks at step %d", self._path, at)
 
     def _write(self, values: dict[str, object]) -> bool:
-        """Whether it could be written."""
+        """Writes ``values`` into the file; returns whether that was possible."""
         try:
             change(self._path, values)
             self._seen, self._content = self._look(), self._read()
         except (OSError, ConfigError) as error:
-            told = ", ".join(f"{key}: {value}" for key, value in values.items()).lower()
-            failure = OSError(f"{self._path}: {told} cannot be written into it, do that by hand: {error}")
+            written = ", ".join(f"{key}: {value}" for key, value in values.items()).lower()
+            failure = OSError(f"{self._path}: {written} cannot be written into it, do that by hand: {error}")
             self._faults.note("control", failure)
             return False
         return True
 
     def _heed_signal(self, asked: bool) -> None:
-        """Whether SIGUSR1 switches from now on."""
+        """Sets whether SIGUSR1 switches from now on."""
         if asked and self._leads and self._toggle is None:
             self._toggle = Toggle()
         elif not asked and self._toggle is not None:
@@ -265,47 +266,41 @@ class Control:
             self._toggle = None
 
     def _look(self) -> _Seen:
-        found = self._path.stat()
-        return _Seen(found.st_mtime_ns, found.st_size, found.st_ino)
+        status = self._path.stat()
+        return _Seen(status.st_mtime_ns, status.st_size, status.st_ino)
 
     def _read(self) -> bytes:
         return parse.content(str(self._path))
 
 
-class Heard:
-    """Follows what the first rank says of the configuration file that it sees."""
+class SentSwitch:
+    """Follows the configuration that the first rank announces, on a rank that does not see the file."""
 
-    def __init__(self, said: Notices, faults: Faults) -> None:
-        self._said, self._faults = said, faults
-        self._pending: deque[tuple[int, Settings]] = deque()
+    def __init__(self, sent: Notices, faults: Faults) -> None:
+        self._changes = ScheduledChange("control", sent, _configuration, faults)
 
     def poll(self, step: int, idle: bool) -> Settings | None:  # noqa: ARG002 - there is no file to be touched
-        try:
-            while (told := self._said.read()) is not None:
-                at, settings = int(told["step"]), load(told["configuration"])
-                if keys := settings.ends_training:
-                    raise PermissionError(f"{keys[0]}: {UNSENT}")
-                while self._pending and self._pending[-1][0] >= at:
-                    self._pending.pop()  # a newer change supersedes it before its step
-                self._pending.append((at, settings))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._faults.note("control", error)
-        due = None
-        while self._pending and self._pending[0][0] <= step:
-            at, due = self._pending.popleft()
-            if at < step:
-                self._faults.note("control", TimeoutError(f"heard at step {step}, too late for step {at}"))
-        return due
+        with self._changes.counted():
+            while self._changes.read():
+                pass
+        return self._changes.poll(step)
 
     @property
     def content(self) -> bytes:
         return b""
 
     def finish(self) -> None:
-        """The first rank writes."""
+        """Nothing to do: the first rank writes."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to do: no handler is set."""
+
+
+def _configuration(notice: Mapping[str, Any]) -> Settings:
+    settings = load(notice["configuration"])
+    if keys := settings.ends_training:
+        raise PermissionError(f"{keys[0]}: {UNSENT}")
+    return settings
 
 
 def _at(settings: Settings, step: int | None) -> Settings:
@@ -320,28 +315,28 @@ def follow(
     groups: Groups,
     faults: Faults,
     ahead: Ahead,
-    said: Notices | None = None,
+    sent: Notices | None = None,
 ) -> Switch | None:
-    """What switches on and off while training runs; None where the environment does not ask for that.
+    """The switch of a run whose configuration is followed; None where the environment does not ask for that.
 
     Args:
         content: of the file that ``settings`` are from.
     """
     if not dynamic(os.environ):
         return None
-    if said is not None and groups.rank() != 0:
-        return Heard(said, faults)
+    if sent is not None and groups.rank() != 0:
+        return SentSwitch(sent, faults)
     if path is None:
         _log.warning("DYNAMIC_MONITOR has no effect: the configuration is not a file that could be changed")
         return None
-    return Control(path, settings, content, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, said)
+    return Control(path, settings, content, first, groups.world_size() == 1, groups.rank() == 0, faults, ahead, sent)
 
 
 SIGNAL = signal.SIGUSR1
 
 
 class Toggle:
-    """Remembers that the signal has come, until it is asked. A handler that was there before is called as well."""
+    """Remembers that the signal has come, until :meth:`taken`. The handler that was there before is called as well."""
 
     def __init__(self) -> None:
         self._come = self._forgotten = False
@@ -353,14 +348,13 @@ class Toggle:
             _log.warning("SIGUSR1 does not switch monitoring: its handler cannot be set here")
 
     def taken(self) -> bool:
-        """Whether the signal has come since this was last asked."""
+        """Whether the signal has come since the last call."""
         come, self._come = self._come, False
         return come
 
     def forget(self) -> None:
-        """Puts back the handler that was there, unless another has come since. Python lets the main thread alone do
-        that: called on another one, it leaves a handler that does so when the signal comes, and what would have been
-        done then."""
+        """Restores the handler that was there, unless another has been set since. Python lets only the main thread do
+        that: on another thread our handler stays, and when the signal comes restores the former one and calls it."""
         self._forgotten = True
         main = threading.current_thread() is threading.main_thread()
         if self._ours and main and signal.getsignal(SIGNAL) == self._handle:

@@ -1,17 +1,18 @@
-"""Looking deeper when it matters: more is collected around what a rule has found, on all ranks, for some steps.
+"""Deeper collection around a finding, on all ranks, for some steps.
 
-Ranks agree as in :mod:`probe.core.control.config_follower`, by the number of a step: here in a
-notice, as a file ``arming/{n}.json`` beside their directories. Who finds something first gives it, and nobody can give
-it again.
+Ranks agree on a step number, as in :mod:`probe.core.control.config_follower`: here in an announcement, a file
+``arming/{n}.json`` beside their directories. The rank with the first finding writes it, and no other can write it
+again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from probe.core.config.schema import Settings
+from probe.core.control.agreement import ScheduledChange
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
 from probe.core.instrumentation.selection import Selection
@@ -27,91 +28,81 @@ _BLOCK = re.compile(r"(.*\.\d+|\d+)(?:\..*)?", re.DOTALL)
 
 
 class Order(NamedTuple):
-    """What was written by who found something first."""
+    """The announcement of the rank with the first finding."""
 
     step: int
     """From which more is collected."""
     suspects: tuple[str, ...]
-    """Names of modules: what is inside them is looked at."""
+    """Names of modules: everything inside them is collected."""
     rank: int
 
 
 def suspects(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """The blocks that the first of ``findings`` are about: ``layers.1`` for what was found in ``layers.1.mlp.fc``; a
-    module outside all blocks itself; the empty name is the whole model."""
+    """The blocks of the first of ``findings``: ``layers.1`` for a finding in ``layers.1.mlp.fc``; a module outside all
+    blocks itself; the empty name is the whole model."""
     first = sorted(findings, key=causal_order)[:MOST]
     return tuple(dict.fromkeys(_block(module_of(finding)) for finding in first))
 
 
 def _block(module: str) -> str:
-    found = _BLOCK.fullmatch(module)
-    return found[1] if found else module
+    match = _BLOCK.fullmatch(module)
+    return match[1] if match else module
 
 
 class Arming:
-    """Decides on one rank when to look deeper; asked once a step.
+    """Decides on one rank when to collect more; polled once a step.
 
     Args:
-        notices: what all ranks see.
+        notices: the announcements, which all ranks see.
         rank: this one.
-        steps: for which more is collected.
-        cool_down: steps after that in which nothing new is ordered.
-        ahead: in how many steps every rank will have seen what is written at a step.
+        steps: number of steps for which more is collected.
+        cool_down: number of steps after that in which nothing new is ordered.
+        ahead: the number of steps after which every rank has seen an announcement of a step.
     """
 
     def __init__(
         self, notices: Notices, rank: int, steps: int, cool_down: int, ahead: Callable[[int], int], faults: Faults
     ) -> None:
-        self._notices, self._rank = notices, rank
-        self._steps, self._cool_down, self._ahead, self._faults = steps, cool_down, ahead, faults
-        self._order: Order | None = None
+        self._rank, self._steps, self._cool_down, self._ahead = rank, steps, cool_down, ahead
+        self._orders = ScheduledChange("arming", notices, _order, faults)
         self._quiet_until = 0
 
     def poll(self, step: int, findings: Sequence[Finding]) -> Order | None:
         """The order that takes effect with ``step``, which is about to begin. One whose steps are over is none.
 
         Args:
-            findings: what has been found since this was last asked.
+            findings: those since the last call.
         """
-        try:
-            self._look()
-            while self._order is not None and step >= self._order.step + self._steps:  # nothing was collected then
-                self._rest_after(self._order)
-                self._look()
-            if self._order is None and findings and step >= self._quiet_until:
-                self._notices.give(Order(step + self._ahead(step), suspects(findings), self._rank)._asdict())
-                self._look()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._faults.note("arming", error)
-        order = self._order
-        if order is None or step < order.step:
-            return None
-        if step > order.step:
-            self._faults.note("arming", TimeoutError(f"seen at step {step}, too late for step {order.step}"))
-        self._rest_after(order)
+        orders = self._orders
+        with orders.counted():
+            while (at := orders.next_step()) is not None and step >= at + self._steps:
+                self._rest_after(orders.drop())  # nothing was collected then
+            if at is None and findings and step >= self._quiet_until:
+                orders.announce(step + self._ahead(step), suspects=suspects(findings), rank=self._rank)
+        if (order := orders.poll(step)) is not None:
+            self._rest_after(order)
         return order
 
     def _rest_after(self, order: Order) -> None:
-        self._order, self._quiet_until = None, order.step + self._steps + self._cool_down
+        self._quiet_until = order.step + self._steps + self._cool_down
 
-    def _look(self) -> None:
-        """Reads the next order, if somebody has given it."""
-        if self._order is None and (told := self._notices.read()) is not None:
-            self._order = Order(int(told["step"]), tuple(map(str, told["suspects"])), int(told["rank"]))
+
+def _order(notice: Mapping[str, Any]) -> Order:
+    return Order(int(notice["step"]), tuple(map(str, notice["suspects"])), int(notice["rank"]))
 
 
 SIGNALS = ("xy_distribution", "wg_distribution", "param_distribution", "mv_distribution")
 
 
 def deeper(settings: Settings) -> Settings:
-    """``settings`` with what they collect besides when something was found."""
+    """``settings`` with the signals that ``on_anomaly`` adds."""
     assert settings.on_anomaly is not None
     arm = settings.on_anomaly.arm
     return settings.model_copy(update={name: True for name in SIGNALS if getattr(arm, name)})
 
 
 def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Selection:
-    """What ``settings`` choose, and all that is inside the suspects."""
+    """The selection of ``settings``, and everything inside the suspects."""
     return base.widened(
         suspects,
         parameters=settings.wg_distribution or settings.param_distribution or settings.mv_distribution,

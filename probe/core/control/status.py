@@ -24,7 +24,7 @@ POLL_SECONDS = 0.2
 
 
 class RankState(NamedTuple):
-    """What one rank says of itself."""
+    """The state of one rank, as its manifest has it."""
 
     rank: int
     directory: Path
@@ -32,13 +32,13 @@ class RankState(NamedTuple):
     """``collecting``, ``at rest``, ``ended``, ``gone`` (its process is not there any more), ``not followed`` (it was
     not started with DYNAMIC_MONITOR)."""
     step: int
-    """Since which."""
+    """The step since which it has been in this state."""
     changes: int
-    """How often it has changed so far."""
+    """Number of changes so far."""
 
 
 def followed(file: Path, first: int) -> dict[str, object]:
-    """What the manifest of a run that may be switched on and off says of this process, before step ``first``."""
+    """The entry of this process in the manifest of a run that may be switched on and off, before step ``first``."""
     return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}
 
 
@@ -70,27 +70,28 @@ def configuration(root: Path) -> Path:
 
 
 def put(file: Path, values: Mapping[str, Any]) -> bool:
-    """Writes ``values`` (dotted keys) into the configuration, if it can then still be used; whether that changed it.
+    """Writes ``values`` (dotted keys) into the configuration if they make a valid one; returns whether they changed it.
 
     Raises:
-        ConfigError: saying what could not be used; nothing is written.
+        ConfigError: with the values that cannot be used; nothing is written.
     """
-    found = read(file)
-    if found.repeated:
-        raise ConfigError(str(file), found.repeated)
-    load(changed(found.values, values))
+    parsed = read(file)
+    if parsed.repeated:
+        raise ConfigError(str(file), parsed.repeated)
+    load(changed(parsed.values, values))
     before = content(str(file))
     change(file, values)
     return content(str(file)) != before
 
 
-def wait(root: Path, before: list[RankState], seconds: float, told: Callable[[list[RankState]], None]) -> bool:
-    """Waits until every rank that still runs has changed since ``before``; whether they did within ``seconds``."""
+def wait(root: Path, before: list[RankState], seconds: float, show: Callable[[list[RankState]], None]) -> bool:
+    """Waits until every rank that still runs has changed since ``before``; returns whether they did within
+    ``seconds``."""
     known = {state.rank: state.changes for state in before}
     deadline = time.monotonic() + seconds
     while True:
         now = states(root)
-        told(now)
+        show(now)
         running = [state for state in now if state.state in ("collecting", "at rest")]
         if running and all(state.changes > known.get(state.rank, -1) for state in running):
             return True
@@ -112,10 +113,10 @@ def _state(rank: int, path: Path, manifest: Manifest) -> RankState:
 
 
 def assigned(assignments: list[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` pairs; a value is JSON, or the text that it is.
+    """Parses ``KEY=VALUE`` pairs; a value is JSON, else plain text.
 
     Raises:
-        ValueError: for what is no pair.
+        ValueError: for an argument that is no pair.
     """
     values = {}
     for assignment in assignments:
@@ -131,8 +132,8 @@ def assigned(assignments: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def turn(file: Path) -> Iterator[None]:
-    """One at a time: who changes ``file`` meanwhile waits, so that no change is written over another. The lock is on
-    its folder, which every user who reads the file can open.
+    """A lock on ``file``, so that no change is written over another. The lock is on its folder, which every user who
+    reads the file can open.
 
     Raises:
         OSError: if the folder cannot be opened.

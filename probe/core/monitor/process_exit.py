@@ -13,13 +13,13 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from probe.core.backend.patch import Shared, Undo
+
 Handler = Any
-_live: list[Endings] = []
-_installed: tuple[Handler, Handler] | None = None
-"""Our handler of SIGTERM while it is in place, and the one before it."""
 
 
 class Endings:
@@ -35,15 +35,12 @@ class Endings:
         self._ended_ref, self._flush_ref = weakref.WeakMethod(ended), weakref.WeakMethod(flush)
         self._process = os.getpid()
         atexit.register(self._exit)
-        _live.append(self)
-        _install()
+        self._leave = _live.listen(self)
 
     def forget(self) -> None:
         """Removes the handlers; a signal handler that was set after ours stays. Calling it again is harmless."""
         atexit.unregister(self._exit)
-        if self in _live:
-            _live.remove(self)
-        put_back()
+        self._leave()
 
     def terminated(self, dies: bool) -> None:
         """SIGTERM has come."""
@@ -64,9 +61,8 @@ class Endings:
 
 
 def put_back() -> None:
-    """Restores the signal handler that was there, if no monitor is left and this is the main thread."""
-    if not _live:
-        _restore()
+    """Restores the signal handler that was there before ours, if no monitor is left and this is the main thread."""
+    _live.settle()
 
 
 def _in_charge() -> bool:
@@ -74,33 +70,26 @@ def _in_charge() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _install() -> None:
-    global _installed  # noqa: PLW0603 - the handler is the process's
-    if len(_live) == 1:
-        _restore()  # one that could not be put back when the last monitor ended
+def _install() -> Iterator[Undo]:
     before = signal.getsignal(signal.SIGTERM)
-    if _installed is None and _in_charge() and before is not None:  # None: set by C code, could not be put back
-        _installed = (_handler(before), before)
-        signal.signal(signal.SIGTERM, _installed[0])
+    if _in_charge() and before is not None:  # None: set by C code, could not be restored
+        ours = _handler(before)
+        signal.signal(signal.SIGTERM, ours)
+        yield partial(_restore, ours, before)
 
 
-def _restore() -> None:
-    global _installed  # noqa: PLW0603
-    if _installed is None or not _in_charge():
-        return
-    ours, before = _installed
-    if signal.getsignal(signal.SIGTERM) is ours:
+def _restore(ours: Handler, before: Handler) -> bool:
+    if _in_charge() and signal.getsignal(signal.SIGTERM) is ours:
         signal.signal(signal.SIGTERM, before)
-    _installed = None
+    return _in_charge()
 
 
 def _handler(before: Handler) -> Handler:
     """Returns a handler that flushes, then acts as ``before`` would."""
 
     def terminate(number: int, frame: Any) -> None:
-        if not _live:
-            _restore()
-        for endings in list(_live):
+        put_back()
+        for endings in _live:
             endings.terminated(dies=before == signal.SIG_DFL)
         if callable(before):
             before(number, frame)
@@ -109,3 +98,6 @@ def _handler(before: Handler) -> Handler:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return terminate
+
+
+_live: Shared[Endings] = Shared(_install)

@@ -1,49 +1,42 @@
-"""Every update in the process: MindSpore's optimizers are cells, and their classes are listened to, as long as anybody
-asks."""
+"""Every update in the process: MindSpore's optimizers are cells, whose classes are changed while anybody listens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindspore import nn
 from mindspore.experimental import optim
 
-from probe.core.backend.patch import replace
+from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Remove
 from probe.mindspore.cell_hooks import surfacing
 
 KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
-"""What all of them inherit from; those of ``mint.optim`` from the second."""
-_listening: list[tuple[Callable[[Any], None], Callable[[Any], None]]] = []
-_restore: list[Remove] = []
+"""The parents of all of them; those of ``mint.optim`` inherit from the second."""
+Edges = tuple[Callable[[Any], None], Callable[[Any], None]]
 
 
 def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
     """Calls ``began`` and ``ended`` around each call of every optimizer of MindSpore's own."""
-    if not _listening:
-        _restore[:] = [_listen_to(kind) for kind in KINDS]
-    entry = began, ended
-    _listening.append(entry)
+    return _listening.listen((began, ended))
 
-    def remove() -> None:
-        if entry in _listening:
-            _listening.remove(entry)
-            if not _listening:
-                while _restore:
-                    _restore.pop()()
 
-    return remove
+def _install() -> Iterator[Undo]:
+    yield from map(_listen_to, KINDS)
+
+
+_listening: Shared[Edges] = Shared(_install)
 
 
 def _listen_to(kind: Any) -> Remove:
     inherited = kind.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for began, _ in list(_listening):
+        for began, _ in _listening:
             surfacing(began)(self)
         result = inherited(self, *args, **kwargs)
-        for _, ended in list(_listening):
+        for _, ended in _listening:
             surfacing(ended)(self)
         return result
 

@@ -13,7 +13,7 @@ from mindspore import ParameterTuple, nn
 from probe.core.backend.protocols import Adam, StepListener
 from probe.core.backend.shield import shielded
 from probe.mindspore import cell_hooks
-from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.gradients import applied, on_reduction
 from probe.mindspore.loss_scale import held_scale, listened
 
 EXP_AVG = {"moment1": "exp_avg", "moments1": "exp_avg"}
@@ -27,7 +27,7 @@ NAMES: dict[str, dict[str, str]] = {
     "RMSprop": {"mean_square": "square_avg", "mean_grad": "grad_avg", "moment": "momentum_buffer"},
     "SGD": {"accum": "momentum_buffer", "momentum_buf": "momentum_buffer"},
 }
-"""What torch calls the state of an optimizer, by class and MindSpore's name."""
+"""Torch's names for the state of an optimizer, by class and MindSpore's name."""
 ANY_CLASS = EXP_AVG | EXP_AVG_SQ | {"vhat": "max_exp_avg_sq"}
 NO_STATE = ("parameters", "_parameters", "params", "learning_rate", "stat", "grad_clone")
 """Attributes that are no state: the parameters themselves, rates of groups, the first-step flag of SGD's operator."""
@@ -56,7 +56,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
     """Listens to the calls of this one object."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with given(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
+        with applied(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
             scale = shielded(listener, "loss scale", held_scale, optimizer) if listener.sampled else None
             listener.before(optimizer, scale)
 
@@ -64,7 +64,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
         listener.after(optimizer, "applied")
 
     with ExitStack() as attached:
-        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.callback(on_reduction(lambda: owned(optimizer), listener))
         attached.enter_context(listened(optimizer))
         attached.callback(cell_hooks.before(optimizer, enter))
         attached.callback(cell_hooks.after(optimizer, leave))
@@ -105,9 +105,9 @@ class _Layout(NamedTuple):
     """Cached map from a parameter to its optimizer state; building it may synchronise the device."""
 
     places: dict[int, int]
-    """Of each parameter, by its identity, in everything that is kept."""
+    """The index of each parameter, by its identity, in every tuple of tensors."""
     kept: dict[str, tuple[str, Any]]
-    """For each kind MindSpore's name and the tensors."""
+    """For each kind MindSpore's name, and a tuple of one tensor for each parameter."""
 
 
 _layouts: WeakKeyDictionary[Any, _Layout] = WeakKeyDictionary()

@@ -14,7 +14,7 @@ from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
-from probe.mindspore.gradients import given, reducers_of
+from probe.mindspore.gradients import applied, on_reduction
 from probe.mindspore.optimizers import nn_cell
 
 
@@ -42,7 +42,7 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 
 
 def state_names(optimizer: Any) -> dict[str, str]:
-    """MindSpore's names where it keeps the state; else nothing is renamed: the names are torch's already."""
+    """MindSpore's names where it keeps the state; else none: the names are torch's already."""
     return nn_cell.state_names(optimizer) if _is_cell(optimizer) else {}
 
 
@@ -67,10 +67,10 @@ def _is_cell(optimizer: Any) -> bool:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Wraps ``step`` of this one object; one that is a cell may be called instead."""
+    """Replaces ``step`` on this one object; one that is a cell may be called instead."""
     steps = _Steps(optimizer, listener)
     with ExitStack() as attached:
-        attached.enter_context(reducers_of(lambda: owned(optimizer), listener))
+        attached.callback(on_reduction(lambda: owned(optimizer), listener))
         attached.callback(replace(optimizer, "step", steps.around(optimizer.step)))
         if nn_cell.knows(optimizer):
             attached.callback(cell_hooks.before(optimizer, steps.called))
@@ -86,7 +86,7 @@ class _Steps:
         self._running = self._begun = False
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``original``, listened to: it takes nothing, a closure, or (mindtorch) the gradients."""
+        """``original`` with listeners: its argument is nothing, a closure, or (mindtorch) the gradients."""
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -120,17 +120,17 @@ class _Steps:
             self._listener.after(self._optimizer, "applied")
 
     def _begin(self, gradients: Sequence[Any] | None = None) -> None:
-        """Tells that the gradients are there, once a step."""
+        """Reports the gradients, once a step."""
         if not self._begun:
             self._begun = True
-            surfacing(self._tell)(gradients)
+            surfacing(self._report)(gradients)
 
-    def _tell(self, gradients: Sequence[Any] | None) -> None:
-        with given(self._optimizer, owned, gradients, self._listener):
+    def _report(self, gradients: Sequence[Any] | None) -> None:
+        with applied(self._optimizer, owned, gradients, self._listener):
             self._listener.before(self._optimizer, None)
 
     def _evaluating(self, argument: Any) -> Any:
-        """A closure's first evaluation gives the gradients; later ones are a line search."""
+        """A closure whose first evaluation computes the gradients; later ones are a line search."""
         if not callable(argument):
             return argument
 

@@ -1,10 +1,10 @@
-"""Telling listeners of a call: who makes it, what can be read, and that nothing of ours reaches training."""
+"""Listeners to collectives in torch: installing them, the caller of a call, and the tensors that can be read."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from probe.core.backend import collective_listeners
+from probe.core.backend.patch import Undo, replace
 from probe.core.backend.protocols import CollectiveListener
 from probe.pytorch import tensors
-
-Told = list[tuple[CollectiveListener, Any]]
-"""Who listens to a call, with what each calls it."""
 
 API = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 """Files whose functions name an operation."""
@@ -34,50 +33,17 @@ PLUMBING = (
     "/contextlib.py",
     "/typing_extensions.py",
     "/warnings.py",
+    collective_listeners.__file__,
     *map(str, Path(__file__).parent.glob("*.py")),
 )
-"""Files that are between a call and who makes it."""
+"""Files between a call and the code that makes it."""
 _latest = threading.local()
 """``place`` is where this thread's latest call was: frame, code and instruction."""
-
-listeners: list[CollectiveListener] = []
-
-
-def heard() -> bool:
-    try:
-        return any(listener.listening for listener in listeners)
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        _failed(error)
-        return False
 
 
 def began(name: str, ranks: Sequence[int], inputs: Sequence[torch.Tensor]) -> Iterator[tuple[CollectiveListener, Any]]:
     operation, site, again = _caller(name)
-    for listener in list(listeners):
-        if listener.listening and (call := listener.began(operation, ranks, inputs, site, again)) is not None:
-            yield listener, call
-
-
-def ended(told: Told, outputs: Sequence[torch.Tensor]) -> None:
-    for listener, call in told:
-        listener.ended(call, outputs)
-
-
-def abandoned(told: Told, outputs: int) -> None:
-    for listener, call in told:
-        listener.abandoned(call, outputs)
-
-
-def guarded(function: Callable[[], None]) -> None:
-    try:
-        function()
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        _failed(error)
-
-
-def _failed(error: Exception) -> None:
-    for listener in list(listeners):
-        listener.failed("collective", error)
+    yield from listeners.began(operation, ranks, inputs, site, again)
 
 
 def readable(tensor: torch.Tensor) -> bool:
@@ -112,3 +78,25 @@ def flat(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for inner in value for tensor in flat(inner)]
     return [value] if tensors.is_tensor(value) else []
+
+
+def _install() -> Iterator[Undo]:
+    from probe.pytorch.collectives import functional, process_group  # they import this module
+
+    for name, sides in process_group.TRANSFERS.items():
+        if hasattr(dist.ProcessGroup, name):
+            yield replace(dist.ProcessGroup, name, process_group.method(name, sides))
+    for kind, name, wrap in (
+        *((dist.Work, name, process_group.waiting) for name in ("wait", "synchronize", "block_current_stream")),
+        (dist.ProcessGroup, "_start_coalescing", process_group.coalescing_began),
+        (dist.ProcessGroup, "_end_coalescing", process_group.coalescing_ended),
+    ):
+        if hasattr(kind, name):
+            yield replace(kind, name, wrap(getattr(kind, name)))
+    for packet in functional.operators():
+        yield replace(packet, "_op", functional.listening(packet))
+    yield process_group.forget
+    yield functional.forget
+
+
+listeners = collective_listeners.CollectiveListeners(_install)

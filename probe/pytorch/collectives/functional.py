@@ -1,4 +1,4 @@
-"""Functional collectives: operators that go past process groups, and whose outputs are waited for one by one."""
+"""Functional collectives: operators that bypass process groups, and whose outputs are waited for one by one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any, NamedTuple
 
 import torch
 
+from probe.core.backend.collective_listeners import Calls, abandoned, ended
 from probe.core.backend.protocols import CollectiveListener
-from probe.pytorch.collectives.dispatch import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
-"""Functional collectives that may wait to be waited for; the oldest are given up."""
+"""Most functional collectives whose outputs nobody has waited for yet; older ones are abandoned."""
 
 
 class _Flying(NamedTuple):
     """A functional collective whose outputs are waited for one by one."""
 
-    told: Told
+    calls: Calls
     waited: list[torch.Tensor]
     outputs: int
 
 
 _in_flight: dict[int, _Flying] = {}
-"""By the address of an output, as torch itself finds what to wait for."""
+"""By the address of an output, which is also torch's key for outputs to wait for."""
 
 
 def operators() -> Iterator[Any]:
@@ -47,38 +48,38 @@ def listening(packet: Any) -> Callable[..., Any]:
     at_once = "_dtensor" in str(packet)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
-        if not heard():
+        if not listeners.wanted():
             return original(*args, **kwargs)
-        told: Told = []
-        given = dict(zip(arguments, args, strict=False)) | kwargs
-        guarded(lambda: told.extend(_begin_functional(packet.__name__, given)))
+        calls: Calls = []
+        bound = dict(zip(arguments, args, strict=False)) | kwargs
+        listeners.guarded(lambda: calls.extend(_begin_functional(packet.__name__, bound)))
         results = original(*args, **kwargs)
-        if told:
-            guarded(lambda: ended(told, flat(results)) if at_once else _fly(told, flat(results)))
+        if calls:
+            listeners.guarded(lambda: ended(calls, flat(results)) if at_once else _fly(calls, flat(results)))
         return results
 
     return operator
 
 
-def _begin_functional(name: str, given: dict[str, Any]) -> Iterator[tuple[CollectiveListener, Any]]:
-    group = given["group_name"]
+def _begin_functional(name: str, bound: dict[str, Any]) -> Iterator[tuple[CollectiveListener, Any]]:
+    group = bound["group_name"]
     group = torch._C._distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
-    inputs = _inputs(name, given, group)
-    if all(map(readable, flat(list(given.values())))):
+    inputs = _inputs(name, bound, group)
+    if all(map(readable, flat(list(bound.values())))):
         yield from began(name, ranks_of(group), inputs)
 
 
-def _inputs(name: str, given: dict[str, Any], group: Any) -> list[torch.Tensor]:
-    """What this rank gives to a functional collective."""
-    if name == "irecv" or (name.startswith("broadcast") and group.rank() != given["src"]):
+def _inputs(name: str, bound: dict[str, Any], group: Any) -> list[torch.Tensor]:
+    """The tensors that this rank sends in a functional collective."""
+    if name == "irecv" or (name.startswith("broadcast") and group.rank() != bound["src"]):
         return []
     if name == "batch_p2p_ops":
-        return [tensor for kind, tensor in zip(given["op_list"], given["tensors"], strict=True) if "send" in kind]
-    return flat([value for key, value in given.items() if key != "out"])
+        return [tensor for kind, tensor in zip(bound["op_list"], bound["tensors"], strict=True) if "send" in kind]
+    return flat([value for key, value in bound.items() if key != "out"])
 
 
-def _fly(told: Told, outputs: list[torch.Tensor]) -> None:
-    flying = _Flying(told, [], len(outputs))
+def _fly(calls: Calls, outputs: list[torch.Tensor]) -> None:
+    flying = _Flying(calls, [], len(outputs))
     if len(_in_flight) > IN_FLIGHT:
         _give_up(next(iter(_in_flight)))
     for tensor in outputs:
@@ -87,17 +88,17 @@ def _fly(told: Told, outputs: list[torch.Tensor]) -> None:
 
 
 def _give_up(address: int) -> None:
-    """What was at ``address`` will not be waited for any more."""
+    """Drops the collective whose output was at ``address``: nobody will wait for it any more."""
     flying = _in_flight.pop(address, None)
     if flying is not None and all(other is not flying for other in _in_flight.values()):
-        abandoned(flying.told, flying.outputs - len(flying.waited))
+        abandoned(flying.calls, flying.outputs - len(flying.waited))
 
 
 def _waiting_for_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
         if _in_flight:
-            guarded(lambda: _landed(tensor))
+            listeners.guarded(lambda: _landed(tensor))
         return tensor
 
     return wait
@@ -111,9 +112,9 @@ def _landed(tensor: torch.Tensor) -> None:
         return
     flying.waited.append(tensor)
     if len(flying.waited) == flying.outputs:
-        ended(flying.told, flying.waited)
+        ended(flying.calls, flying.waited)
 
 
 def forget() -> None:
-    """Nothing is waited for any more."""
+    """Drops all collectives that are in flight."""
     _in_flight.clear()

@@ -1,4 +1,4 @@
-"""Methods of ``ProcessGroup``, in which every function of ``torch.distributed`` ends, and the handles they give."""
+"""Methods of ``ProcessGroup``, in which every function of ``torch.distributed`` ends, and the handles they return."""
 
 from __future__ import annotations
 
@@ -10,50 +10,51 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from probe.pytorch.collectives.dispatch import Told, abandoned, began, ended, flat, guarded, heard, ranks_of, readable
+from probe.core.backend.collective_listeners import Calls, abandoned, ended
+from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 Arguments = Sequence[Any]
 
 
 class _Part(NamedTuple):
-    """A transfer that listeners were told of."""
+    """A transfer that listeners know of."""
 
-    told: Told
+    calls: Calls
     outputs: list[torch.Tensor]
     timed: list[Any]
-    """What they call it, where the handle can tell when it is complete: on a host, that is; for a device it tells when
-    it was queued."""
+    """The listeners' calls whose completion the handle reports: on a host. On a device the handle reports when the
+    transfer was queued."""
 
 
 class CallSides(NamedTuple):
-    """The tensors that this rank gives to a transfer, and those that it gets."""
+    """The tensors that this rank sends in a transfer, and those that it receives."""
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
 
 
-def _in_place(_: Any, given: Arguments) -> CallSides:
-    return CallSides(flat(given[0]), flat(given[0]))
+def _in_place(_: Any, args: Arguments) -> CallSides:
+    return CallSides(flat(args[0]), flat(args[0]))
 
 
-def _apart(_: Any, given: Arguments) -> CallSides:
-    return CallSides(flat(given[1]), flat(given[0]))
+def _apart(_: Any, args: Arguments) -> CallSides:
+    return CallSides(flat(args[1]), flat(args[0]))
 
 
-def _from_root(group: Any, given: Arguments) -> CallSides:
-    return CallSides(flat(given[0]) if group.rank() == _root(given) else [], flat(given[0]))
+def _from_root(group: Any, args: Arguments) -> CallSides:
+    return CallSides(flat(args[0]) if group.rank() == _root(args) else [], flat(args[0]))
 
 
-def _to_root(group: Any, given: Arguments) -> CallSides:
-    return CallSides(flat(given[0]), flat(given[0]) if group.rank() == _root(given) else [])
+def _to_root(group: Any, args: Arguments) -> CallSides:
+    return CallSides(flat(args[0]), flat(args[0]) if group.rank() == _root(args) else [])
 
 
-def _given(_: Any, given: Arguments) -> CallSides:
-    return CallSides(flat(given[0]), [])
+def _sent(_: Any, args: Arguments) -> CallSides:
+    return CallSides(flat(args[0]), [])
 
 
-def _got(_: Any, given: Arguments) -> CallSides:
-    return CallSides([], flat(given[0]))
+def _received(_: Any, args: Arguments) -> CallSides:
+    return CallSides([], flat(args[0]))
 
 
 def _nothing(_: Any, __: Arguments) -> CallSides:
@@ -81,17 +82,17 @@ TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "alltoall": _apart,
     "alltoall_base": _apart,
     "all_to_all_single": _apart,
-    "send": _given,
-    "recv": _got,
-    "recv_anysource": _got,
+    "send": _sent,
+    "recv": _received,
+    "recv_anysource": _received,
     "barrier": _nothing,
     "monitored_barrier": _nothing,
 }
 """Every method of a process group that moves something, under the names of all versions of torch."""
 
 
-def _root(given: Arguments) -> int:
-    for value in given[1:]:
+def _root(args: Arguments) -> int:
+    for value in args[1:]:
         if hasattr(value, "rootRank"):
             return int(value.rootRank)
         if isinstance(value, int):
@@ -104,12 +105,12 @@ def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[
 
     @functools.wraps(original)
     def transfer(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if not heard():
+        if not listeners.wanted():
             return original(group, *args, **kwargs)
         part = _begin_transfer(name, sides, group, args, kwargs)
         work = original(group, *args, **kwargs)
-        if part.told:
-            guarded(lambda: _issued(group, work, part))
+        if part.calls:
+            listeners.guarded(lambda: _issued(group, work, part))
         return work
 
     return transfer
@@ -122,35 +123,35 @@ def _begin_transfer(
 
     def begin() -> None:
         named = sorted(kwargs.items(), key=lambda pair: not pair[0].startswith("out"))
-        given = [*args, *(value for _, value in named)]
-        inputs, outputs = sides(group, given)
+        every = [*args, *(value for _, value in named)]
+        inputs, outputs = sides(group, every)
         if not all(map(readable, (*inputs, *outputs))):
             return
         part.outputs.extend(outputs)
-        part.told.extend(began(name, ranks_of(group), inputs))
+        part.calls.extend(began(name, ranks_of(group), inputs))
         on_host = (inputs or outputs) and all(tensor.device.type == "cpu" for tensor in (*inputs, *outputs))
-        if on_host and all(getattr(value, "asyncOp", True) for value in given):
-            part.timed.extend(call for _, call in part.told)
+        if on_host and all(getattr(value, "asyncOp", True) for value in every):
+            part.timed.extend(call for _, call in part.calls)
 
-    guarded(begin)
+    listeners.guarded(begin)
     return part
 
 
 class _Waited(NamedTuple):
-    """A handle that was given out, and the transfers that it stands for."""
+    """A handle that was returned to training, and the transfers that it stands for."""
 
     work: weakref.ref[Any]
     parts: list[_Part]
 
 
 _works: dict[int, _Waited] = {}
-"""By the identity of the handle. Goes with it."""
+"""By the identity of the handle; an entry goes when its handle does."""
 _coalescing: dict[Any, list[_Part]] = {}
-"""By process group: what is held back until the group ends coalescing."""
+"""By process group: transfers that are issued when the group ends coalescing."""
 
 
 def _issued(group: Any, work: Any, part: _Part) -> None:
-    """A process group has taken a transfer on."""
+    """Notes that a process group has accepted a transfer."""
     if group in _coalescing:
         _coalescing[group].append(part)
     else:
@@ -158,7 +159,8 @@ def _issued(group: Any, work: Any, part: _Part) -> None:
 
 
 def _expect(work: Any, parts: list[_Part]) -> None:
-    """The transfers are complete when ``work`` is; with no handle they are, or will be in the order of the stream."""
+    """Waits for ``work``, with which the transfers are complete; without a handle they are, in the order of the
+    stream."""
     if work is None:
         _all_ended(parts)
         return
@@ -167,7 +169,7 @@ def _expect(work: Any, parts: list[_Part]) -> None:
     def gone(_: object) -> None:
         waited = _works.pop(identity, None)
         for part in waited.parts if waited is not None else ():
-            abandoned(part.told, len(part.outputs))
+            abandoned(part.calls, len(part.outputs))
 
     _works[identity] = _Waited(weakref.ref(work, gone), parts)
     if timed := [call for part in parts for call in part.timed]:
@@ -175,7 +177,7 @@ def _expect(work: Any, parts: list[_Part]) -> None:
 
 
 def _time(work: Any, calls: list[Any]) -> None:
-    """Lets the handle itself tell when it is complete."""
+    """Has the handle itself report its completion."""
     try:
         future = work.get_future()
     except RuntimeError:  # this kind has none
@@ -189,7 +191,7 @@ def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(work, *args, **kwargs)
         waited = _works.pop(id(work), None)
         if waited is not None:
-            guarded(lambda: _all_ended(waited.parts))
+            listeners.guarded(lambda: _all_ended(waited.parts))
         return result
 
     return wait
@@ -197,14 +199,14 @@ def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _all_ended(parts: list[_Part]) -> None:
     for part in parts:
-        ended(part.told, part.outputs)
+        ended(part.calls, part.outputs)
 
 
 def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(group: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(group, *args, **kwargs)
-        if heard():
+        if listeners.wanted():
             _coalescing[group] = []
         return result
 
@@ -217,13 +219,13 @@ def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
         parts = _coalescing.pop(group, [])
         work = original(group, *args, **kwargs)
         if parts:
-            guarded(lambda: _expect(work, parts))
+            listeners.guarded(lambda: _expect(work, parts))
         return work
 
     return end
 
 
 def forget() -> None:
-    """Nothing is waited for any more."""
+    """Drops all transfers that are waited for."""
     _works.clear()
     _coalescing.clear()

@@ -1,8 +1,8 @@
-"""``FullyShardedDataParallel``: the parameters of a unit lie one behind the other in a flat one, of which each rank
-keeps a stretch that may begin and end inside a parameter.
+"""``FullyShardedDataParallel``: the parameters of a unit lie end to end in a flat one, of which each rank keeps a
+stretch that may begin and end inside a parameter.
 
-What autograd knows is the flat parameter, whole while the unit runs: hooks on it see this rank's own gradient, before
-FSDP's own hook reduces it.
+Autograd knows the flat parameter, which is whole while the unit runs: hooks on it receive this rank's own gradient,
+before FSDP's own hook reduces it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def check(model: torch.nn.Module) -> None:
     """Refuses units without ``use_orig_params``, and a part of a unit.
 
     Raises:
-        ValueError: saying what came and what to do.
+        ValueError: with the problem and its remedy.
     """
     units = list(_units(model))
     for unit in units:
         if not unit._handle._use_orig_params:
             raise ValueError(
                 "set_monitor: model: its parameters have no names of their own, because FullyShardedDataParallel was "
-                "given use_orig_params=False; wrap the model with use_orig_params=True"
+                "made with use_orig_params=False; wrap the model with use_orig_params=True"
             )
     known = {id(parameter) for unit in units for parameter in _originals(unit._handle.flat_param)}
     for name, parameter in model.named_parameters() if CLASS[0] in sys.modules else ():
@@ -48,10 +48,10 @@ def check(model: torch.nn.Module) -> None:
 
 
 def check_unwrapped(parameter: torch.nn.Parameter) -> None:
-    """Refuses a parameter that a unit has taken over where this was not to be seen: what it holds is no whole tensor.
+    """Refuses a parameter that a unit has taken over unnoticed: it no longer holds a whole tensor.
 
     Raises:
-        ValueError: saying what to do.
+        ValueError: with the remedy.
     """
     if getattr(parameter, "_fsdp_flattened", False):
         raise ValueError(
@@ -97,7 +97,7 @@ class FlatUnit:
     """One flat parameter: the home of those that lie in it."""
 
     def __init__(self, module: Any) -> None:
-        self._module = weakref.ref(module)  # what is at home here must not be kept alive from here
+        self._module = weakref.ref(module)  # parameters that are at home here must not be kept alive from here
         self._flat_ref = weakref.ref(module._handle.flat_param)
         self._sharded = bool(module._handle.uses_sharded_strategy)
         self._ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
@@ -143,7 +143,8 @@ class FlatUnit:
         main_grad: bool,  # noqa: ARG002 - there is none
         guard: Guard,
     ) -> Remove:
-        """What this rank gives into a reduction, or has accumulated under ``no_sync``; in the dtype of the forward."""
+        """Listens to the gradients that this rank feeds into a reduction, or has accumulated under ``no_sync``; in the
+        dtype of the forward."""
         piece = self.pieces[parameter]
 
         def arrived(gradient: torch.Tensor | None) -> None:
@@ -156,7 +157,7 @@ class FlatUnit:
         return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
-        """Parameters, reduced gradients and state are flat stretches; what has another size is none."""
+        """A flat stretch (parameter, reduced gradient, state) with its coverage; tensors of other sizes as they are."""
         piece = self.pieces[parameter]
         if not self._sharded or tensor.numel() != piece.kept:
             return tensor
@@ -170,8 +171,8 @@ class FlatUnit:
         return Shard(parameter.detach(), Coverage(tuple(piece.shape), piece.part, self._ranks))
 
     def leaf(self, parameter: torch.nn.Parameter) -> Any:  # noqa: ARG002 - all lie in the same one
-        """The node that takes in the flat parameter's gradient: it is not the flat parameter's for good, so that FSDP
-        itself keeps it from the forward to the end of the backward."""
+        """The node that takes in the flat parameter's gradient. It is not the same one in every step: FSDP itself keeps
+        it from the forward to the end of the backward."""
         return getattr(self._flat, "_post_backward_hook_state", (None,))[0]
 
 

@@ -1,8 +1,8 @@
 """``fully_shard``: a module's parameters are DTensors of which each rank keeps some rows; while the module runs, plain
-whole ones stand in their place.
+whole tensors stand in for them.
 
-Those stand-ins are what autograd knows. They are made once, when first needed, and hooks on them see this rank's own
-gradient, before it is reduced.
+Autograd knows the stand-ins. They are made once, when first needed, and hooks on them receive this rank's own gradient,
+before it is reduced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
 
 
 def check(model: torch.nn.Module) -> None:
-    """Everything that ``fully_shard`` makes can be watched."""
+    """Refuses nothing: every module of ``fully_shard`` can be watched."""
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Stored]]:
@@ -37,7 +37,7 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Stored]]
 
 
 def stand_ins(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
-    """What stands in the place of parameters while modules run, with the parameters."""
+    """The stand-ins of parameters while modules run, with the parameters."""
     for group in _groups(model):
         for stored in group.fsdp_params:
             for name in ("_unsharded_param", "_sharded_post_forward_param"):
@@ -46,7 +46,7 @@ def stand_ins(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, torc
 
 
 def _groups(model: torch.nn.Module) -> Iterator[Any]:
-    """Modules sharded together share one state."""
+    """The groups of parameters that are sharded together, each once: modules may share a state."""
     kind: Any = getattr(sys.modules.get(CLASS[0]), CLASS[1], None)
     seen: set[int] = set()
     for module in model.modules() if kind is not None else ():
@@ -91,8 +91,8 @@ class Stored:
         main_grad: bool,  # noqa: ARG002 - there is none
         guard: Guard,
     ) -> Remove:
-        """What this rank gives into a reduction, or has accumulated while reduction is off, in the dtype of the forward
-        (the sum in that of the reduction)."""
+        """Listens to the gradients that this rank feeds into a reduction, or has accumulated while reduction is off, in
+        the dtype of the forward (the sum in that of the reduction)."""
         hook = guard(functools.partial(self._own if own else self._sum, listen))
         placed = ExitStack()
 
@@ -111,15 +111,16 @@ class Stored:
         listen(gradient, reduced=self._reduces())
 
     def _sum(self, listen: Callable[..., None], unsharded: torch.Tensor) -> None:
-        """Of backwards that were not reduced; where reduction has a dtype of its own, the earlier ones were put aside
-        in it."""
+        """Listens to the sum over backwards that were not reduced yet. Where the reduction has a dtype of its own, FSDP
+        keeps the earlier ones elsewhere, in that dtype."""
         earlier, gradient = self._stored.unsharded_accumulated_grad, unsharded.grad
         if gradient is not None:
             total = gradient if earlier is None else add(earlier, gradient)
             listen(total, reduced=self._reduces())
 
     def _once_there(self, place: Callable[[], bool], placed: ExitStack, guard: Guard) -> None:
-        """Places when the stand-in is made, for which there is no hook; nothing stays replaced after that."""
+        """Calls ``place`` when the stand-in is made, for which there is no hook (torch 2.13); then restores the
+        method."""
         original = self._stored.to_unsharded
 
         @functools.wraps(original)
@@ -144,7 +145,7 @@ class Stored:
         return getattr(self._stored, "_unsharded_param", None)
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - a DTensor
-        """DTensors say by themselves what they cover."""
+        """``tensor`` itself: a DTensor has its coverage."""
         return tensor
 
     def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:  # noqa: ARG002 - known

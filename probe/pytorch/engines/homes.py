@@ -25,10 +25,10 @@ def home(parameter: torch.nn.Parameter) -> Home | None:
 
 
 def check_again(parameter: torch.nn.Parameter) -> None:
-    """Refuses a parameter that was wrapped, since it was first looked at, in a way that hides it.
+    """Refuses a parameter that was wrapped after attachment in a way that hides it.
 
     Raises:
-        ValueError: saying what to do.
+        ValueError: with the remedy.
     """
     if home(parameter) is None:
         fsdp1.check_unwrapped(parameter)

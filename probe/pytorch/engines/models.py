@@ -14,7 +14,7 @@ def check(model: torch.nn.Module) -> None:
     """Refuses a model that cannot be watched.
 
     Raises:
-        ValueError: saying what was expected, what came and what to do.
+        ValueError: with what was expected, what came and the remedy.
     """
     for engine in ENGINES.values():
         engine.check(model)

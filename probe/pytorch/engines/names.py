@@ -1,4 +1,4 @@
-"""Names as the user gave them, without what wrappers put in between."""
+"""Names as in the user's model, without the parts that wrappers insert."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSIDE = {
 
 
 def inside(module: torch.nn.Module) -> str | None:
-    """Under which name ``module`` holds the one that it wraps, if it is a wrapper."""
+    """The attribute in which ``module`` holds the module that it wraps, if it is a wrapper."""
     for kind in type(module).__mro__:
         found = INSIDE.get(f"{kind.__module__}.{kind.__qualname__}")
         if found is not None and isinstance(getattr(module, found, None), torch.nn.Module):
@@ -44,7 +44,7 @@ def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
 
 
 def _walk(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module]]:
-    """Each module's name as torch and as the user has it; what holds a module comes before it."""
+    """Each module with its name in torch and in the user's model; a module comes after the one that holds it."""
     names: dict[str, str] = {}
     wrapped: dict[str, str] = {}
     for raw, module in model.named_modules():

@@ -35,7 +35,7 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
-    """What the parameter holds."""
+    """The gradient that the parameter holds."""
     found = held(parameter, main_grad)
     return absent(parameter) if found is None else piece(parameter, found)
 
@@ -61,7 +61,7 @@ def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
 
 
 def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam | None:
-    """What the options of a group say; None if they are not those of a kin of Adam."""
+    """The hyperparameters among the options of a group; None if they are not those of a kin of Adam."""
     if group is None or "eps" not in group or len(group.get("betas", ())) < 2:
         return None
     steps = kept.get("step", group.get("step"))
@@ -89,7 +89,7 @@ class Steps:
     def __init__(self, optimizer: Any, listener: StepListener) -> None:
         self._optimizer, self._listener = optimizer, listener
         self._depth = 0
-        self._stepped = self._told = False
+        self._stepped = self._reported = False
         self._outcome: Outcome = "applied"
 
     def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,7 +97,7 @@ class Steps:
         try:
             return self._enter(args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._told = True  # what is there after the update is not what was there before it
+            self._reported = True  # after the update the values of before it are gone
             self._listener.failed("optimizer", error)
             return None
 
@@ -106,7 +106,7 @@ class Steps:
         shielded(self._listener, "optimizer", self._leave)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Counts what has failed around this optimizer."""
+        """Counts a failure around this optimizer."""
         self._listener.failed(where, error)
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,20 +115,20 @@ class Steps:
         self._depth += 1
         if self._depth > 1:
             return None
-        self._told, self._outcome = False, "applied"
+        self._reported, self._outcome = False, "applied"
         if self._listener.sampled:
             self._outcome = shielded(self._listener, "optimizer", self._foreseen) or "unknown"
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
             return self._with(closure, args, kwargs)
-        self._tell()
+        self._report()
         return None
 
     def _leave(self) -> None:
         self._depth = max(self._depth - 1, 0)
         if self._depth:
             return
-        self._tell()
+        self._report()
         self._stepped = True
         self._listener.after(self._optimizer, self._outcome)
 
@@ -143,14 +143,15 @@ class Steps:
             self._listener.after(self._optimizer, "skipped")
 
     def _with(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The gradients are known after the first evaluation; later ones are line search."""
+        """Arguments with a closure that reports the gradients after its first evaluation; later ones are line
+        search."""
 
         @functools.wraps(closure)
         def evaluate() -> Any:
-            if self._told:
+            if self._reported:
                 return self._search(closure)
             loss = closure()
-            shielded(self._listener, "optimizer", self._tell)
+            shielded(self._listener, "optimizer", self._report)
             return loss
 
         if len(args) > 1:
@@ -164,13 +165,13 @@ class Steps:
         finally:
             self._listener.searching(False)
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self) -> None:
+        if not self._reported:
+            self._reported = True
             self._listener.before(self._optimizer, getattr(self._optimizer, "grad_scale", None))
 
     def _foreseen(self) -> Outcome:
-        """What a fused optimizer will do, as far as the host knows."""
+        """The outcome of a fused optimizer's step, as far as the host can know it."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is None:
             return "applied"
@@ -179,7 +180,12 @@ class Steps:
         return "skipped" if float(found) else "applied"
 
     def _running(self) -> int:
-        """How many calls of this optimizer's ``step`` are on the stack."""
+        """How many calls of this optimizer's ``step`` are on the stack.
+
+        Only the stack knows: a ``step`` that raises calls no post hook, so that the depth counted in the hooks would
+        stay too high. torch calls them in ``Optimizer.profile_hook_step``, in a function ``wrapper`` with the locals
+        ``self`` and ``profile_name`` (torch 2.4 to 2.13; the hooks: https://github.com/pytorch/pytorch/pull/89176).
+        """
         running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
         return sum(found.get("self") is self._optimizer and "profile_name" in found for found in running)
 

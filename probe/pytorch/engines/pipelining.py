@@ -1,7 +1,8 @@
 """``torch.distributed.pipelining``: which forwards of a stage are micro batches.
 
-Its schedules run several micro batches forward before the first backward, and, in the first step, every stage once more
-to find out what it gives and takes. Only the stack tells.
+Its schedules run several micro batches forward before the first backward, and in the first step every stage once more
+to infer shapes. Schedules have no hooks (torch 2.13; https://github.com/pytorch/pytorch/issues/167897): only the stack
+distinguishes these forwards.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ STAGE = "torch.distributed.pipelining.stage"
 SCHEDULES = "torch.distributed.pipelining.schedules"
 MICRO_BATCH = "forward_one_chunk"
 TRIALS = frozenset({"_forward_metadata_inference", "_shape_inference"})
-"""What runs a stage for the shapes alone, in torch 2.13 and 2.6."""
-
+"""Methods that run a stage to infer shapes, in torch 2.13 and 2.6."""
 
 SPLIT = "BACKWARD_WEIGHT"
-"""The computation that only schedules have which leave out the weights' gradients at first."""
+"""The name of an action that only schedules have which compute the weights' gradients later than the inputs'."""
 
 _splitting: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
@@ -34,7 +34,7 @@ def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - whatever runs i
     """Whether the forward that begins now is one of a schedule.
 
     Raises:
-        ValueError: if that differentiates the weights later, in ways that no hook hears.
+        ValueError: if the schedule differentiates the weights later, in a way that calls no hook.
     """
     running = _running()
     if running is None or running.f_code.co_name != MICRO_BATCH:
@@ -42,21 +42,21 @@ def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - whatever runs i
     schedule: Any = next((held for held in map(_owner, _from(running)) if hasattr(held, "pipeline_order")), None)
     if schedule is not None and _splits(schedule):
         raise ValueError(
-            f"{type(schedule).__name__} splits each backward in two, so that gradients cannot be told apart and many "
-            "are not seen; use a schedule that does not (ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B), or "
-            "collect no gradients"
+            f"{type(schedule).__name__} splits each backward in two, so that gradients cannot be distinguished and "
+            "many are not seen; use a schedule that does not (ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B), "
+            "or collect no gradients"
         )
     return True
 
 
 def on_trial() -> bool:
-    """Whether the running forward is only to find out shapes."""
+    """Whether the running forward only infers shapes."""
     running = _running()
     return running is not None and running.f_code.co_name in TRIALS
 
 
 def _running() -> FrameType | None:
-    """Where a stage runs, if one does."""
+    """The frame in which a stage runs, if one does."""
     if STAGE not in sys.modules:
         return None
     for frame in callers():

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from probe.core.backend.protocols import Adam, Shard, StepListener
+from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
 from probe.pytorch.engines.table import ENGINES
@@ -27,11 +27,11 @@ def _dialect(optimizer: Any) -> Optimizers:
 
 
 def check(optimizer: Any) -> None:
-    """Refuses what updates no parameters (a scheduler of learning rates, a scaler), or keeps its numbers where they
-    cannot be read.
+    """Refuses an object that updates no parameters (a scheduler of learning rates, a scaler), or keeps its numbers
+    where they cannot be read.
 
     Raises:
-        ValueError: saying what came and what to do.
+        ValueError: with the object's class and the remedy.
     """
     dialect = _dialect(optimizer)
     for engine in ENGINES.values():
@@ -44,13 +44,13 @@ def check(optimizer: Any) -> None:
         )
 
 
-def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
-    """Tells ``listener`` of every training step of ``optimizer``; returns what ends that."""
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Calls ``listener`` at every training step of ``optimizer``."""
     return _dialect(optimizer).on_step(optimizer, listener)
 
 
 def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
-    """What this process holds of ``parameter``."""
+    """The part of ``parameter`` that this process holds."""
     return _dialect(optimizer).value(optimizer, parameter)
 
 
@@ -60,7 +60,7 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
 
 
 def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> bool:
-    """Whether ``optimizer`` will apply what lies in ``grad``. Those of DeepSpeed and Megatron read buffers of their
+    """Whether ``optimizer`` will apply the tensor in ``grad``. Those of DeepSpeed and Megatron read buffers of their
     own, which are always there."""
     if _dialect(optimizer) is not native or (main_grad and getattr(parameter, "main_grad", None) is not None):
         return False
@@ -73,12 +73,12 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """With what ``optimizer`` makes updates of the moments of each parameter."""
+    """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
     return _dialect(optimizer).adam(optimizer)
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
-    """None: torch's names are those that rows go by."""
+    """Empty: rows have torch's own names."""
     return {}
 
 

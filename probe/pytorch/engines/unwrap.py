@@ -1,4 +1,4 @@
-"""The optimizer that takes the training steps, found from whichever the user has in hand.
+"""The optimizer that takes the training steps, from the one that the user has.
 
 Accelerate and Lightning wrap the optimizer of the user; DeepSpeed wraps it too, and calls it several times a step.
 """
@@ -19,7 +19,7 @@ INSIDE = {
 
 
 def acting(optimizer: Any) -> Any:
-    """What takes the steps of ``optimizer``: inside of what merely wraps it, or DeepSpeed's around it."""
+    """The optimizer that takes the steps of ``optimizer``: inside its plain wrappers, or DeepSpeed's around it."""
     while (name := _inside(type(optimizer))) is not None:
         optimizer = getattr(optimizer, name)
     for engine in ENGINES.values():
@@ -29,6 +29,6 @@ def acting(optimizer: Any) -> Any:
 
 
 def _inside(kind: type) -> str | None:
-    """Under which name objects of ``kind`` hold the optimizer they wrap."""
+    """The attribute in which objects of ``kind`` hold the optimizer that they wrap, if they do."""
     names = (f"{parent.__module__}.{parent.__qualname__}" for parent in kind.__mro__)
     return next((INSIDE[name] for name in names if name in INSIDE), None)

@@ -18,7 +18,7 @@ def check(model: torch.nn.Module) -> None:
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
-    """Of the parameters of optimizers in use."""
+    """The homes of the parameters of optimizers in use."""
     here = {id(parameter) for parameter in model.parameters()}
     for optimizer in zero.in_use:
         home = _home(optimizer)
@@ -28,7 +28,7 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
 
 
 def _home(optimizer: Any) -> DeepSpeedHome | None:
-    """For those that take gradients away; others leave them where torch puts them."""
+    """The home of the parameters of an optimizer that takes gradients away; others leave them where torch puts them."""
     if hasattr(optimizer, "fp32_groups_gradients"):
         return DeepSpeedHome(optimizer, _copied)
     if hasattr(optimizer, "averaged_gradients"):
@@ -38,21 +38,23 @@ def _home(optimizer: Any) -> DeepSpeedHome | None:
 
 
 def _copied(parameter: Any) -> torch.Tensor | None:
-    """What a BF16_Optimizer has summed so far: nothing at first, zeros after a step."""
+    """The sum so far of a BF16_Optimizer: None at first, zeros after a step."""
     kept = getattr(parameter, "_hp_grad", None)
     return None if kept is None else kept.view_as(parameter)
 
 
 def _attached(parameter: Any) -> torch.Tensor | None:
-    """What ZeRO-1 has summed so far, where that is of another precision than the gradients."""
+    """The sum so far of ZeRO-1, where it has another precision than the gradients."""
     return getattr(parameter, "grad_accum", None)
 
 
 class DeepSpeedHome:
-    """Of the parameters of one optimizer.
+    """The home of the parameters of one optimizer.
 
     Args:
-        summed: what of earlier backwards is kept elsewhere than in ``grad``; None where each is reduced by itself.
+        summed: returns the sum of earlier backwards that is kept elsewhere than in ``grad``; None where each backward
+        is
+            reduced by itself.
     """
 
     def __init__(self, optimizer: Any, summed: Callable[[Any], torch.Tensor | None] | None) -> None:
@@ -68,7 +70,7 @@ class DeepSpeedHome:
         main_grad: bool,  # noqa: ARG002
         guard: Guard,
     ) -> Remove:
-        """Before DeepSpeed: its own hooks empty ``grad`` and, with the last one, reduce what is left."""
+        """Listens before DeepSpeed, whose own hooks empty ``grad`` and, with the last one, reduce the rest."""
         summed = self._summed
         if own or summed is None:
             apart = summed is None
@@ -95,7 +97,7 @@ class DeepSpeedHome:
 
 
 def _put_first(hooks: Any, key: int) -> None:
-    """Of an ``OrderedDict`` that torch reads as a plain dict: ``move_to_end`` changes nothing there."""
+    """Puts a hook first in an ``OrderedDict`` that torch reads as a plain dict: ``move_to_end`` has no effect there."""
     ours, others = hooks.pop(key), dict(hooks)
     hooks.clear()
     hooks[key] = ours

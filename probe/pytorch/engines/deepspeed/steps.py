@@ -1,6 +1,6 @@
 """DeepSpeed's optimizers: one training step is one call of *their* ``step``, whatever they call inside it.
 
-Where they keep what they hold is told in :mod:`probe.pytorch.engines.deepspeed.zero`.
+Where they keep gradients and state: :mod:`probe.pytorch.engines.deepspeed.zero`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ def knows(optimizer: Any) -> bool:
 
 
 def around(optimizer: Any) -> Any:
-    """The optimizer of DeepSpeed that steps through ``optimizer``, if there is one, else ``optimizer`` itself.
-
-    What is inside knows nothing of it, so that all objects are looked at; done once, when a monitor attaches.
-    """
+    """The optimizer of DeepSpeed that steps through ``optimizer``, if there is one, else ``optimizer`` itself."""
     if not knows(optimizer) and (kinds := zero.kinds()):
         optimizer = next(_holders(optimizer, kinds), optimizer)
     if knows(optimizer):
@@ -42,16 +39,21 @@ def around(optimizer: Any) -> Any:
 
 
 def _holders(optimizer: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
+    """DeepSpeed's optimizers that hold ``optimizer``, searched among all objects of the process, once at attachment.
+
+    The reference goes one way, from the wrapper to the user's optimizer, and DeepSpeed keeps no list of its engines
+    (0.16.9 to 0.19.8; no upstream issue is known). A user may well pass the optimizer that is now inside.
+    """
     for thing in gc.get_objects():
         if issubclass(type(thing), kinds) and vars(thing).get("optimizer") is optimizer:
             yield thing
 
 
 def check(optimizer: Any) -> None:
-    """Refuses what keeps its numbers on disk.
+    """Refuses an optimizer that keeps its numbers on disk.
 
     Raises:
-        ValueError: saying what came and what to do.
+        ValueError: with the problem and its remedy.
     """
     if getattr(optimizer, "swap_optimizer", False) or getattr(optimizer, "params_in_nvme_and_cpu", False):
         raise ValueError(
@@ -72,13 +74,13 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """What the optimizer inside keeps for this rank's part of ``parameter``."""
+    """The tensors that the optimizer inside keeps for this rank's part of ``parameter``."""
     return layout(optimizer).state(optimizer, parameter)
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """As the groups of the optimizer inside say, whose tensors have all taken the same number of steps. Stage 3 cuts
-    them into smaller ones."""
+    """The hyperparameters in the groups of the optimizer inside, whose tensors have all taken the same number of steps.
+    Stage 3 cuts the groups into smaller ones."""
     inner = optimizer.optimizer
     divided: Mapping[int, int] = getattr(optimizer, "sub_group_to_group_id", {})
 
@@ -92,7 +94,9 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Listens by wrapping ``step`` on this one object: DeepSpeed offers no hook."""
+    """Listens by replacing ``step`` on this one object. DeepSpeed's optimizers are no ``torch.optim.Optimizer`` whose
+    hooks would run, and have none of their own (0.16.9 to 0.19.8; https://github.com/deepspeedai/DeepSpeed/issues/160).
+    """
     original, scale = optimizer.step, _Scale(optimizer)
 
     @functools.wraps(original)

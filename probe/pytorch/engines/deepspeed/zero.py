@@ -21,20 +21,20 @@ State = Mapping[str, torch.Tensor | Shard]
 
 
 in_use: WeakSet[Any] = WeakSet()
-"""The optimizers that a monitor has been given."""
+"""The optimizers that were passed to a monitor."""
 
 
 class Layout(Protocol):
     """The answers of one kind of optimizer."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
-        """What this rank holds of the model's parameter."""
+        """The part of the model's parameter that this rank holds."""
 
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
-        """What this rank holds of the reduced gradient before the update."""
+        """The part of the reduced gradient that this rank holds before the update."""
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
-        """What this rank keeps of the optimizer's state."""
+        """The part of the optimizer's state that this rank keeps."""
 
 
 def groups_of(optimizer: Any) -> Sequence[Sequence[Parameter]]:
@@ -167,7 +167,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def names(kind: type) -> tuple[str, ...]:
-    """Qualified names of a class and of what it inherits from."""
+    """Qualified names of a class and of its parents."""
     return tuple(f"{parent.__module__}.{parent.__qualname__}" for parent in kind.__mro__)
 
 
@@ -200,7 +200,7 @@ def owned(optimizer: Any) -> list[Parameter]:
 
 
 def _like(optimizer: Any, key: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What ``optimizer`` keeps for ``key`` in its shape: no counters of steps."""
+    """The tensors that ``optimizer`` keeps for ``key`` in its shape: no counters of steps."""
     kept = optimizer.state.get(key, {})
     return {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor) and value.shape == key.shape}
 
@@ -214,7 +214,7 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 
 def _fragment(parameter: Parameter) -> Coverage | None:
-    """What of ``parameter`` is in this rank's partition; None for nothing."""
+    """The part of ``parameter`` in this rank's partition; None for nothing."""
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
         return None
@@ -223,13 +223,13 @@ def _fragment(parameter: Parameter) -> Coverage | None:
 
 
 def _nothing(parameter: Any) -> Shard:
-    """The part of a rank that has none: told nevertheless, so that all ranks know of each other."""
+    """The part of a rank that has none: an empty shard, so that all ranks know of each other."""
     coverage = Coverage(tuple(parameter.shape), "0:0", _ranks(parameter._dp_group))
     return Shard(parameter.detach().reshape(-1)[:0], coverage)
 
 
 def _shard(parameter: Any, part: torch.Tensor) -> Shard:
-    """``part``, in the layout of the stage-3 ``parameter``, without what only fills it up."""
+    """``part``, in the layout of the stage-3 ``parameter``, without the padding."""
     group = parameter.ds_process_group
     size, numel = parameter.partition_numel(), parameter.ds_numel
     start = min(size * dist.get_rank(group), numel)

@@ -1,4 +1,4 @@
-"""What Megatron-Core knows of its process groups. It is never imported here: where it trains, it is there."""
+"""Megatron-Core's process groups. It is never imported here: where it trains, it has been imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMED: dict[str, tuple[str, dict[str, bool]]] = {
     "expert_tensor_parallel": ("get_expert_tensor_parallel_group", {}),
     "expert_data_parallel": ("get_expert_data_parallel_group", {}),
 }
-"""Each group by our name, with the function of Megatron's that gives it."""
+"""Each group by our name, with Megatron's function that returns it, and its arguments."""
 
 
 def here() -> bool:
@@ -33,12 +33,12 @@ def is_a(thing: object, *kinds: str) -> bool:
 
 def named() -> dict[str, list[int]]:
     """The groups that this rank is in, with their global ranks."""
-    found = {name: _group(getter, given) for name, (getter, given) in NAMED.items()}
-    return {name: list(dist.get_process_group_ranks(group)) for name, group in found.items() if group is not None}
+    groups = {name: _group(getter, options) for name, (getter, options) in NAMED.items()}
+    return {name: list(dist.get_process_group_ranks(group)) for name, group in groups.items() if group is not None}
 
 
 def tensor_ranks(parameter: Any, module: Any) -> list[int]:
-    """Global ranks among which ``parameter`` of ``module`` is split, or its layer if it is not itself."""
+    """Global ranks among which ``parameter`` of ``module``, or at least its layer, is split."""
     group = getattr(module, "tp_group", None)  # from 0.13 on, where layers may have groups of their own
     if not isinstance(group, dist.ProcessGroup):
         expert = not getattr(parameter, "allreduce", True)
@@ -51,13 +51,13 @@ def together(one: Sequence[int], other: Sequence[int], rank: int) -> tuple[int, 
     return tuple(sorted({a + b - rank for a in one for b in other}))
 
 
-def _group(getter: str, given: dict[str, bool]) -> Any:
-    """None where Megatron has not set it up, or has it in another form."""
+def _group(getter: str, options: dict[str, bool]) -> Any:
+    """The group that a function of Megatron's returns; None where it is not set up, or is of another kind."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
     try:
-        group = getattr(state, getter)(**given)
+        group = getattr(state, getter)(**options)
     except (AssertionError, AttributeError):
         return None
     return group if isinstance(group, dist.ProcessGroup) else None

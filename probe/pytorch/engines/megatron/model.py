@@ -1,8 +1,8 @@
 """Models of Megatron-Core: gradients are added up in ``main_grad``, and parameters may be split over ranks.
 
 Its data-parallel wrapper moves each backward's gradient from ``grad`` into ``main_grad``, a view of a buffer that is
-reduced in place. What a rank has fed into the reduction is there until that begins: so the method that begins it is
-listened to on its class, while anybody asks; Megatron has no hook there (0.16).
+reduced in place. The buffer holds this rank's own sum until the reduction begins. The method that begins it has no hook
+(Megatron-Core 0.16), and is replaced on its class while anybody listens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probe.core.backend.patch import replace
+from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.core.records import Coverage
 from probe.pytorch.engines.megatron.groups import here, is_a, tensor_ranks
@@ -36,16 +36,14 @@ FUSED = (
 )
 
 _listening: dict[int, list[Callable[[], None]]] = {}
-"""Who wants to know of each parameter, by its identity, that its reduction begins."""
-_restore: list[Remove] = []
-"""What takes the listener off Megatron's class, while there is one."""
+"""The listeners to the reduction of each parameter, by its identity."""
 
 
 def check(model: torch.nn.Module) -> None:
     """Refuses Megatron's own FSDP, and buffers of another make than those known here.
 
     Raises:
-        ValueError: saying what to do.
+        ValueError: with the remedy.
     """
     for name, module in model.named_modules() if here() else ():
         if is_a(module, WRAPPER) and not all(_known(buckets) for buckets in getattr(module, "bucket_groups", [None])):
@@ -109,7 +107,7 @@ class MegatronHome:
     def on_gradient(
         self, parameter: Any, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
     ) -> Remove:
-        """This backward's gradient as it comes, or the step's sum as its reduction begins."""
+        """Listens to this backward's gradient when it comes, or to the step's sum when its reduction begins."""
 
         def came(gradient: torch.Tensor) -> None:
             if getattr(parameter, "grad_added_to_main_grad", False):
@@ -136,7 +134,7 @@ class MegatronHome:
         return parameter
 
     def _fed(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor | Shard:
-        """What this rank gives to the reduction."""
+        """``gradient``, as this rank feeds it into the reduction, with its coverage."""
         return self.piece(parameter, gradient) if self._term is None else Shard(gradient, self._term)
 
 
@@ -161,25 +159,23 @@ def _sorted(ranks: list[int]) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _on_reduction(parameter: torch.nn.Parameter, hear: Callable[[], None]) -> Remove:
-    """Calls ``hear`` when the reduction of the gradient of ``parameter`` begins."""
-    if not _listening:
-        _restore[:] = [_listen_to_reductions()]
-    _listening.setdefault(id(parameter), []).append(hear)
+def _on_reduction(parameter: torch.nn.Parameter, listen: Callable[[], None]) -> Remove:
+    """Calls ``listen`` when the reduction of the gradient of ``parameter`` begins."""
+    leave = _reductions.listen(listen)
+    _listening.setdefault(id(parameter), []).append(listen)
 
     def remove() -> None:
         entries = _listening.get(id(parameter), [])
-        if hear in entries:
-            entries.remove(hear)
+        if listen in entries:
+            entries.remove(listen)
             if not entries:
                 del _listening[id(parameter)]
-            if not _listening:
-                _restore.pop()()
+        leave()
 
     return remove
 
 
-def _listen_to_reductions() -> Remove:
+def _listen_to_reductions() -> Iterator[Undo]:
     buckets = sys.modules[BUFFERS]._ParamAndGradBucketGroup
     inherited = buckets.start_grad_sync
 
@@ -187,8 +183,11 @@ def _listen_to_reductions() -> Remove:
     def start_grad_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.grad_reduce_handle is None:  # else it has begun already, and this call does nothing
             for parameter in (parameter for bucket in self.buckets for parameter in bucket.params_list):
-                for hear in _listening.get(id(parameter), ()):
-                    hear()
+                for listen in _listening.get(id(parameter), ()):
+                    listen()
         return inherited(self, *args, **kwargs)
 
-    return replace(buckets, "start_grad_sync", start_grad_sync)
+    yield replace(buckets, "start_grad_sync", start_grad_sync)
+
+
+_reductions: Shared[Callable[[], None]] = Shared(_listen_to_reductions)

@@ -1,8 +1,8 @@
 """Optimizers of Megatron-Core: gradients are in ``main_grad``, state belongs to fp32 copies of the parameters, or of
 this rank's part of them.
 
-``step()`` of the outermost one is the training step: it calls neither the ``step()`` of those that it chains nor, if
-the loss scale was too high, that of torch's optimizer inside.
+``step()`` of the outermost one is the training step: it does not call ``step()`` of the optimizers that it chains, nor,
+if the loss scale was too high, that of torch's optimizer inside.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
-    """What the reduction has left in ``main_grad``: of a distributed optimizer only this rank's part, since the rest is
-    not reduced here. Megatron holds a gradient nowhere else, so that ``main_grad`` is read whether asked for or not."""
+    """The reduced gradient in ``main_grad``; of a distributed optimizer only this rank's part, since the rest is not
+    reduced here. Megatron holds gradients nowhere else: ``main_grad`` is read whether asked for or not."""
     held, sharing = native.held(parameter, True), _shares(optimizer, parameter)
     return piece(parameter, held) if sharing is None or held is None else sharing.part(parameter, held)
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """What torch's optimizer inside keeps for the parameter or the copy of it."""
+    """The tensors that torch's optimizer inside keeps for the parameter or its copy."""
     sharing, updated = _shares(optimizer, parameter), _in_place_of(optimizer, parameter)
     kept = (inner.optimizer.state for inner in _chained(optimizer))
     if sharing is not None and updated is None:  # this rank has no part
@@ -69,7 +69,7 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """As torch's optimizers inside have it for what they update in place of each parameter."""
+    """The hyperparameters of torch's optimizers inside for the tensor that they update in place of each parameter."""
     lookups = [native.adam(inner.optimizer) for inner in _chained(optimizer)]
 
     def lookup(parameter: torch.nn.Parameter) -> Adam | None:
@@ -80,7 +80,7 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
 
 
 def _in_place_of(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """What is really updated; None if this rank has no part."""
+    """The tensor that is updated in place of ``parameter``; None if this rank has no part."""
     sharing, main = _shares(optimizer, parameter), getattr(parameter, "main_param", None)
     return sharing.updated.get(parameter) if sharing is not None else parameter if main is None else main
 
@@ -117,8 +117,8 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 class Sharing:
     """How a distributed optimizer shares its parameters out among ranks, which stays as it is.
 
-    Each rank has a stretch of every bucket of the buffer in which the parameters lie one behind the other: of a
-    parameter that may be all, a part or nothing.
+    The parameters lie end to end in a buffer, and each rank has a stretch of every bucket of it: all of a parameter, a
+    part or nothing.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -127,7 +127,7 @@ class Sharing:
         self._groups = {p: dist.get_process_group_ranks(b.data_parallel_group) for b in inner.buffers for p in b.params}
         self._places = {p: inner._get_model_param_range_map(p)["param"] for p in inner.model_param_gbuf_map}
         self.updated = dict(_updated(inner))
-        """What the optimizer inside updates in place of each parameter of which this rank has a part."""
+        """The tensor that the optimizer inside updates in place of each parameter of which this rank has a part."""
         self._coverage: dict[torch.nn.Parameter, Coverage] = {}
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
@@ -144,7 +144,7 @@ class Sharing:
         return (0, 0) if place is None else (place.start, place.end)
 
     def covered(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor | Shard:
-        """``part`` with what it covers; whole, it has the shape of the parameter again."""
+        """``part`` with its coverage; if it is the whole, in the shape of the parameter."""
         if len(self._groups[parameter]) == 1:
             return cast("torch.Tensor | Shard", piece(parameter, part.view(parameter.shape)))
         if parameter not in self._coverage:
@@ -173,8 +173,8 @@ def _shares(optimizer: Any, parameter: torch.nn.Parameter) -> Sharing | None:
 
 
 def _updated(inner: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Each parameter with what is updated for it: a view of this rank's part, or an fp32 copy of that, or, where the
-    optimizer inside keeps the fp32 copies for itself, a view again."""
+    """Each parameter with the tensor that is updated for it: a view of this rank's part, or an fp32 copy of that; a
+    view again where the optimizer inside keeps the fp32 copies."""
     for models, views in zip(inner.model_fp32_groups, inner.shard_fp32_groups, strict=True):
         yield from zip(models, views, strict=True)
     groups = inner.model_float16_groups, inner.shard_fp32_from_float16_groups, inner.shard_float16_groups
