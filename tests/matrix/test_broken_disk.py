@@ -71,7 +71,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What makes calls fail, for LD_PRELOAD."""
+    """Build the library that makes calls fail, for LD_PRELOAD."""
     path = tmp_path_factory.mktemp("library") / "failing_io.so"
     source = Path(__file__).with_name("failing_io.c")
     try:
@@ -84,7 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(framework: Harness, library: Path, root: Path, *config: str) -> Any:
-    """What ``TRAINING`` prints at its end."""
+    """Run ``TRAINING`` and return its last output."""
     environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(root), "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", TRAINING, framework.NAME, " ".join(CALLS), str(STEPS), *config],
