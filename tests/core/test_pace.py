@@ -126,8 +126,7 @@ def test_nothing_is_known_before_anything_was_sampled() -> None:
 def two_ranks(folder: Path, steps: int, costs: dict[int, float], late: int = 0) -> tuple[list[int], list[int], Faults]:
     """The sampled steps of two ranks that have to agree; ``costs`` by the step from which the first rank measures them.
 
-    The second rank sees announcements
-    ``late`` steps too late.
+    The second rank sees announcements ``late`` steps too late.
     """
     faults = Faults()
     folder.mkdir(exist_ok=True)
