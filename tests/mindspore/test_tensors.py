@@ -38,7 +38,7 @@ def moments(request: pytest.FixtureRequest) -> Moments:
 
 
 def ops_of(moments: Moments, tensor: Tensor, ops: Sequence[str] = EVERY_OP, eps: float = EPS) -> dict[str, float]:
-    """What a user would read about ``tensor``."""
+    """Ops of ``tensor`` as a user would read them."""
     columns = columns_for(ops)
     rows = tensors.to_host([moments([tensor], columns, eps)])()
     assert rows.shape == (1, len(columns))
@@ -140,7 +140,7 @@ def test_std_far_below_the_mean(moments: Moments, size: int, mean: float) -> Non
 
 
 def test_std_near_the_resolution_of_float32(moments: Moments) -> None:
-    """Where the mean itself cannot be told as exactly as the std needs it, what it is off by is made up for."""
+    """If the mean is not as exact as the std needs it, its error is compensated."""
     x = (1 - 5e-7 * np.abs(np.append(0, normal(70_000)))).astype(np.float32)
     assert ops_of(moments, ms.Tensor(x), ["std"])["std"] == pytest.approx(x.astype(np.float64).std(), rel=1e-5)
 
@@ -211,7 +211,7 @@ def test_each_op_alone(moments: Moments, size: int) -> None:
 
 
 def test_zeros_counts_below_eps(moments: Moments) -> None:
-    """What is at or above eps does not count, nor does NaN; eps follows the scale of the values."""
+    """Elements at or above eps do not count, nor does NaN; eps follows the scale of the values."""
     for times in (1, 1000):
         tensor = ms.Tensor(np.tile(np.array([0.0, 1e-9, -1e-9, -0.0, 1e-3, -1e-3, 1.0, NAN], np.float32), times))
         assert [ops_of(moments, tensor, ["zeros"], eps)["zeros"] for eps in (1e-8, 0.0, 0.5)] == [0.5, 0.0, 0.75]
@@ -374,7 +374,7 @@ FAILURES += [(failed, name, TypeError, "Cast") for name in READINGS | QUESTIONS]
 def test_a_failure_of_training_surfaces(
     make: Callable[[], Tensor], name: str, kind: type[Exception], text: str
 ) -> None:
-    """Whoever asks first gets the error of an operator that failed before, and no guard of probe's swallows it."""
+    """The first read raises the error of an operator that failed before, and no guard of probe's swallows it."""
     tensor = make()
     with pytest.raises(tensors.Deferred) as caught:
         (READINGS | QUESTIONS)[name](tensor)
@@ -403,7 +403,7 @@ def test_readings_do_not_differentiate_or_change_anything(moments: Moments) -> N
 
 
 def test_a_graph_does_not_reach_the_moments() -> None:
-    """What an operator computes of a differentiated tensor is no part of its graph."""
+    """The result of an operator on a differentiated tensor is no part of its graph."""
     weight = ms.Parameter(np.ones(3, np.float32), name="w")
     nodes = []
 

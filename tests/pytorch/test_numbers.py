@@ -46,7 +46,7 @@ def moments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def ops_of(moments: Moments, tensor: Tensor, ops: Sequence[str] = EVERY_OP, eps: float = EPS) -> dict[str, float]:
-    """What a user would read about ``tensor``."""
+    """Ops of ``tensor`` as a user would read them."""
     columns = columns_for(ops)
     rows = tensors.to_host([moments([tensor], columns, eps)])()
     assert rows.shape == (1, len(columns))
@@ -256,7 +256,7 @@ def test_quantised(moments: Moments) -> None:
 
 
 def test_expanded_beyond_memory(moments: Moments) -> None:
-    """What would fill terabytes as a copy is reduced in a moment and without memory."""
+    """A view that would fill terabytes as a copy is reduced in a moment and without memory."""
     got = ops_of(moments, torch.tensor([[1.0], [-3.0]]).expand(2, 10**12))
     assert got["norm"] == pytest.approx(math.sqrt(10 * 10**12))
     assert (got["mean"], got["std"], got["min"], got["max"]) == (-1.0, 2.0, -3.0, 1.0)
