@@ -422,7 +422,7 @@ def test_the_configuration_in_the_manifest_can_be_used_again(output_dir: Path) -
 
 
 def test_faults_are_in_the_manifest(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lost steps are written in the manifest."""
+    """Counts of lost data are written in the manifest."""
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with TrainerMon({"wg_distribution": True}) as monitor:
