@@ -144,7 +144,7 @@ def test_parts_of_deepspeed(ranks: Ranks, stage: int, precision: str, zero: dict
 
 
 def slice_of(part: Part) -> slice:
-    """Slice of the flat tensor; None for all."""
+    """Slice of the flat tensor that a part holds."""
     where = part.coverage.partition(" at ")[2].partition(" over ")[0]
     return slice(*map(int, where.split(":"))) if where else slice(None)
 
