@@ -89,7 +89,7 @@ def write(path: Path, text: str) -> None:
 
 
 def check(copy: Path) -> dict[str, str]:
-    """What mypy says of each adapter in ``copy``."""
+    """Messages of mypy about each adapter in ``copy``."""
     require("mypy")
     adapters = {framework: f"probe/{framework}/adapter.py" for framework in FRAMEWORKS}
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *adapters.values()]
@@ -125,7 +125,7 @@ def is_said_elsewhere(statement: ast.stmt) -> bool:
 
 
 def test_the_adapters_do_not_repeat_each_other() -> None:
-    """What both would say belongs to core."""
+    """Code that both would have belongs to core."""
     ours, theirs = (lines(framework) for framework in FRAMEWORKS)
     equal = ours & theirs
     assert 2 * equal.total() < 0.1 * (ours.total() + theirs.total()), sorted(equal)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_version_is_the_packages_own() -> None:
-    """`python -m probe --version` is the `probe` command, and says which version is installed."""
+    """`python -m probe --version` is the `probe` command, and prints the installed version."""
     command = [sys.executable, "-m", "probe", "--version"]
     assert subprocess.check_output(command, cwd=ROOT, text=True) == f"probe {probe.__version__}\n"
 

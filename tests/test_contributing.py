@@ -19,10 +19,10 @@ TABLE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
 class Addition(NamedTuple):
-    """What is added: the file that is written, and the lines that are inserted in another one, each after a line."""
+    """Addition: the file that is written, and the lines that are inserted in another one, each after a line."""
 
     row: str
-    """How its row in CONTRIBUTING.md begins."""
+    """Beginning of its row in CONTRIBUTING.md."""
     file: str
     source: str
     touched: str
@@ -301,7 +301,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed(copy: Path, script: str, output: Path) -> str:
-    """What a script prints that runs with the copy."""
+    """Output of a script that runs with the copy."""
     path = os.pathsep.join([str(copy), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": path, "MONITOR_OUTPUT_DIR": str(output)}
     done = subprocess.run(

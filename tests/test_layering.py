@@ -1,4 +1,4 @@
-"""Who may import whom: read from the sources, and watched in a fresh interpreter."""
+"""Imports that are allowed: read from the sources, and watched in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "probe.demo.pytorch": ("mindspore", "probe.mindspore", "probe.demo.mindspore"),
     "probe.demo.mindspore": ("torch", "probe.pytorch", "probe.demo.pytorch"),
 }
-"""What no module of a package may import, not even inside a function."""
+"""Packages that no module of a package may import, not even inside a function."""
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "probe.core.records": ("numpy", "probe.core.moments"),
@@ -251,7 +251,7 @@ def test_no_class_name_stands_twice() -> None:
 
 
 def test_no_rule_is_named_outside_the_rules() -> None:
-    """What other rooms want to know of a rule, its file says."""
+    """Statements of a rule that other rooms need are in its file."""
     from probe.core.rules import RULES
 
     named = [
@@ -310,7 +310,7 @@ def test_no_modules_import_each_other() -> None:
 
 @pytest.mark.parametrize("module", ALLOWED)
 def test_the_records_know_only_numpy_and_each_other(module: str) -> None:
-    """What flows between the parts depends on none of them."""
+    """The records between the parts depend on none of them."""
     imported = {name for name in imports_of_module(module, modules_of("probe.core")[module]) if name != "__future__"}
     allowed = (*ALLOWED[module], *sys.stdlib_module_names)
     assert imported - set(within(imported, allowed)) == set()

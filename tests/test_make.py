@@ -1,4 +1,4 @@
-"""What the Makefile and CI do, in a folder whose path has a space, with interpreters that only log their arguments."""
+"""Makefile and CI in a folder whose path has a space, with interpreters that only log their arguments."""
 
 from __future__ import annotations
 

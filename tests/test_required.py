@@ -1,4 +1,4 @@
-"""What tests do about packages that are not there."""
+"""Tests without their packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.required import require, require_program
 
 
 def test_a_package_that_is_there_is_returned() -> None:
-    """`require` gives what `import` gives, dotted names included."""
+    """`require` returns the same module as `import`, dotted names included."""
     assert require("json.decoder") is json.decoder
 
 
@@ -38,7 +38,7 @@ def test_an_absent_program_is_treated_alike(
 
 
 def test_a_broken_package_is_no_absent_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a package fails to import itself is raised, not skipped."""
+    """A failure to import inside a package is raised, not skipped."""
     (tmp_path / "broken_package.py").write_text("import absent_package")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="absent_package"):

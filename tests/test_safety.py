@@ -15,7 +15,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "
 
 
 def offences(source: str) -> list[str]:
-    """Modules and functions by which ``source`` could run what a file says."""
+    """Modules and functions by which ``source`` could run code from a file."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

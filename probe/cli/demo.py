@@ -40,17 +40,15 @@ PACKAGES = {FrameworkChoice.pytorch: ("PyTorch", "torch"), FrameworkChoice.minds
 
 def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Chooses the weights, the text and the fault.")] = None,
-    fault: Annotated[
-        FaultKind | None, typer.Option(help="Kind of fault; else one of the first three by chance.")
-    ] = None,
+    fault: Annotated[FaultKind | None, typer.Option(help="Fault; else one of the first three by chance.")] = None,
     framework: Annotated[FrameworkChoice, typer.Option(help="Framework to train with.")] = FrameworkChoice.pytorch,
     steps: Annotated[int, typer.Option(min=FEWEST_STEPS, help="Number of steps.")] = 70,
     output: Annotated[Path | None, typer.Option(help="Where to write; else MONITOR_OUTPUT_DIR.")] = None,
 ) -> None:
     """Train a small GPT on Python's standard library, break one layer on the way, and name it.
 
-    Exit code 0 if the named place and step are those that were broken (or, with nothing broken, if nothing was found),
-    1 if not, 2 if the demonstration cannot run.
+    Exit code 0 if the named place and step are the broken ones (or if nothing was broken and nothing found), 1 if not,
+    2 if the demonstration cannot run.
     """
     _check(framework)
     from rich.console import Console

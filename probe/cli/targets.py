@@ -25,9 +25,8 @@ def targets(
 ) -> None:
     """Print the targets block that watches the modules in a file: a configuration to begin with.
 
-    A module with one tensor in each place gets element selectors; any other gets {}, which means all tensors in all
-    places. Modules that did not run in the step are left out. Exit code 1 if entries could not be read and were left
-    out, 2 if nothing could be read.
+    A module with one tensor in each place gets element selectors; any other gets {}: all tensors in all places. Modules
+    that did not run are left out. Exit code 1 if entries could not be read and were left out, 2 if nothing could be.
     """
     try:
         structure = _read(file)
@@ -103,9 +102,7 @@ def _matching(structure: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     chosen = {name: entry for name, entry in structure.items() if any(fnmatchcase(n, pattern) for n in _names(name))}
     if not chosen:
         close = nearest(pattern, [each for name in structure for each in _names(name)])
-        raise ValueError(
-            f"--match {pattern}: no module has such a name" + (f"; did you mean {close}?" if close else "")
-        )
+        raise ValueError(f"--match {pattern}: no such module" + (f"; did you mean {close}?" if close else ""))
     return chosen
 
 

@@ -1,5 +1,4 @@
-"""Kinds of value in a configuration: the values that each accepts, and its description in the reference and in
-errors."""
+"""Kinds of value in a configuration: their valid values, and their descriptions in the reference and in errors."""
 
 from __future__ import annotations
 

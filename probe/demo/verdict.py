@@ -7,8 +7,7 @@ from probe.demo.faults import Injection
 
 
 def matches(injection: Injection | None, diagnosis: FirstBad | None) -> bool:
-    """Return whether the diagnosis names the broken module, or parameter, and the step; nothing if nothing was
-    broken."""
+    """Return whether the diagnosis names the broken module or parameter and the step, or nothing if none was broken."""
     if injection is None or diagnosis is None:
         return injection is None and diagnosis is None
     return diagnosis.first.step == injection.step and injection.place in (diagnosis.module, diagnosis.row)

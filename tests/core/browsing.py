@@ -43,7 +43,7 @@ def browser(profile: Path) -> Iterator[Any]:
 
 
 def wait_until(driver: Any, script: str, *arguments: object) -> Any:
-    """What the JavaScript expression ``script`` gives, as soon as that is true."""
+    """Wait until the JavaScript expression ``script`` is true and return it."""
     wait = require("selenium.webdriver.support.wait").WebDriverWait(driver, PATIENCE, 0.02)
     return wait.until(lambda _: driver.execute_script(f"return {script}", *arguments), script)
 
@@ -78,7 +78,7 @@ def click_cell(driver: Any, plot: str, row: int, column: int) -> None:
 
 
 def errors(driver: Any) -> list[str]:
-    """What the page has complained about so far."""
+    """Messages that the page has logged so far."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 

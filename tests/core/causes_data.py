@@ -1,4 +1,4 @@
-"""Made-up output of several ranks: a program of two modules, healthy but for what a test says."""
+"""Made-up output of several ranks: a program of two modules, healthy but for the changes of a test."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ WEIGHT, BIAS = (6, 4), (6,)
 
 
 class Where(NamedTuple):
-    """Which tensor of a run."""
+    """Key of a tensor of a run."""
 
     signal: str
     name: str
@@ -34,7 +34,7 @@ class Where(NamedTuple):
 
 
 Change = Callable[[Where, Array], Array | None]
-"""What a tensor is instead; None to leave its row out."""
+"""Changed tensor; None to leave its row out."""
 
 
 def same(_: Where, tensor: Array) -> Array:

@@ -15,7 +15,7 @@ EPS = 1e-8
 
 
 def batch_of(tensors, step=0, ops=OPS, signal="exp_avg"):
-    """The batch that ``{key: array}`` gives, its moments by plain NumPy."""
+    """Batch of ``{key: array}``, its moments by plain NumPy."""
     with np.errstate(invalid="ignore"):
         moments = {
             "min": [t.min() if t.size else EMPTY["min"] for t in tensors.values()],

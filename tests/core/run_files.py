@@ -44,7 +44,7 @@ Place = tuple[int, str, int, str, int, str]
 
 
 def cells_of(directory: Path, rank: int) -> Iterator[tuple[Place, int, float]]:
-    """Every number in a rank's CSV files, as Python's own reader gives it: where it stands, its step, its value."""
+    """Every number in a rank's CSV files, as Python's own reader parses it: its place, step and value."""
     for path in sorted(directory.glob("*.csv")):
         kind = path.name.rpartition("_")[0]
         with path.open(newline="", encoding="utf-8") as file:

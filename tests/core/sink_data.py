@@ -16,7 +16,7 @@ def context(root: Path, **fields: Any) -> SinkContext:
 
 
 def batch(signal: str, step: int, columns: dict[str, list[float]], **fields: Any) -> Batch:
-    """A batch of parameters ``p0``, ``p1``, ... of shape (3, 2), unless ``fields`` say otherwise."""
+    """A batch of parameters ``p0``, ``p1``, ... of shape (3, 2), unless ``fields`` has others."""
     rows = len(next(iter(columns.values())))
     defaults = {
         "keys": tuple(Key(f"p{row}") for row in range(rows)),

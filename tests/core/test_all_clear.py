@@ -103,7 +103,7 @@ def test_a_wrong_number_of_findings_is_none(tmp_path: Path, number: object) -> N
     unread(tmp_path, "tensorboard", findings=number)
     done = anomalies(tmp_path)
     assert done.exit_code == 2
-    assert "is not in the manifest" in flat(done.stdout)
+    assert "has no number of findings" in flat(done.stdout)
 
 
 def test_what_was_dumped_is_diagnosed_without_rows(tmp_path: Path) -> None:

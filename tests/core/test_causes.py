@@ -129,7 +129,7 @@ def test_the_same_place_on_all_ranks_at_once(tmp_path: Path) -> None:
     assert diagnosis is not None
     assert diagnosis.ranks == (0, 1, 2)
     assert diagnosis.rivals == ()
-    assert "on ranks 0-2 at once" in diagnosis.text
+    assert "on ranks 0-2 in the same step" in diagnosis.text
 
 
 def test_a_weight_bad_after_the_update_of_one_rank(tmp_path: Path) -> None:

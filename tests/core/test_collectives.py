@@ -1,4 +1,4 @@
-"""What core makes of the calls that an adapter tells of: rows, names, choices, the log."""
+"""Calls of collectives that an adapter reports to core: rows, names, choices, the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.core.test_recorder import Array, NumPy
 
 
 class Wire:
-    """Communication as an adapter tells of it."""
+    """Collective as an adapter reports it."""
 
     def __init__(self) -> None:
         self.listeners: list[Any] = []
@@ -203,7 +203,7 @@ def test_a_failure_of_ours_is_counted(wire: Wire) -> None:
 
 
 def test_attaching_again_counts_no_failure_twice(wire: Wire) -> None:
-    """What failed before the run is told to it once; another run of the same monitor goes on with the count."""
+    """Failures before the run are passed to it once; another run of the same monitor goes on with the count."""
     listening, first, second = listen(wire), Run(), Run(step=1)
     second.faults = first.faults
     first.faults.lost("rows", 3)

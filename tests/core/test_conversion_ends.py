@@ -1,4 +1,4 @@
-"""What a conversion leaves behind, and what it says of it."""
+"""Files that a conversion leaves behind, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and directories that somebody has copied beside the originals."""
+"""Files and directories that were copied next to the originals."""
 
 from __future__ import annotations
 

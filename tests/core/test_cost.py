@@ -1,4 +1,4 @@
-"""What the monitor costs: counted on the host and on the device, and in every output."""
+"""Cost of the monitor: counted on the host and on the device, and in every output."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def lines_of(monitor: Any) -> list[dict[str, float]]:
 
 
 def curves_of(directory: Path) -> dict[str, list[float]]:
-    """What TensorBoard reads of the monitor's own figures, step by step."""
+    """Monitor's own figures as TensorBoard reads them, step by step."""
     reader = require("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(directory), {reader.SCALARS: 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("probe/")]
@@ -113,7 +113,7 @@ def test_it_counts_towards_the_budget(output_dir: Path) -> None:
 
 
 def test_a_device_that_cannot_be_asked_stops_nothing(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once; everything else goes on."""
+    """The failure is logged once; everything else goes on."""
     device = Device()
     asked = []
 

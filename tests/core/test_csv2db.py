@@ -104,7 +104,7 @@ def test_numbers_that_are_not_finite_survive(tmp_path: Path) -> None:
     values = [value for (value,) in ask(tmp_path / "db", "SELECT norm FROM param_origin_rows ORDER BY target_name")]
     assert values == ["nan", math.inf, -math.inf, 1e300, -1e10, None, "nan"]
     above = ask(tmp_path / "db", "SELECT target_name FROM param_origin_rows WHERE norm > 1e200 ORDER BY 1")
-    assert [name for (name,) in above] == ["p0", "p1", "p3", "p6"]  # who looks for large numbers finds NaN too
+    assert [name for (name,) in above] == ["p0", "p1", "p3", "p6"]  # queries for large numbers find NaN too
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_both_ends_of_the_time_are_included(tmp_path: Path, start: str, end: str
 
 
 def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
-    """A documented kind that is not there is said; one that nobody knows is an error with those that are."""
+    """A documented kind without files is logged; an unknown one is an error that lists those that exist."""
     write_run(tmp_path, 0, [0])
     done = convert(tmp_path, tmp_path / "db", data_type_list=["actv", "other"])
     assert ask(tmp_path / "db", "SELECT metric_name FROM monitoring_metrics") == [("actv",)]
@@ -249,7 +249,7 @@ def test_bad_files_are_told_by_line_and_the_rest_is_converted(tmp_path: Path) ->
 
 @pytest.mark.parametrize("step", ["-1", "9" * 20, str(2**32)])
 def test_a_step_that_is_none_takes_its_line_alone(tmp_path: Path, step: str) -> None:
-    """Negative, or beyond what any run has: told by its line; as curves, too."""
+    """A step that is negative or too large is reported by its line; as curves, too."""
     directory = tmp_path / "Dec03_21-34-40-rank0-0"
     directory.mkdir()
     (directory / "actv_0-0.csv").write_text(f"vpp_stage,name,step,norm\n0,a,0,1\n0,a,{step},1\n0,a,2,4\n")
@@ -391,7 +391,7 @@ def test_two_conversions_into_one_database_keep_both(tmp_path: Path) -> None:
 
 
 def test_the_default_folder_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``~`` is understood, and without an output the folder's name says when and what."""
+    """``~`` is expanded, and without an output the folder's name has the kind and the time."""
     monkeypatch.setenv("HOME", str(tmp_path))
     write_run(tmp_path / "out", 0, [0])
     done = csv2db(CSV2DBConfig("~/out"))

@@ -37,7 +37,7 @@ def read_all(output: Path) -> dict[str, Curves]:
 
 
 def written(*directories: tuple[Path, int]) -> dict[str, Curves]:
-    """What the files of ranks say, as curves; of a step that comes twice, the later."""
+    """Curves of the ranks' files; of a step that comes twice, the later row."""
     curves: dict[str, dict[str, dict[int, float]]] = {}
     for path, of in directories:
         for (rank, kind, stage, name, micro, op), step, value in cells_of(path, of):
@@ -115,7 +115,7 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_survive(tmp_path: Path) -> None:
-    """What is beyond float32 is infinite; what is missing is no point."""
+    """A value beyond float32 is infinite; a missing one is no point."""
     directory = tmp_path / "Dec03_21-34-40-rank0-0"
     directory.mkdir()
     cells = ["nan", "inf", "-inf", "1e300", "-1e300", "1e-30", ""]
@@ -131,7 +131,7 @@ def test_numbers_that_are_not_finite_survive(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_one_curve_and_its_later_steps_are_kept(tmp_path: Path) -> None:
-    """Points are in the order of the steps; those that come again are said once."""
+    """Points are in the order of the steps; those that come again are logged once."""
     first = write_run(tmp_path, 0, range(5), time="Nov30_08-00-00")
     second = write_run(tmp_path, 0, range(3, 7), time="Dec01_08-00-00", scale=10)
     done = convert(tmp_path, tmp_path / "tb")
@@ -183,7 +183,7 @@ def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_steps_that_were_appended_once_more_are_one_point(tmp_path: Path) -> None:
-    """Within a file, and in a file of their own: as the later rows have it, and what is wrong is told once."""
+    """Repeated steps, within a file and in a file of their own, take the later rows, and are logged once."""
     directory = tmp_path / "Dec03_21-34-40-rank0-0"
     directory.mkdir()
     head = "vpp_stage,name,step,min\n"

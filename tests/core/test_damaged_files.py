@@ -1,4 +1,4 @@
-"""Damaged and foreign files among those of a run: every command names them, leaves them out and gives the rest."""
+"""Damaged and foreign files among those of a run: every command names them, leaves them out and reads the rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FILES = {
     "a quote that is not closed": HEADER + b'0,"fc.weight,0,1,[3],d\n' + ROW,
     "a compressed file": gzip.compress(HEADER + ROW),
 }
-"""What a file of a rank holds."""
+"""Content of a file of a rank."""
 READABLE = {
     "CR LF and LF": HEADER + ROW.replace(b"\n", b"\r\n") + ROW.replace(b",0,", b",1,"),
     "CR CR LF": HEADER + ROW.replace(b"\n", b"\r\r\n") + ROW.replace(b",0,", b",1,"),
@@ -168,7 +168,7 @@ def in_a_process(listed: list[list[str]]) -> tuple[list[tuple[int, str]], int]:
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    """A FIFO that nobody writes into, a socket and a folder, whatever they are called, hold no command up."""
+    """A FIFO without a writer, a socket and a folder, under any name, hold no command up."""
     rank = a_run(tmp_path / "run")
     a_run(tmp_path / "other")
     for name in ("other_0-0.csv", "other_1-1.parquet"):
@@ -195,7 +195,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 
 def test_files_of_gigabytes_of_zeros_are_left_out(tmp_path: Path) -> None:
-    """Room that a file system has kept and nobody has filled: named once, within bounded time and memory."""
+    """A block of zeros that a file system left in a file is named once, within bounded time and memory."""
     rank = a_run(tmp_path / "run", ranks=1)
     for number, (before, behind) in enumerate([(b"", b""), (HEADER, b""), (HEADER + ROW, b"\n" + ROW)]):
         with (rank / f"other_{number}-{number}.csv").open("wb") as file:

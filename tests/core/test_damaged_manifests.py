@@ -1,4 +1,4 @@
-"""Manifests that say what no run says: the field, or the file, is not used, and what the ranks wrote is read."""
+"""Manifests with values that no run writes: the field, or the file, is not used, and the ranks' rows are read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TEXTS = {
 
 
 def test_every_rank_is_read_whatever_its_manifest_says(tmp_path: Path) -> None:
-    """A rank each: the directory's name says which; every command logs each manifest that it cannot use."""
+    """Each rank has such a manifest: every command logs each one that it cannot use."""
     for rank, text in enumerate(TEXTS.values()):
         directory = write_run(tmp_path / "run", rank, [0])
         (directory / "manifest.json").write_text(text)

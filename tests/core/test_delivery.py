@@ -24,7 +24,7 @@ class Gate:
 
 
 def test_work_is_done_in_order() -> None:
-    """What is submitted is done one after the other, and flush waits for all of it."""
+    """Submitted work is done one after the other, and flush waits for all of it."""
     done: list[int] = []
     delivery = Delivery(3, "wait", Faults())
     for number in range(50):
@@ -54,7 +54,7 @@ def test_a_full_queue_holds_training_up() -> None:
 
 
 def test_a_full_queue_may_drop() -> None:
-    """With "drop", a submit to a full queue returns at once, and what is dropped is counted."""
+    """With "drop", a submit to a full queue returns at once, and the dropped work is counted."""
     faults, gate = Faults(), Gate()
     delivery = Delivery(2, "drop", faults)
     assert delivery.submit(gate)
@@ -69,7 +69,7 @@ def test_a_full_queue_may_drop() -> None:
 
 
 def test_work_that_raises_is_counted() -> None:
-    """Whatever work raises, even SystemExit, the thread lives on."""
+    """The thread survives any exception of the work, even SystemExit."""
     faults = Faults()
     delivery = Delivery(4, "wait", faults)
     done: list[int] = []
@@ -86,7 +86,7 @@ def test_work_that_raises_is_counted() -> None:
 
 
 def test_flush_gives_up_at_its_deadline() -> None:
-    """A flush that takes too long says so and loses nothing; a close counts what it leaves undone."""
+    """A flush that takes too long returns false and loses nothing; a close counts the work that it leaves undone."""
     faults, gate = Faults(), Gate()
     delivery = Delivery(4, "wait", faults)
     delivery.submit(gate)

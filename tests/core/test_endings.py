@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Owner:
-    """Who watches for the end of the process."""
+    """Handlers of the end of the process."""
 
     def __init__(self) -> None:
         self.flushed = 0
@@ -45,7 +45,7 @@ def came(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def ended_elsewhere(number: int) -> Any:
-    """What handles a signal once what watched for it has ended on another thread."""
+    """Return the handler of a signal after the monitor's has ended on another thread."""
     owner = Owner()
     watching = Endings(owner.ended, owner.flush) if number == signal.SIGTERM else Toggle()
     thread = threading.Thread(target=watching.forget)
@@ -85,7 +85,7 @@ def test_the_handler_is_put_back_on_the_main_thread(came: list[int]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_process_still_dies_of_the_signal(number: int) -> None:
-    """Where there was no handler before ours, the signal ends the process."""
+    """If there was no handler before ours, the signal ends the process."""
     script = f"""
 import signal
 from tests.core.test_endings import ended_elsewhere

@@ -1,4 +1,4 @@
-"""What a reader is asked to type to get an optional package."""
+"""Commands that install optional packages."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from probe.core.faults import MOST_LOGGED, Faults
 
 
 def test_many_different_faults_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Each is counted; the first ones are logged with their tracebacks, and one line says that there are more."""
+    """Each is counted; the first ones are logged with their tracebacks, and one line reports further ones."""
     faults = Faults()
     for number in range(10 * MOST_LOGGED):
         for _ in range(2):

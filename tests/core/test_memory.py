@@ -19,7 +19,7 @@ MOST_BYTES_A_STEP = 300
 
 
 class _Counts(ctypes.Structure):
-    """What ``mallinfo2`` of glibc 2.33 returns."""
+    """Result of ``mallinfo2`` of glibc 2.33."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")]
     _fields_ += [(name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
@@ -64,7 +64,7 @@ def test_parquet_files_that_are_written_leave_nothing_in_memory(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["csv", "tensorboard", "cost", "anomaly"])
 def test_a_sink_keeps_nothing_of_a_step(tmp_path: Path, name: str) -> None:
-    """What a step has written is in the file alone."""
+    """Rows of a written step are in the file alone."""
     if name == "tensorboard":
         require("tensorboardX")
     assert growth(name, tmp_path, before=50, steps=200) < MOST_BYTES_A_STEP

@@ -66,7 +66,7 @@ def test_all_that_had_the_name_are_meant() -> None:
 
 
 def test_places_stay_with_their_target() -> None:
-    """What is chosen of a module is chosen of it under its own name."""
+    """Places chosen under an older name are chosen under the module's own name."""
     found = read(load({"targets": {"0:10.mlp": {"output": "tensor"}, "fc": {}}}), [(0, DECODER)]).targets
     assert {name: str(target.output) for name, target in found.items()} == {
         "0:decoder.layers.10.mlp": "tensor",

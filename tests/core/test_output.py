@@ -103,7 +103,7 @@ def test_manifest_takes_names_that_are_no_unicode(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    """The system says only that there is no room."""
+    """The system reports only that there is no room."""
     full, table = Path("/dev/full"), tmp_path / "table.csv"
     if not full.exists():
         pytest.skip("no /dev/full")

@@ -58,7 +58,7 @@ def small_files() -> Iterator[None]:
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_below_a_file(run: Path, tmp_path: Path, command: list[str]) -> None:
-    """What should be a folder is a file."""
+    """A file is in the place of a folder."""
     (tmp_path / "file").write_text("mine")
     refused(run, command, tmp_path / "file" / "out.html")
     assert (tmp_path / "file").read_text() == "mine"
@@ -90,7 +90,7 @@ def test_a_folder_is_no_file(run: Path, tmp_path: Path, command: list[str]) -> N
 
 @pytest.mark.parametrize("command", [*FILES.values(), FOLDERS["merge"]], ids=[*FILES, "merge"])
 def test_a_full_disk(run: Path, tmp_path: Path, command: list[str]) -> None:
-    """What was there stays, and no half of a file is left. The findings of anomalies are shown anyway."""
+    """The earlier file stays, and no half of a file is left. The findings of anomalies are shown anyway."""
     write_nan(tmp_path / "run")
     out = tmp_path / "out.html"
     with small_files():

@@ -34,7 +34,7 @@ def run(schedule: Schedule, steps: int, step: float, sampling: float) -> list[in
 
 @pytest.mark.parametrize(("budget", "step", "sampling"), [(0.01, 1.0, 0.2), (0.05, 0.3, 0.1), (0.5, 1.0, 3.0)])
 def test_what_sampling_costs_stays_within_the_budget(budget: float, step: float, sampling: float) -> None:
-    """As many steps are sampled as the budget allows, after the first ones that tell what it costs."""
+    """As many steps are sampled as the budget allows, after the first ones, which measure the cost."""
     schedule = Schedule(pace=Pace(budget, 1))
     steps = 2000
     found = run(schedule, steps, step, sampling)
@@ -126,7 +126,7 @@ def test_nothing_is_known_before_anything_was_sampled() -> None:
 def two_ranks(folder: Path, steps: int, costs: dict[int, float], late: int = 0) -> tuple[list[int], list[int], Faults]:
     """The sampled steps of two ranks that have to agree; ``costs`` by the step from which the first rank measures them.
 
-    The second rank sees what is said ``late`` steps too late.
+    The second rank sees announcements ``late`` steps too late.
     """
     faults = Faults()
     folder.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ def two_ranks(folder: Path, steps: int, costs: dict[int, float], late: int = 0) 
 
 
 def test_ranks_that_have_to_agree_sample_the_same_steps(tmp_path: Path) -> None:
-    """What the first rank measures counts for all, from a step on that all have seen in time."""
+    """The first rank's measurement counts for all, from a step on that all have seen in time."""
     one, other, faults = two_ranks(tmp_path, 80, {0: 0.5, 40: 0.1})
     assert one == other
     assert one[:5] == [0, 1, 2, 3, 4]

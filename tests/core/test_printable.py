@@ -49,7 +49,7 @@ def is_plain(text: str) -> bool:
 
 
 def run(*words: object) -> str:
-    """What a command prints, on both streams."""
+    """Output of a command on both streams."""
     return CliRunner().invoke(app, list(map(str, words))).output
 
 
@@ -128,7 +128,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_into_a_pipe(tmp_path: Path) -> None:
-    """No terminal is no reason to let escapes through: somebody pages it."""
+    """Escapes are removed without a terminal too, since the output may be paged."""
     write(tmp_path, float("nan"))
     command = [sys.executable, "-m", "probe", "anomalies", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

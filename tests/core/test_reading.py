@@ -1,4 +1,4 @@
-"""What ranks have written comes back as it was, by DuckDB and by Python alone."""
+"""Rows of ranks are read back as written, by DuckDB and by Python alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read(root: Path, reader: Any, **wanted: Any) -> tuple[list[StoredStep], Prob
 
 
 def assert_same(found: Batch, wanted: Batch, ops: tuple[str, ...] = OPS, digits: float = 5e-6) -> None:
-    """All but ``order``, which files do not tell; numbers to their printed digits."""
+    """Fields of a batch except ``order``, which files lack; numbers to their printed digits."""
     for field in ("signal", "step", "keys", "shapes", "dtypes", "micro_stepped", "coverage"):
         assert getattr(found, field) == getattr(wanted, field), field
     for op in ops:
@@ -164,7 +164,7 @@ def test_a_range_of_steps(tmp_path: Path, reader: Any, first: int | None, last: 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_rows_that_come_twice_are_read_as_written_last(tmp_path: Path, reader: Any) -> None:
-    """And told."""
+    """The file is reported."""
     old, new = ({Key("w"): RANDOM.normal(size=3), Key("v"): RANDOM.normal(size=3)} for _ in range(2))
     write(tmp_path, [batch("grad_reduced", 0, old), batch("grad_reduced", 0, new)])
     (step,), problems = read(tmp_path, reader)
@@ -176,7 +176,7 @@ def test_rows_that_come_twice_are_read_as_written_last(tmp_path: Path, reader: A
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("steps_per_file", [1, 9])
 def test_steps_that_go_back_are_told(tmp_path: Path, reader: Any, steps_per_file: int) -> None:
-    """Once, whether they come again in the same file or in a later one; nothing is told of steps in order."""
+    """Repeated steps are reported once, in the same file or in a later one; steps in order are not."""
     rows = {Key("w"): RANDOM.normal(size=3)}
     directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=steps_per_file)
     assert read(tmp_path, reader)[1].lines() == []
@@ -246,7 +246,7 @@ def test_an_empty_cell_is_no_value(tmp_path: Path, reader: Any) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_a_quote_takes_with_it_is_told(tmp_path: Path, reader: Any) -> None:
-    """One that is not closed takes the lines up to the next one: which, is said; the others are read."""
+    """A quote that is not closed takes the lines up to the next one: they are reported; the others are read."""
     rows = {Key(name): RANDOM.normal(size=3) for name in "uv"}
     directory = write(tmp_path, [batch("grad_reduced", s, rows) for s in range(3)], steps_per_file=3)
     path = directory / "grad_reduced_0-2.csv"
@@ -274,7 +274,7 @@ def test_a_line_of_an_unfinished_file_is_told_where_it_is(tmp_path: Path, reader
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("column", "text"), [("shape", "[three]"), ("shape", "3"), ("coverage", "x of y")])
 def test_text_that_means_nothing_stops_nothing(tmp_path: Path, reader: Any, column: str, text: str) -> None:
-    """A shape or coverage that nobody writes leaves the rest as it is."""
+    """An invalid shape or coverage leaves the rest as it is."""
     covered = (Coverage((8, 4), "0:16", (0, 1)), None)
     rows = {Key("v"): RANDOM.normal(size=16), Key("w"): RANDOM.normal(size=3)}
     written = batch("grad_reduced", 0, rows, coverage=covered)
@@ -317,7 +317,7 @@ BROKEN = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_file_is_left_out(tmp_path: Path, reader: Any, kind: str) -> None:
-    """And told with what was expected; the rest is read."""
+    """The file is reported with the expected form; the rest is read."""
     content, expected, line = BROKEN[kind]
     directory = write(tmp_path, [batch("grad_reduced", s, {Key("w"): RANDOM.normal(size=3)}) for s in range(3)])
     (directory / "grad_reduced_1-1.csv").write_bytes(content)
@@ -431,7 +431,7 @@ def test_what_is_there_in_both_formats_is_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("odd", "like_it"), [("glob[1]", "glob1"), ("star*", "starX"), ("who?", "whom")])
 def test_a_directory_may_be_called_as_a_pattern(tmp_path: Path, odd: str, like_it: str) -> None:
-    """What another directory holds, whose name the pattern fits, is no part of it, in either format."""
+    """Files of another directory that fits the pattern are no part of it, in either format."""
     for name, norm in ((odd, 3.0), (like_it, 4.0)):
         for sink, step in ((CsvSink, 0), (ParquetSink, 1)):
             written = batch("grad_reduced", step, {Key("w"): np.array([norm])})

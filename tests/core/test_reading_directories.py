@@ -1,4 +1,4 @@
-"""Which directories are one run, and which of them are read."""
+"""Directories that are one run, and those of them that are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ duckdb = require("duckdb")
 def directory(
     root: Path, rank: int, time: str = "Dec03_21-34-40", first: int = 0, last: int = 4, **manifest: object
 ) -> Path:
-    """What a rank writes of steps ``first`` to ``last``; the norm is the hour of its directory's name."""
+    """Write a rank's steps ``first`` to ``last``; the norm is the hour of its directory's name."""
     path = root / f"{time}-rank{rank}-{len(list(root.iterdir())) if root.exists() else 0:08x}"
     path.mkdir(parents=True)
     lines = [f'0,w,{step},{int(time[6:8])},"[3]",torch.float32\n' for step in range(first, last + 1)]
@@ -52,7 +52,7 @@ def hours(run: RecordedRun) -> list[tuple[int, str]]:
 
 
 def test_a_resumed_run_is_one(tmp_path: Path) -> None:
-    """What was done again after a resume replaces what was done before, of any number of resumes."""
+    """Steps done again after a resume replace the earlier ones, after any number of resumes."""
     directory(tmp_path, 0, "Dec03_10-00-00", 0, 9)
     directory(tmp_path, 0, "Dec03_11-00-00", 6, 8)
     directory(tmp_path, 0, "Dec04_12-00-00", 8, 11)
@@ -61,7 +61,7 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
 
 
 def test_a_run_from_the_beginning_is_another(tmp_path: Path) -> None:
-    """The last one is read, the others are told."""
+    """The last one is read, the others are reported."""
     directory(tmp_path, 0, "Dec03_10-00-00", 0, 9)
     directory(tmp_path, 0, "Dec03_11-00-00", 0, 3)
     problems = Problems()
@@ -110,7 +110,7 @@ def test_a_rank_that_has_written_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_a_healthy_rank_with_history_lacks_nothing(tmp_path: Path) -> None:
-    """It writes what is near a finding, and has found nothing: that is told, and is no failure."""
+    """A rank with history that has found nothing is reported, and is no failure."""
     for rank in (0, 1):
         directory(tmp_path, rank, world_size=2, config={"history": 5})
     held = next(tmp_path.glob("*-rank1-*"))
@@ -154,7 +154,7 @@ def test_one_directory_of_a_rank_may_be_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [".", "../{name}", "inside/.."])
 def test_a_rank_is_read_from_inside_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    """Though what is given has no name that tells the rank; also without a manifest."""
+    """A path without the rank in its name is read too, also without a manifest."""
     path = directory(tmp_path, 2, last=1)
     (path / "manifest.json").unlink()
     (path / "inside").mkdir()
@@ -194,7 +194,7 @@ def test_times_are_a_closed_interval(tmp_path: Path, start: str | None, end: str
 
 
 def test_times_go_over_the_new_year(tmp_path: Path) -> None:
-    """From December to January after it; names tell no year."""
+    """Runs from December to January are in order, although names have no year."""
     for time in ("Dec30_10-00-00", "Dec31_23-59-59", "Jan01_00-00-00", "Jan02_10-00-00", "Jun01_10-00-00"):
         directory(tmp_path, 0, time)
     found = find(tmp_path, Problems(), "Dec31_00-00-00", "Jan01_00-00-00")
@@ -261,7 +261,7 @@ def test_a_table_of_something_else_is_told(tmp_path: Path) -> None:
 
 
 def test_a_newer_layout_is_left_out(tmp_path: Path) -> None:
-    """A rank that a later version has written, whose rows may mean something else, is told and left out."""
+    """A rank of a later version, whose rows may have another meaning, is reported and left out."""
     directory(tmp_path, 0, world_size=2)
     newer = directory(tmp_path, 1, world_size=2, schema=2)
     problems = Problems()
@@ -272,7 +272,7 @@ def test_a_newer_layout_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_newer_layout_alone_is_told(tmp_path: Path) -> None:
-    """Else nobody would know why there is nothing."""
+    """The message explains why there is nothing."""
     directory(tmp_path, 0, schema=2)
     with pytest.raises(ValueError, match=r"found none\n.*schema 2 is of a newer version"):
         last_run(tmp_path, Problems())
@@ -293,7 +293,7 @@ def test_a_broken_manifest_stops_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_directories_without_manifests_are_in_order_of_their_names(tmp_path: Path) -> None:
-    """As other tools write them: which run is last follows from the names, where files were copied when."""
+    """As other tools write them: the last run follows from the names, not from the times of copies."""
     for n, hour in enumerate((12, 10, 11)):
         path = directory(tmp_path, 0, f"Dec03_{hour}-00-00")
         (path / "manifest.json").unlink()
@@ -309,7 +309,7 @@ def test_the_first_step_is_found_without_a_manifest(tmp_path: Path) -> None:
 
 
 def test_parquet_is_read_beside_csv(tmp_path: Path) -> None:
-    """And one that is cut off is told and left out."""
+    """A file that is cut off is reported and left out."""
     path = directory(tmp_path, 0)
     made = (
         "SELECT 0 AS vpp_stage, 'w' AS name, 5 AS step, 7.0::DOUBLE AS norm, '[3]' AS shape, 'torch.float32' AS dtype"

@@ -109,7 +109,7 @@ def test_pieces_end_with_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_older_layout_is_read(tmp_path: Path) -> None:
-    """A database that does not say in which order rows were written has them by the number of their targets."""
+    """A database without the order of rows has them by the number of their targets."""
     directory = write(tmp_path, "sqlite", range(3))
     execute(directory, "DROP TABLE metric_targets")
     found, wrong = read(tmp_path)
@@ -133,7 +133,7 @@ def test_a_killed_run_is_read_and_its_directory_left_as_it_was(tmp_path: Path) -
 
 
 def test_an_unfinished_transaction_is_undone_in_a_copy(tmp_path: Path) -> None:
-    """Where a journal has to be rolled back before anything can be read, the run's own files stay as they are."""
+    """If a journal has to be rolled back before anything can be read, the run's own files stay as they are."""
     directory = write(tmp_path, "sqlite", range(40))
     killed = (
         "import os, sqlite3, sys\n"

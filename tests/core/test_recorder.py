@@ -33,9 +33,9 @@ class NumPy:
     def __init__(self, held_elements: int = 0) -> None:
         self._held_elements = held_elements
         self.reduced: list[int] = []
-        """How many tensors each reduction got."""
+        """Number of tensors of each reduction."""
         self.copies = 0
-        """How often blocks were brought to the host."""
+        """Number of copies of blocks to the host."""
 
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, Array)
@@ -91,7 +91,7 @@ def column(batch: Batch, op: str) -> dict[str, float]:
 
 
 def test_rows_come_back_as_recorded(tensors: NumPy) -> None:
-    """Every signal gives one batch with its keys, shapes, dtypes, call ids and numbers, in the order of recording."""
+    """Every signal has one batch with its keys, shapes, dtypes, call ids and numbers, in the order of recording."""
     recorder = recorder_of(tensors)
     recorder.record("actv", Key("a", "input"), Array(1, 2, 3), micro_stepped=True)
     recorder.record("grad", Key("w"), Array(4, -4))
@@ -109,7 +109,7 @@ def test_rows_come_back_as_recorded(tensors: NumPy) -> None:
 
 
 def test_values_are_those_of_the_moment(tensors: NumPy) -> None:
-    """What happens to a tensor after it was recorded does not matter."""
+    """Later changes of a recorded tensor have no effect."""
     recorder, tensor = recorder_of(tensors), Array(1, 2)
     recorder.record("grad", Key("w"), tensor)
     tensor.fill(9)
@@ -131,7 +131,7 @@ def test_small_tensors_are_reduced_together() -> None:
 
 
 def test_lists_are_reduced_together(tensors: NumPy) -> None:
-    """Parameters cost one reduction, whatever their number; empty ones are among them and asked of nobody."""
+    """Parameters cost one reduction, whatever their number; empty ones are among them and need no reduction."""
     recorder = recorder_of(tensors, ["max", "norm"])
     arrays = [Array(1, 7), Array(), Array(3), Array()]
     recorder.record_all("param", [Key(name) for name in "abcd"], arrays)
@@ -198,7 +198,7 @@ def test_a_key_that_comes_again_replaces_its_row(tensors: NumPy) -> None:
 
 
 def test_repetitions_get_the_next_call(tensors: NumPy) -> None:
-    """A module that runs again in a micro step is told apart, in each signal for itself."""
+    """Repeated calls of a module in a micro step are numbered, in each signal separately."""
     recorder, key = recorder_of(tensors), Key("a", "input")
     for call in range(3):
         assert recorder.next_call("actv", key) == key._replace(call=call)
@@ -224,7 +224,7 @@ def test_a_loss_scale_is_divided_out(tensors: NumPy, op: str, together: bool) ->
 
 
 def test_looking_does_not_disturb(tensors: NumPy) -> None:
-    """What was seen so far can be read at any time; the step goes on being collected."""
+    """Readings so far can be read at any time; the step goes on being collected."""
     recorder = recorder_of(tensors)
     recorder.record("actv", Key("a"), Array(1))
     recorder.record("grad", Key("v"), Array(2), scale=Array(2.0))

@@ -1,4 +1,4 @@
-"""Where a run is: micro batches by forwards and backwards, and training steps by updates."""
+"""Counts of a run: micro batches by forwards and backwards, and training steps by updates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def micro_steps(events: str) -> list[int]:
         ("FbbFb", [0, 0, 0, 1, 1]),  # two losses of one forward
         ("fffb.ffb", [0, 0, 0, 0, 0, 1, 1, 1]),  # the model's own forward is never called
         ("ffbbfb", [0, 0, 0, 0, 1, 1]),
-        ("b..b..b", [0, 0, 0, 1, 1, 1, 2]),  # no forward is heard at all
+        ("b..b..b", [0, 0, 0, 1, 1, 1, 2]),  # no forward is seen at all
         ("FfbfFb", [0, 0, 0, 0, 1, 1]),  # a part runs again, as when it is recomputed
     ],
 )

@@ -1,4 +1,4 @@
-"""Which steps are sampled."""
+"""Sampled steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_interval_from_the_start_so_many_times(schedule: Schedule, expecte
 
 
 def test_a_resumed_run_keeps_to_the_same_steps() -> None:
-    """What a run samples does not depend on where it was interrupted."""
+    """The sampled steps do not depend on where a run was interrupted."""
     assert sampled(Schedule(start_step=3, step_interval=4), range(6, 20)) == [7, 11, 15, 19]
 
 

@@ -1,4 +1,4 @@
-"""Which modules and parameters a configuration chooses."""
+"""Selection of modules and parameters by a configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probe.core.instrumentation.selection import PLACES, Selection, Watched, wat
 
 
 def selection(targets: dict[str, dict[str, str]] | None = None, **more: Any) -> Selection:
-    """What the settings choose."""
+    """Selection by the settings."""
     settings = load({"targets": targets or {}, **more})
     return Selection(settings.targets, settings.all_xy, settings.forward_only, settings.backward_only)
 
@@ -111,7 +111,7 @@ def test_only_listed_places_with_their_selectors() -> None:
 
 
 def test_all_xy_beside_targets() -> None:
-    """Listed modules keep the places listed, all others give all four."""
+    """Listed modules keep the places listed, all others have all four."""
     chosen = selection({"a": {"input": "tensor"}}, all_xy=True)
     assert places(chosen, "a") == ["input"]
     assert places(chosen, "b") == list(PLACES)

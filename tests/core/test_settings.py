@@ -496,7 +496,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
-    """Whatever cannot be read is a ConfigError that says why."""
+    """A file that cannot be read is a ConfigError with the reason."""
     assert says in refused(source)[0]
 
 
@@ -529,7 +529,7 @@ def test_sources_that_cannot_be_read(source: Any, says: str) -> None:
     ],
 )
 def test_warnings(config: dict[str, Any], says: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    """Only what the documentation lets pass is warned of, once."""
+    """Only documented lenience is logged, once."""
     with caplog.at_level(logging.WARNING, "probe.settings"):
         settings = load(config)
     assert [says in message for message in caplog.messages] == ([True] if says else [])
@@ -550,7 +550,7 @@ def test_dynamic_mode_is_asked_for_by_true(value: str | None, follows: bool, cap
 
 @pytest.mark.parametrize("value", ["1", "yes", "on", "Ture"])
 def test_what_is_neither_true_nor_false_is_told(value: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody believes to be in dynamic mode who is not."""
+    """A wrong value of the variable is logged, since dynamic mode is then off."""
     assert dynamic({"DYNAMIC_MONITOR": value}) is False
     assert caplog.messages == [
         f"DYNAMIC_MONITOR: expected True or False, got {value!r}: the configuration is not followed"

@@ -119,7 +119,7 @@ def test_yaml_as_people_write_it_stays_usable(tmp_path: Path, text: str, changes
     [("dynamic_on: &on true\nb: *on\n", "dynamic_on"), ("a: &a {dump: true}\nalert: *a\n", "alert.dump")],
 )
 def test_what_others_refer_to_is_not_changed(tmp_path: Path, text: str, key: str) -> None:
-    """Their values would change too, or be lost: it is told, and the file stays."""
+    """Their values would change too, or be lost: it is an error, and the file stays."""
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"{key} cannot be changed alone"):

@@ -133,7 +133,7 @@ print(time.process_time() - begun)
 
 
 def reading(path: Path) -> tuple[str, float]:
-    """What a process of its own, with 2 GiB, reports of a file, and the seconds of work that it took."""
+    """Check a file in a process of its own, with 2 GiB; return its output and its seconds of work."""
     done = subprocess.run([sys.executable, "-c", READING, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text, _, seconds = done.stdout.strip().rpartition("\n")
@@ -159,7 +159,7 @@ def test_merged_mappings_that_multiply_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_alias_for_many_targets_is_taken(tmp_path: Path) -> None:
-    """What one anchor says of three thousand modules is no trap."""
+    """One anchor for three thousand modules is accepted."""
     path = tmp_path / "a.yaml"
     lines = ["targets:", "  m0: &all {input: tensor, output: tensor}", *(f"  m{n}: *all" for n in range(1, 3000))]
     path.write_text("\n".join(lines))
@@ -224,7 +224,7 @@ def listening(path: Path) -> None:
     ids=["pipe", "socket", "directory", "device"],
 )
 def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, kind: str) -> None:
-    """Anything else is refused at once: nobody writes into the pipe here."""
+    """Anything else is refused at once, such as a pipe without a writer."""
     monkeypatch.chdir(tmp_path)
     make(Path("a.json"))
     with pytest.raises(ConfigError, match=rf"a\.json: expected a regular file, this is a {kind}; give the path"):

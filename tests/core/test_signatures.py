@@ -11,7 +11,7 @@ from probe.core.monitor.attachment import Attachment, read
 
 
 class Optimizer:
-    """All that tells an optimizer from a number."""
+    """Attributes that distinguish an optimizer from a number."""
 
     def step(self) -> None: ...
 
@@ -84,7 +84,7 @@ def test_missing_and_unknown_arguments() -> None:
 
 
 def test_integers_of_other_kinds() -> None:
-    """What a checkpoint gives is taken for the number that it is."""
+    """A number from a checkpoint is accepted as a number."""
     found = read(MODEL, np.int64(2), OPTIMIZER, start_iteration=np.array(7, np.int32))
     assert (found.grad_acc_steps, found.start_iteration) == (2, 7)
     assert {type(found.grad_acc_steps), type(found.start_iteration)} == {int}

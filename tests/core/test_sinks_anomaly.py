@@ -1,4 +1,4 @@
-"""The anomaly sink: what is printed and what is dumped."""
+"""Anomaly sink: printed and dumped findings."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_torn_or_foreign_file_is_put_aside(tmp_path: Path, content: bytes, caplo
 def test_dump_is_bounded_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beyond the bound, findings are counted; the log says it once, and at the end how many."""
+    """Beyond the bound, findings are counted; this is logged once, and their number at the end."""
     monkeypatch.setattr(anomaly_file, "MOST_ENTRIES", 5)
     sink = dumping(tmp_path)
     for step in range(4):

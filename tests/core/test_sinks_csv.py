@@ -32,7 +32,7 @@ def names(directory: Path) -> list[str]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Inside, no file grows beyond ``size`` bytes: a full disk, as far as a writer can tell."""
+    """Inside, no file grows beyond ``size`` bytes: to a writer this is a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -178,7 +178,7 @@ def test_nothing_measured_is_no_file(tmp_path: Path) -> None:
 
 
 def test_shapes_and_dtypes_may_change_from_step_to_step(tmp_path: Path) -> None:
-    """What is remembered of the step before never shows in this one."""
+    """The cache of the step before never shows in this one."""
     sink = SINKS["csv"](context(tmp_path, steps_per_file=9))
     changes: list[dict[str, Any]] = [{}, {"shapes": ((7,),)}, {"dtypes": ("torch.bfloat16",)}, {"keys": (Key("q"),)}]
     for step, fields in enumerate(changes):

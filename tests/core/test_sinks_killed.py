@@ -1,4 +1,4 @@
-"""What a run that is killed without warning leaves behind."""
+"""Files of a run that is killed without warning."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def writing(sink: str, root: Path, steps: int) -> Iterator[subprocess.Popen[str]
 
 
 def announced(process: subprocess.Popen[str], lines: int) -> int:
-    """The step that the process says it has written, after ``lines`` more of them."""
+    """Step that the process has printed as written, after ``lines`` more lines."""
     assert process.stdout is not None
     return [int(process.stdout.readline()) for _ in range(lines)][-1]
 

@@ -66,7 +66,7 @@ def test_nan_and_infinities_survive(tmp_path: Path) -> None:
 
 
 def test_the_layout_is_that_of_the_conversion(tmp_path: Path) -> None:
-    """What csv2db makes of the CSV files of the same run has the same tables, views, indices and rows."""
+    """The database that csv2db makes of the same run's CSV files has the same tables, views, indices and rows."""
     write_run(tmp_path / "csv", 0, range(4))
     live = write_run(tmp_path / "live", 0, range(4), sink="sqlite")
     with closing(sqlite3.connect(live / "monitor_metrics.db")) as database:
@@ -120,7 +120,7 @@ def test_a_reader_in_the_middle_of_a_question_holds_nothing_up(tmp_path: Path) -
 
 
 def test_a_locked_database_costs_no_step(tmp_path: Path) -> None:
-    """What finds it locked is written with a later step, and nothing is raised."""
+    """Rows that find it locked are written with a later step, and no exception is raised."""
     sink = opened(tmp_path)
     sink.write(snapshot(0, batch("actv", 0, {"min": [1.0]})))
     with closing(sqlite3.connect(tmp_path / "run" / "monitor_metrics.db", isolation_level=None)) as other:
@@ -134,7 +134,7 @@ def test_a_locked_database_costs_no_step(tmp_path: Path) -> None:
 
 
 def test_too_many_locked_steps_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is bounded: the oldest are given up, each with an error that says which."""
+    """Memory is bounded: the oldest are given up, each with an error that names it."""
     monkeypatch.setattr(sqlite_sink, "MOST_WAITING", 2)
     monkeypatch.setattr(sqlite_sink, "LOCKED_SECONDS", 0.001)
     sink = opened(tmp_path)
@@ -175,7 +175,7 @@ def test_a_step_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_ops_and_rows_may_change_from_step_to_step(tmp_path: Path) -> None:
-    """What is remembered of the step before never shows in this one."""
+    """The cache of the step before never shows in this one."""
     sink = opened(tmp_path)
     sink.write(snapshot(0, batch("actv", 0, {"min": [1.0, 2.0]})))
     sink.write(snapshot(1, batch("actv", 1, {"max": [3.0]}, keys=(Key("q"),))))

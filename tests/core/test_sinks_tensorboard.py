@@ -73,7 +73,7 @@ def test_nan_and_infinities_survive(tmp_path: Path) -> None:
 
 
 def test_rows_may_change_from_step_to_step(tmp_path: Path) -> None:
-    """What is remembered of the step before never shows in this one."""
+    """The cache of the step before never shows in this one."""
     sink = SINKS["tensorboard"](context(tmp_path))
     sink.write(snapshot(0, batch("actv", 0, {"min": [1.0, 2.0]})))
     sink.write(snapshot(1, batch("actv", 1, {"min": [3.0]}, keys=(Key("q"),))))

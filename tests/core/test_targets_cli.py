@@ -40,7 +40,7 @@ def written(folder: Path, content: object) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    """What the command says."""
+    """Run the command."""
     return CliRunner().invoke(app, ["targets", *map(str, arguments)])
 
 

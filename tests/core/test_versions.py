@@ -47,7 +47,7 @@ def oldest_run(package: str) -> str:
 
 
 def test_readme_and_setup_name_one_oldest_and_the_oldest_that_is_run() -> None:
-    """The promised torch is one that `make test-versions` runs; of MindSpore the README says from which on."""
+    """The promised torch is one that `make test-versions` runs; for MindSpore the README has the oldest."""
     readme = (ROOT / "README.md").read_text("utf-8")
     assert oldest_run("torch").startswith(f"{promised('torch')}.")
     assert f"torch >= {promised('torch')}" in readme

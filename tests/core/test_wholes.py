@@ -77,7 +77,7 @@ class Writing:
 
 
 def known(batches: Sequence[Batch]) -> str:
-    """What is written of wholes: ``whole``, ``missing`` or ``none``."""
+    """Kind of the rows of wholes: ``whole``, ``missing`` or ``none``."""
     (batch,) = batches
     if "merged" not in batch.columns:
         return "none"
@@ -173,7 +173,7 @@ def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other)
 
 
 def test_the_end_of_a_run_loses_no_step(other: Other) -> None:
-    """What still waits is written as it is."""
+    """Waiting steps are written as they are."""
     writing = Writing(other)
     for step in range(3):
         writing.submit(step)

@@ -1,7 +1,7 @@
-"""Lets Megatron-Core train on a CPU: imported in each process before anything else.
+"""Patches that let Megatron-Core train on a CPU: imported in each process before anything else.
 
-Megatron asks ``torch.cuda`` for its device, tells precisions by the names of CUDA tensor types, and keeps the random
-state of a GPU. All that happens here is that it finds the CPU in those places; what it computes is its own.
+Megatron asks ``torch.cuda`` for its device, determines precisions by the names of CUDA tensor types, and keeps the
+random state of a GPU. This module only puts the CPU in those places; Megatron computes as ever.
 """
 
 from __future__ import annotations

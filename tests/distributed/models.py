@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
 
 
 def batch(step: int, micro_batch: int, rank: int | None = None) -> Any:
-    """What a rank trains on: different for each, step and micro batch."""
+    """Training data of a rank: different for each, step and micro batch."""
     rank = dist.get_rank() if rank is None else rank
     generator = torch.Generator().manual_seed(1000 * step + 100 * micro_batch + rank)
     return torch.randn(4, WIDTH, generator=generator)
@@ -40,7 +40,7 @@ def loss_of(outputs: Any) -> Any:
 
 
 class Reference(NamedTuple):
-    """What one training step is, computed without wrappers or monitor."""
+    """One training step, computed without wrappers or monitor."""
 
     local: list[dict[str, Any]]
     """This rank's own gradients, by micro batch."""

@@ -35,7 +35,7 @@ RULES = ["AnomalyNan", "AnomalySpike", "AnomalyDead", "AnomalyFrozen", "AnomalyV
 
 
 class Fault(NamedTuple):
-    """What is planted: kind, place, rank and first step."""
+    """Planted fault: kind, place, rank and first step."""
 
     kind: str
     place: str
@@ -156,7 +156,7 @@ class Planted:
         return x
 
     def before_update(self) -> None:
-        """What has to be done between backward and update."""
+        """Work between backward and update."""
         frozen = self.fault.kind == "frozen" and self.step >= self.fault.step
         for group in self._optimizer.param_groups:
             if group.get("planted"):
@@ -219,7 +219,7 @@ def configuration(**more: Any) -> dict[str, Any]:
 
 
 def _steps(fault: Fault) -> range:
-    """What stays bad for some time before it is told goes on to the end; the rest ends soon after."""
+    """Faults that are reported only after some time go on to the end; the others end soon after."""
     return range(STEPS if fault.kind in ("dead", "frozen", "none") else fault.step + 4)
 
 

@@ -64,7 +64,7 @@ class Ranks:
         self._logs: TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = SECONDS, **kwargs: Any) -> list[Any]:
-        """What ``function`` returns on each rank.
+        """Call ``function`` on each rank and return the results.
 
         Raises:
             AssertionError: with every traceback and what the processes printed, if one raised, died or took too long.
@@ -84,7 +84,7 @@ class Ranks:
         directory = os.environ.get("MONITOR_OUTPUT_DIR", "")
         call = pickle.dumps((function.__module__, function.__qualname__, args, kwargs, directory))
         for pipe in self._pipes:
-            with suppress(OSError):  # died since the last call: told below
+            with suppress(OSError):  # died since the last call: reported below
                 pipe.send_bytes(call)
         answers = self._collect(seconds)
         for process, (outcome, _) in zip(self._processes, answers, strict=True):

@@ -1,4 +1,4 @@
-"""What ranks that share out a model's tensors must write, by hand, and how their parts make up wholes again."""
+"""Expected rows of ranks that share a model's tensors, by hand, and the merging of their parts into wholes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Quiet = Callable[[Any, bool], AbstractContextManager[object]]
 
 
 class Part(NamedTuple):
-    """What one row says."""
+    """Numbers of one row."""
 
     numbers: dict[str, float]
     numel: int
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one rank wrote, and what it must have written."""
+    """Rows of one rank, and the expected ones."""
 
     rows: dict[Row, Part]
     same: bool
@@ -138,7 +138,7 @@ def _gradients(model: Any, micro_batch: int, rank: int, dtype: Any) -> dict[str,
 
 
 def activations(micro_batches: int, dtype: Any = None) -> dict[Row, Any]:
-    """What modules take and give in the first step, and the gradients of that, for this rank's data."""
+    """Inputs and outputs of modules in the first step, and their gradients, for this rank's data."""
     model = Net().to(dtype or torch.float32)
     rows: dict[Row, Any] = {}
     for i in range(micro_batches):
@@ -245,10 +245,10 @@ MICRO_BATCHES = [
 
 
 class Traces(NamedTuple):
-    """What a monitor leaves behind, and what it adds to training."""
+    """Traces that a monitor leaves behind, and its additions to training."""
 
     same_framework: bool
-    """Whether every attribute of the framework's classes and modules is what it was."""
+    """True if every attribute of the framework's classes and modules is as it was."""
     same_hooks: bool
     placed: bool
     """Whether there were other hooks in between."""

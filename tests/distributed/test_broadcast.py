@@ -1,4 +1,4 @@
-"""Ranks without a common file system: what holds is in the first rank's file, and all hear of it through a store."""
+"""Ranks without a common file system: the first rank's file holds for all, which read it through a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch = require("torch")
 import torch.distributed as dist  # noqa: E402 - only where torch is
 
 SECONDS = 1.0
-"""In which a rank hears of what is said, on a busy machine too: it looks ten times in it."""
+"""Time in which a rank reads an announcement, on a busy machine too: it looks ten times in it."""
 MOST_STEPS = 100_000
 SECRET = "what the ranks of these tests share"
 
@@ -55,7 +55,7 @@ except ConnectionRefusedError:
 
 
 def interfere(address: bool | str, run: int) -> None:
-    """What a stranger does while this rank waits, in a process that knows no secret."""
+    """Run a stranger while this rank waits, in a process that knows no secret."""
     hostile = [{"dynamic_on": True, "wg_distribution": True}, {"dynamic_on": True, "print_struct": True}]
     if address is True:
         where = [os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], json.dumps(hostile), str(run)]
@@ -164,7 +164,8 @@ def test_a_stranger_changes_nothing(two_ranks: Ranks, tmp_path: Path, own_store:
 
 
 def test_a_rank_that_hears_nothing_holds_nobody_up(two_ranks: Ranks, tmp_path: Path) -> None:
-    """The other's monitor has stopped; this one collects as it is told, and training goes on for both."""
+    """The other's monitor has stopped; this one collects by the announced configuration, and training goes on for
+    both."""
     (one, faults), (other, more) = two_ranks.run(train, str(tmp_path), True, [ON | {"collect_times": 3}], True)
     assert len(one) == 3
     assert other == []

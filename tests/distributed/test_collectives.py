@@ -1,4 +1,4 @@
-"""What ranks send each other: every function that moves tensors is heard, and is otherwise as it was."""
+"""Collectives: every function that moves tensors is recorded, and works as before."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_calls_below_are_all_that_there_are() -> None:
 
 
 def test_a_function_that_takes_tensors_moves_them() -> None:
-    """No function that takes a tensor hides among those that are said to move nothing."""
+    """No function that takes a tensor is in the list of those that move nothing."""
     for name in MOVE_NOTHING & public_functions(dist):
         with suppress(ValueError):  # some are builtin
             parameters = inspect.signature(getattr(dist, name)).parameters
@@ -228,7 +228,7 @@ def test_every_functional_collective_is_heard(two_ranks: Ranks) -> None:
 
 
 def reduce_some() -> tuple[list[dict[str, str]], list[bool], bool]:
-    """Sync and async calls with inputs that tell rank and call; early ones before there is a step."""
+    """Sync and async calls with inputs that encode rank and call; early ones before there is a step."""
     rank, loop = dist.get_rank(), Loop({}, attach=False)
     dist.broadcast(torch.full((3,), 7.0 + rank), 1)
     loop.attach()
@@ -254,7 +254,7 @@ def assert_moments(row: dict[str, str], *tensors: Any) -> None:
 
 
 def test_rows_hold_the_moments_of_all_calls_of_a_step(two_ranks: Ranks) -> None:
-    """One row a line of code and direction; several tensors of one row are told by their numbers alone."""
+    """One row a line of code and direction; several tensors of one row differ in their numbers alone."""
     answers = two_ranks.run(reduce_some)
     for rank, (rows, waited, are_works) in enumerate(answers):
         assert waited == [True, True]
@@ -280,7 +280,7 @@ def test_rows_hold_the_moments_of_all_calls_of_a_step(two_ranks: Ranks) -> None:
 
 
 def time_one() -> tuple[float, float]:
-    """What the row says, and how long it took at most until the handle said that it was complete."""
+    """Numbers of the row, and the longest time until the handle was complete."""
     loop = Loop({})
     begin = time.perf_counter()
     handle = dist.all_reduce(torch.ones(2), async_op=True)
@@ -466,7 +466,7 @@ def differences(before: dict[str, Any]) -> set[str]:
 
 
 def listen_and_stop() -> list[set[str]]:
-    """What differs while listening, and after each way to end it."""
+    """Differences while listening, and after each way to end it."""
     TrainerMon(LISTEN).stop()  # loads what is loaded on first use
     before, found = everything_of_torch(), []
     first, second = TrainerMon(LISTEN), TrainerMon(LISTEN)
@@ -497,7 +497,7 @@ def test_torch_is_as_it_was_found(two_ranks: Ranks) -> None:
 
 
 def fail() -> list[tuple[str, str]]:
-    """What a call says that cannot be made, with and without us."""
+    """Error of a call that cannot be made, with and without the monitor."""
     said = []
     for listening in (False, True):
         loop = Loop({}) if listening else None
@@ -526,7 +526,7 @@ def test_errors_are_those_of_torch(two_ranks: Ranks) -> None:
 
 @contextmanager
 def logged(updates: list[int]) -> Iterator[list[tuple[int, str, str]]]:
-    """What is logged about collectives: how many ``updates`` there were, level and text."""
+    """Log about collectives: number of ``updates``, level and text."""
     records: list[tuple[int, str, str]] = []
 
     class Keep(logging.Handler):
@@ -545,7 +545,7 @@ def logged(updates: list[int]) -> Iterator[list[tuple[int, str, str]]]:
 
 
 def log(settings: dict[str, Any]) -> list[tuple[int, str, str]]:
-    """What is logged in four steps."""
+    """Log of four steps."""
     updates: list[int] = []
     with logged(updates) as records:
         loop = Loop(settings)

@@ -144,8 +144,7 @@ def test_groups_of_one_rank_leave_nothing_out(two_ranks: Ranks) -> None:
 
 
 def with_groups_that_are_none() -> tuple[int, list[str]]:
-    """How many reduced gradients there are where the groups given are those of the other rank, and what is said of
-    objects that are no groups."""
+    """Number of reduced gradients with the groups of the other rank, and the errors for objects that are no groups."""
     from probe.pytorch import TrainerMon
 
     model = DDP(Net())
@@ -163,14 +162,14 @@ def with_groups_that_are_none() -> tuple[int, list[str]]:
 
 
 def test_groups_that_this_rank_is_not_in_and_what_is_no_group(two_ranks: Ranks) -> None:
-    """``new_group`` gives a stand-in to ranks outside: each writes what it has. Anything else is told."""
+    """``new_group`` returns a stand-in to ranks outside: each writes its own rows. Any other object is an error."""
     for names, said in two_ranks.run(with_groups_that_are_none):
         assert names == len(list(Net().parameters()))
         assert [text.rpartition("got ")[2].partition(";")[0] for text in said] == ["3", "[0, 1]"]
 
 
 def with_a_split_weight() -> list[str]:
-    """What has a reduced gradient where one weight is marked as Megatron marks those that ranks have split."""
+    """Parameters with a reduced gradient if one weight is marked as Megatron marks those that ranks have split."""
     from probe.pytorch import TrainerMon
 
     model = DDP(Net())
@@ -191,7 +190,7 @@ def test_of_a_tensor_parallel_group_each_rank_writes_what_is_split(two_ranks: Ra
 
 
 def raw_names() -> tuple[dict[str, str], set[str]]:
-    """What the manifest says, and the rows of a target that is called by its raw name."""
+    """Manifest, and the rows of a target that is named by its raw name."""
     import json
     from pathlib import Path
 
@@ -270,7 +269,7 @@ def both_ways() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def on_some_ranks() -> tuple[bool, str | None, list[float]]:
-    """Only rank 1 collects; what both train is the same."""
+    """Only rank 1 collects; both train the same."""
     model = DDP(Net())
     optimizer = torch.optim.SGD(model.parameters(), LR)
     monitor = watch(model, optimizer, **WEIGHTS, module_ranks=[1])

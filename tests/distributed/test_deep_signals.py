@@ -30,8 +30,8 @@ OPTIONS = ({"betas": (0.5, 0.75), "eps": 1e-2}, {"betas": (0.25, 0.875), "eps": 
 
 
 class Told(NamedTuple):
-    """What a rank wrote, and what one process computes: for each step and name the vectors of the update, and whether
-    each gradient agrees with its moment (1), opposes it (-1) or neither (0)."""
+    """Rows of a rank, and those that one process computes: for each step and name the vectors of the update, and
+    whether each gradient agrees with its moment (1), opposes it (-1) or neither (0)."""
 
     rows: dict[Row, Part]
     vectors: dict[tuple[str, int, str], Any]
@@ -100,7 +100,7 @@ def alone(case: test_deepspeed.Case) -> tuple[dict[Any, Any], dict[Any, Any]]:
 
 
 class Messages(logging.Handler):
-    """What probe logs."""
+    """Log of probe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ def ranks(request: pytest.FixtureRequest, deepspeed_ranks: Callable[[str], Ranks
     [(1, "fp32", {}), (2, "fp32", {}), (3, "fp32", {"sub_group_size": 12}), (1, "bf16", {})],
 )
 def test_parts_of_deepspeed(ranks: Ranks, stage: int, precision: str, zero: dict[str, Any]) -> None:
-    """Every part has the betas and eps of its own group, also where stage 3 cuts groups into smaller ones, and says how
-    many of its gradients agree with its moments, also where a rank has a parameter, or all gradients, whole."""
+    """Every part has the betas and eps of its own group, also where stage 3 cuts groups into smaller ones, and counts
+    its gradients that agree with its moments, also where a rank has a parameter, or all gradients, whole."""
     told = ranks.run(with_deepspeed, stage, precision, zero)
     assert_updates(told, 1e-4 if precision == "fp32" else 1e-2)
     whole = 0
@@ -144,7 +144,7 @@ def test_parts_of_deepspeed(ranks: Ranks, stage: int, precision: str, zero: dict
 
 
 def slice_of(part: Part) -> slice:
-    """Which elements of the flat tensor; all if nothing is said."""
+    """Slice of the flat tensor that a part holds."""
     where = part.coverage.partition(" at ")[2].partition(" over ")[0]
     return slice(*map(int, where.split(":"))) if where else slice(None)
 
@@ -265,7 +265,7 @@ def split_features() -> tuple[list[Any], list[str], dict[str, int]]:
 
 
 def test_weights_that_stay_split_have_no_row(two_ranks: Ranks) -> None:
-    """A DTensor under tensor parallelism: without talk between ranks its norm is not known, which is said once."""
+    """A DTensor under tensor parallelism: without communication its norm is not known, which is logged once."""
     for files, said, faults in two_ranks.run(split_features):
         assert (files, faults) == ([], {})
         assert ["0:up: expected a whole weight" in message for message in said] == [True]

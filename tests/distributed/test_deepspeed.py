@@ -112,7 +112,7 @@ def train(engine: Any, case: Case, steps: int = STEPS, factor: float = 1.0) -> l
 
 
 def weights(engine: Any) -> list[Any]:
-    """What this rank holds of the parameters; what fills up the parts of stage 3 was never set."""
+    """Parameters that this rank holds; the padding of the parts of stage 3 was never set."""
     held = []
     for p in engine.module.parameters():
         if hasattr(p, "ds_tensor"):
@@ -123,7 +123,7 @@ def weights(engine: Any) -> list[Any]:
 
 
 def attach(engine: Any, case: Case, **settings: Any) -> Any:
-    """A monitor, given what ``case`` says."""
+    """Monitor attached as ``case`` describes."""
     optimizers = {
         "engine": engine,
         "optimizer": engine.optimizer,
@@ -162,7 +162,7 @@ def collectives() -> int:
 
 
 class Told(NamedTuple):
-    """What a rank found."""
+    """Results of a rank."""
 
     lines: dict[Row, Line]
     expected: dict[Row, Any]
@@ -225,8 +225,8 @@ def begun(master: Any, dtype: Any, theirs: Any) -> Any:
 
 
 def forgets_to_scale(optimizer: Any) -> bool:
-    """Whether the engine does not multiply the loss by the scale that the optimizer divides by: in 0.19.8, fp16
-    without ZeRO. What is applied, and seen, is that much too small."""
+    """True if the engine does not multiply the loss by the scale that the optimizer divides by: in 0.19.8, fp16 without
+    ZeRO. Applied and recorded gradients are that much too small."""
     from deepspeed.runtime.base_optimizer import ZeROOptimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
 
@@ -235,7 +235,7 @@ def forgets_to_scale(optimizer: Any) -> bool:
 
 
 def gradients(model: Any, case: Case, step: int, micro_batch: int, rank: int, applied: float) -> dict[str, Any]:
-    """What one micro batch adds: DeepSpeed divides by their number."""
+    """Contribution of one micro batch: DeepSpeed divides by their number."""
     data = batch(step, micro_batch, rank).to(DTYPES[case.precision])
     found = torch.autograd.grad(loss_of(model(data)) / case.micro_batches, list(model.parameters()))
     return {
@@ -264,7 +264,7 @@ BOUND = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
 
 
 def close(found: Mapping[str, float], tensor: Any, bound: float, whole: Any) -> list[str]:
-    """What is wrong with the numbers of ``tensor``, part of ``whole``."""
+    """Problems of the numbers of ``tensor``, part of ``whole``."""
     wanted, wrong = numbers(tensor), []
     size = numbers(whole)["norm"] / max(whole.numel(), 1) ** 0.5
     for op in OPS:
@@ -330,7 +330,7 @@ def wrong(told: list[Told], bound: float) -> list[str]:
 def compared(
     row: Row, line: Line, part: tuple[int, int] | None, expected: Mapping[Row, Any], bound: float
 ) -> list[str]:
-    """What is wrong with one row."""
+    """Problems of one row."""
     tensor = expected.get(row)
     if tensor is None:
         return ["is one too many"]
@@ -442,7 +442,7 @@ def test_parts_of_gradients_are_not_taken_for_copies(ranks: Ranks, stage: int) -
 
 
 def frozen(case: Case) -> tuple[dict[str, set[str]], dict[str, int]]:
-    """What is written of a model whose normalisation is not trained, and what failed."""
+    """Rows of a model whose normalisation is not trained, and the faults."""
     import deepspeed
 
     config = {
@@ -474,7 +474,7 @@ def test_a_frozen_parameter_has_no_state_and_hides_no_others(ranks: Ranks, case:
 
 
 def on_disk() -> str:
-    """What a monitor says to state that is kept on NVMe."""
+    """Error of a monitor for state that is kept on NVMe."""
     engine = engine_of(Case(3))
     engine.optimizer.swap_optimizer = True
     try:

@@ -161,7 +161,7 @@ def test_ranks_that_came_later_merge_with_those_that_were_there(two_ranks: Ranks
 
 
 def dig(steps: int, bad: dict[int, int]) -> tuple[list[int], dict[str, int]]:
-    """The steps in which this rank has collected activations; ``bad`` says on which rank a step has NaN in its data."""
+    """The steps in which this rank has collected activations; ``bad`` has the rank with NaN in its data by step."""
     from probe.pytorch import TrainerMon
 
     config = {

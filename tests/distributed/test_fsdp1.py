@@ -136,7 +136,7 @@ def clipped() -> tuple[bool, float]:
 
 
 def refused() -> list[str]:
-    """What is said of models that cannot be watched."""
+    """Errors for models that cannot be watched."""
     messages = []
     whole = FSDP(Net(), device_id=torch.device("cpu"), use_orig_params=False)
     outside = wrapped(Net())

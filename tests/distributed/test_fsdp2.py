@@ -108,7 +108,7 @@ def test_shards_within_replicas(four_ranks: Ranks) -> None:
 
 
 def test_ranks_without_a_row(four_ranks: Ranks) -> None:
-    """Three rows over four ranks: the last has none, and says so."""
+    """Three rows over four ranks: the last has none, as its coverage shows."""
     ranks = four_ranks.run(seen)
     assert_seen(ranks, sum_of_step)
     last = ranks[3].rows[Row("grad_reduced", 0, "down.weight")]

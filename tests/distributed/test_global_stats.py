@@ -65,7 +65,7 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 def everything(shape: tuple[int, ...] | None = None) -> tuple[dict[str, Table], dict[str, dict[str, dict[str, float]]]]:
-    """What a rank writes, and what the whole tensors of the first step are."""
+    """Rows of a rank, and the whole tensors of the first step."""
     model, optimizer = sharded(shape and init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")))
     monitor = watch(model, optimizer, **settings())
     train(model, optimizer)
@@ -297,7 +297,7 @@ def test_whole_tensors_of_tensor_parallelism(two_ranks: Ranks) -> None:
 
 
 def counted(every: int, on: bool) -> tuple[int, list[float], list[Any], dict[str, int]]:
-    """How many collectives the monitor itself started, and what training came to."""
+    """Number of collectives that the monitor started, and the result of training."""
     calls = []
     gather = dist.ProcessGroupGloo.allgather
 
@@ -401,7 +401,7 @@ def deserted() -> tuple[str, list[int], dict[str, int]]:
 
 
 def test_a_rank_that_dies_leaves_the_others_to_end_by_themselves(two_ranks: Ranks) -> None:
-    """Training ends with its own error; the monitor waits for nobody, and what was known before is written."""
+    """Training ends with its own error; the monitor waits for no rank, and earlier rows are written."""
     (how, answer), other = two_ranks.outcomes(deserted)
     assert other == ("died", 3)
     assert how == "returned", answer

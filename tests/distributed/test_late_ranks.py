@@ -94,7 +94,9 @@ def test_a_rank_that_sleeps_holds_no_step_of_another_up(two_ranks: Ranks) -> Non
     assert late == [*range(2, 2 + len(late))], "those that had waited longest"
     assert faults == {LATE: len(late)}
     assert 0 < len(late) <= STEPS - WAITING
-    behind = sum(row["merged"] == "0" for row in other)  # awake, it trains on while it hears what it has missed
+    behind = sum(
+        row["merged"] == "0" for row in other
+    )  # awake, it trains on while it reads the announcements that it has missed
     assert more == ({LATE: behind} if behind else {})
     assert one[-1]["merged"] == other[-1]["merged"] == "1"
     assert float(one[-1]["global_norm"]) == float(other[-1]["global_norm"]) == pytest.approx(12**0.5)

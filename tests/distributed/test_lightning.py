@@ -24,7 +24,7 @@ SIGNALS = ("grad_unreduced", "grad_reduced", "param_origin", "param_updated")
 
 
 class Batches(Dataset[Any]):
-    """What this rank trains on, a micro batch after the other."""
+    """Training data of this rank, a micro batch after the other."""
 
     def __len__(self) -> int:
         return STEPS * MICRO_BATCHES

@@ -99,7 +99,7 @@ def initial(name: str, shape: tuple[int, ...]) -> Any:
 
 
 def batch(step: int, micro_batch: int, replica: int) -> tuple[Any, Any]:
-    """Tokens and what they should give."""
+    """Tokens and their labels."""
     import torch
 
     generator = torch.Generator().manual_seed(step * 1000 + micro_batch * 10 + replica)
@@ -201,7 +201,7 @@ def chunk(setup: Setup, config: Any, stage: int) -> Any:
 
 
 def layers(setup: Setup) -> Any:
-    """What layers are made of."""
+    """Modules of the layers."""
     import torch
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -222,7 +222,7 @@ def layers(setup: Setup) -> Any:
 
 
 def everywhere(model: Any, name: str) -> str:
-    """What a parameter or module is called in the model as a whole: stages count their layers from 0."""
+    """Name of a parameter or module in the model as a whole: stages count their layers from 0."""
     first = model.decoder.layers[0].layer_number - 1
     return re.sub(r"layers\.(\d+)", lambda found: f"layers.{int(found[1]) + first}", name)
 
@@ -442,7 +442,7 @@ Key = tuple[str, int, int, str]
 
 
 def rows(directory: str, first_layers: list[int]) -> dict[Key, Part]:
-    """What one rank wrote."""
+    """Rows of one rank."""
     found: dict[Key, Part] = {}
     for path in sorted(Path(directory).glob("*.csv")):
         signal = path.stem.rpartition("_")[0]
@@ -454,7 +454,7 @@ def rows(directory: str, first_layers: list[int]) -> dict[Key, Part]:
                 if not signal.startswith("actv") or name.endswith("mlp.output_0"):
                     assert key not in found, f"{key} twice"
                     found[key] = part(line)
-                    if not found[key].count:  # a rank that has none of the elements says so
+                    if not found[key].count:  # a rank without elements has an empty part
                         assert found.pop(key).where.endswith("0:0")
     return found
 
@@ -474,7 +474,7 @@ def part(line: dict[str, str]) -> Part:
 
 
 def together(parts: list[Part]) -> Part:
-    """What the parts of one whole come to; each counts once, whoever has it."""
+    """Merge the parts of one whole; each counts once, on whichever rank."""
     wholes = {each.whole for each in parts}
     assert len(wholes) == 1, wholes
     distinct = list({each.where: each for each in parts}.values())
@@ -558,7 +558,7 @@ def test_names_are_those_of_the_model(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("signal", ["grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq"])
 def test_merged_rows_are_those_of_the_whole(outcome: Outcome, signal: str) -> None:
-    """What the ranks wrote of a tensor comes to what one process without sharding has."""
+    """The ranks' rows of a tensor merge to those of one process without sharding."""
     expected = {key[:4]: value for key, value in outcome.alone.items() if key[0] == signal}
     assert len(expected) > 20
     assert {key for each in outcome.rows for key in each if key[0] == signal} == set(expected)
@@ -569,7 +569,8 @@ def test_merged_rows_are_those_of_the_whole(outcome: Outcome, signal: str) -> No
 
 
 def test_unreduced_gradients_are_what_each_rank_fed(outcome: Outcome) -> None:
-    """Of each replica's own data: the step's sum, or, with monitor_mbs_grad, what each micro batch gave."""
+    """Gradients are of each replica's own data: the step's sum, or, with monitor_mbs_grad, those of each micro
+    batch."""
     setup = outcome.setup
     source = "own" if setup.own else "grad_unreduced"
     expected = {key: value for key, value in outcome.alone.items() if key[0] == source}
@@ -609,7 +610,7 @@ def test_activations_belong_to_their_micro_batch(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("way", ["data and tensor, distributed optimizer", "data and pipeline, distributed optimizer"])
 def test_whole_tensors_while_training(megatron_ranks: Callable[..., Ranks], tmp_path: Path, way: str) -> None:
-    """``global_stats`` gives what the files of all ranks merge to, also where a rank has no part of a tensor."""
+    """``global_stats`` has the numbers that the files of all ranks merge to, also if a rank has no part of a tensor."""
     setup = SETUPS.get(way) or Setup(size=4, pipeline=2, micro_batches=4, distributed=True)
     directory = str(tmp_path / "out")
     watched = megatron_ranks("0.16.1", 4).run(train, setup, directory, {"global_stats": True, "xy_distribution": False})
@@ -722,7 +723,7 @@ def test_a_fused_weight_gradient_is_read_from_main_grad(two: Ranks, tmp_path: Pa
 
 
 def test_what_a_fused_kernel_hides_is_counted(two: Ranks, tmp_path: Path) -> None:
-    """No micro batch's own gradient exists: that is told, the reduced one is recorded all the same."""
+    """No micro batch's own gradient exists: that is logged, the reduced one is recorded all the same."""
     found = two.run(small, str(tmp_path), half=False, fused=True, own=True, wrapped=True)
     for each in found:
         written = rows(each["directory"], [0])
@@ -754,7 +755,7 @@ def broken(directory: str) -> None:
 
 
 def test_findings_tell_the_stage(two: Ranks, tmp_path: Path) -> None:
-    """Given the pipeline's group, a finding says at which stage of it, and with which ranks, it was made."""
+    """Given the pipeline's group, a finding has its stage and its ranks."""
     two.run(broken, str(tmp_path))
     files = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*.json")]
     found = [entry for file in files for entry in file.values() if isinstance(entry, dict) and "tag_name" in entry]

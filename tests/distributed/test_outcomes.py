@@ -1,4 +1,4 @@
-"""One table: what each kind of optimizer tells of its training steps, and that it is what the framework itself says."""
+"""Table of the outcomes that each kind of optimizer reports for its training steps, checked against the framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INFINITE = float("inf")
 
 
 class Heard:
-    """Notes what a listener of steps is told."""
+    """Listener of steps that records their outcomes."""
 
     sampled = True
 
@@ -40,7 +40,7 @@ class Heard:
 
 @contextmanager
 def listened(*optimizers: Any) -> Iterator[list[str]]:
-    """What is told of every step of these."""
+    """Outcomes that are reported for every step of these."""
     from probe.pytorch import hooks, parallel
 
     heard = Heard()
@@ -51,7 +51,7 @@ def listened(*optimizers: Any) -> Iterator[list[str]]:
 
 
 Outcome = tuple[list[str], list[str]]
-"""What was heard, and what must be."""
+"""Recorded and expected outcomes."""
 
 
 def told_for(outcomes: list[str]) -> list[str]:
@@ -94,7 +94,7 @@ def searched() -> Outcome:
 
 
 def two_optimizers() -> Outcome:
-    """Each tells of its own; which of them end a training step is the session's business."""
+    """Each reports its own steps; the session decides which of them end a training step."""
     model = Net()
     optimizers = [torch.optim.SGD([p], lr=0.1) for p in (model.up.weight, model.down.weight)]
     with listened(*optimizers) as told:

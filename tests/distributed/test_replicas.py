@@ -28,7 +28,7 @@ def flip(tensor: Any, bit: int) -> None:
 def trained(
     broken: int | None, absent: int | None = None, rule: str = "AnomalyReplica", state: bool = False
 ) -> tuple[Found, dict[str, int], list[str], list[float]]:
-    """What a rank finds, what failed inside the monitor, the messages, and the losses."""
+    """Findings of a rank, faults inside the monitor, the messages, and the losses."""
     model = DDP(Net())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
     monitor = watch(
@@ -68,7 +68,7 @@ def test_the_odd_one_out_names_itself(four_ranks: Ranks) -> None:
 
 
 def test_of_two_both_say_that_they_differ(two_ranks: Ranks) -> None:
-    """With two there is no majority; optimizer state that differs is told, and the parameter that follows from it."""
+    """With two there is no majority; differing optimizer state is reported, and the parameter that follows from it."""
     (first, _, told, _), (second, _, _, _) = two_ranks.run(trained, 1, state=True)
     assert first[0] == (BROKEN_AT, "momentum_buffer", "down.weight", 0)
     assert second[0] == (BROKEN_AT, "momentum_buffer", "down.weight", 1)
@@ -89,7 +89,7 @@ def test_healthy_replicas_are_silent(two_ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("absent", [1])
 def test_a_rank_that_takes_no_part_holds_nobody_up(two_ranks: Ranks, absent: int) -> None:
-    """The other waits for it once, beside training, says so, and finds nothing more."""
+    """The other waits for it once, in parallel with training, logs it, and reports nothing more."""
     (found, faults, _, losses), (_, none, _, others) = two_ranks.run(trained, None, absent=absent)
     assert found == []
     assert list(faults) == ["global statistics: TimeoutError"]

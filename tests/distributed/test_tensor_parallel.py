@@ -65,7 +65,7 @@ class Model(torch.nn.Module):
 
 
 def batch(step: int, replica: int) -> Any:
-    """What a replica trains on; the ranks that share its tensors get the same."""
+    """Training data of a replica; the ranks that share its tensors get the same."""
     return torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(10 * step + replica))
 
 

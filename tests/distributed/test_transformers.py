@@ -32,7 +32,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(params=["0.19.8", "0.16.9"])
 def with_deepspeed(request: pytest.FixtureRequest, deepspeed_ranks: Callable[[str], Ranks]) -> Ranks:
-    """Two processes that Accelerate joins with DeepSpeed, which it does not where it is told to use the CPU."""
+    """Two processes that Accelerate joins with DeepSpeed, which it does not if it is set to use the CPU."""
     return deepspeed_ranks(request.param)
 
 
@@ -77,7 +77,7 @@ def test_accumulated_calls_of_accelerates_step_are_one_step(ranks: Ranks, given:
 
 
 def scaled(given: str) -> tuple[list[str], Rows]:
-    """What Accelerate's wrapper with a scaler says of three steps, of which the second overflows, and the rows.
+    """Outcomes of Accelerate's wrapper with a scaler for three steps, of which the second overflows, and the rows.
     (Accelerate itself makes a scaler on a GPU only.)"""
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer

@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 class Seen(NamedTuple):
-    """What one rank wrote of a signal: name and step to shape, coverage and numbers."""
+    """Rows of a signal on one rank: name and step to shape, coverage and numbers."""
 
     faults: dict[str, int]
     rows: dict[str, dict[tuple[str, int], dict[str, str]]]

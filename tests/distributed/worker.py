@@ -19,7 +19,7 @@ COLLECTIVE_SECONDS = 60
 
 
 def join(pipe: Connection) -> None:
-    """The process group of all ranks; rank 0 tells the others, through the test, where to meet."""
+    """Join the process group of all ranks; rank 0 sends the others, through the test, the address."""
     import torch
     import torch.distributed as dist
 

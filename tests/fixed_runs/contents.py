@@ -1,4 +1,4 @@
-"""What a file says, without what differs from run to run: clocks, paths, numbers of processes."""
+"""Contents of files, without data that differ from run to run: clocks, paths, numbers of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a fixed run: trains a small model as its arguments say. Imports the package from the path alone.
+"""Process of a fixed run, which trains a small model by its arguments. Imports the package from the path alone.
 
 python training.py FRAMEWORK CONFIGURATION OUTPUT
 """
@@ -85,7 +85,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "ops": OPS,
     },
 }
-"""What each run is configured with; ``fault`` is not part of it."""
+"""Configuration of each run; ``fault`` is not part of it."""
 SHARED = "shared"
 """The one for several ranks."""
 

@@ -1,4 +1,4 @@
-"""What the toy trainings must give, worked out in float64 NumPy from the formulas."""
+"""Expected numbers of the toy trainings, computed in float64 NumPy from the formulas."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _rows(signal: str, step: int, values: dict[str, Array], micro_step: int = 0)
 
 
 def numbers(values: Array, eps: float = 1e-8) -> dict[str, float]:
-    """What the ops mean; a complex element counts by its magnitude."""
+    """Ops by their definitions; a complex element counts by its magnitude."""
     x = np.abs(values) if np.iscomplexobj(values) else np.asarray(values)
     x = x.astype(np.float64).ravel()
     with np.errstate(all="ignore"):

@@ -51,7 +51,7 @@ def _framework_of(item: pytest.Item) -> str | None:
 
 
 def _applies(item: pytest.Item) -> bool:
-    """Whether a test is for what its framework has, or lacks."""
+    """Return whether a test is for a feature that its framework has, or lacks."""
     name = _framework_of(item)
     lacking = frozenset() if name is None else FRAMEWORKS[name].lacks
     needed, missed = (

@@ -1,4 +1,4 @@
-"""What the shared tests need of a framework: a few parts to build toy models of, and its own way to train them.
+"""Harness of a framework for the shared tests: parts to build toy models of, and its own way to train them.
 
 A harness is a module of plain functions, like an adapter. To add a framework, write one and add a line to
 ``FRAMEWORKS``.
@@ -23,7 +23,7 @@ Optimizer = Any
 
 
 class Loop(Protocol):
-    """A training loop in the framework's own idiom. The loss is the sum of what the forward gives."""
+    """A training loop in the framework's own idiom. The loss is the sum of the outputs."""
 
     def micro_batch(self, *args: Tensor, **kwargs: Tensor) -> None:
         """One forward and backward; gradients add up until the update."""
@@ -33,7 +33,7 @@ class Loop(Protocol):
 
 
 class Harness(Protocol):
-    """What every harness offers."""
+    """Interface of every harness."""
 
     NAME: str
     TrainerMon: type[Monitor]
@@ -87,21 +87,21 @@ class Harness(Protocol):
         """Sets the framework's random generator to a known state."""
 
     def generator(self) -> object:
-        """What is equal only if the framework's random generator is in the same state; may draw from it."""
+        """State of the framework's random generator, or a number drawn from it."""
 
     def picture(self, models: Sequence[Module], optimizers: Sequence[Optimizer]) -> dict[str, object]:
         """Everything that a monitor may change and has to put back: hooks, attributes, classes."""
 
 
 class Framework(NamedTuple):
-    """How to come by a harness."""
+    """Module and needs of a harness."""
 
     package: str
-    """What must be installed."""
+    """Package that must be installed."""
     harness: str
     """The module."""
     lacks: frozenset[str] = frozenset()
-    """What it cannot do by construction: tests that are marked as needing it are left out."""
+    """Features that it cannot have by construction: tests that are marked as needing them are left out."""
 
 
 FRAMEWORKS: dict[str, Framework] = {

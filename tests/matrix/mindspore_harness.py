@@ -1,4 +1,4 @@
-"""Toy training on MindSpore in PyNative mode: functions give gradients, optimizers are called with them."""
+"""Toy training on MindSpore in PyNative mode: functions return gradients, optimizers are called with them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def relu() -> nn.Cell:
 
 
 def dropout() -> nn.Cell:
-    # nn.Dropout on CPU gives other numbers each time, whatever the seed.
+    # nn.Dropout on CPU draws other numbers each time, whatever the seed.
     return module(lambda x: x * ops.rand(*x.shape).greater(0.5).astype(mindspore.float32) * 2)
 
 

@@ -26,7 +26,7 @@ class Tensor:
         self.differentiable = parameter or bool(self.sources)
 
     def backward(self):
-        """Tells every tensor in the graph its gradient, the youngest first; parameters add it to what they have."""
+        """Pass every tensor in the graph its gradient, the youngest first; parameters add it to theirs."""
         gradients, Tensor.in_backward = {self: np.ones_like(self.data)}, self.number
         while gradients:
             gradient = gradients.pop(tensor := max(gradients, key=lambda tensor: tensor.number))

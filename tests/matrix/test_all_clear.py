@@ -1,4 +1,4 @@
-"""A run with a NaN, in every format: no command says that it was healthy."""
+"""A run with a NaN, in every format: no command reports it as healthy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ require("tensorboardX")
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     return tmp_path / "out"
 
@@ -62,7 +62,7 @@ def test_rows_are_judged(framework: Harness, root: Path, form: str) -> None:
 @pytest.mark.parametrize("form", ["tensorboard", "api"])
 @pytest.mark.parametrize("dump", [True, False])
 def test_what_the_run_found_is_said(framework: Harness, root: Path, form: str, dump: bool) -> None:
-    """Nothing can be judged: exit code 2, and what is known."""
+    """Nothing can be judged: exit code 2, with the known findings."""
     train(framework, form, dump=dump)
     done, said = anomalies(root)
     assert done.exit_code == 2

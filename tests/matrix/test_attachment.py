@@ -57,7 +57,7 @@ def test_keyword_arguments(framework: Harness) -> None:
 
 
 def test_a_parameter_that_takes_no_part(framework: Harness) -> None:
-    """Where nothing new came there is no gradient to show; the parameter itself is shown."""
+    """A parameter without a new gradient has no row of one; the parameter itself has its row."""
     rows = trained(framework, with_idle(framework), steps=2)
     for signal in ("grad_unreduced", "grad_reduced"):
         assert names_of(rows, signal) == {"used.weight"}

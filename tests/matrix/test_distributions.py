@@ -1,4 +1,4 @@
-"""What goes beyond moments: whether gradients agree with momentum, and distributions."""
+"""Signals beyond moments: agreement of gradients with momentum, and distributions."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_zero_and_nan_agree_by_half(framework: Harness, dtype: str) -> None:
 
 
 def test_tensors_of_different_shapes_are_not_compared(framework: Harness) -> None:
-    """What a rank holds of a gradient and of its moment may differ; broadcasting them would give nonsense."""
+    """A rank's parts of a gradient and of its moment may differ; they are not broadcast."""
     agreement = framework.TrainerMon.framework.tensors.agreement
     with pytest.raises(ValueError, match=r"\[3\].*\[1, 3\]"):
         agreement(framework.tensor([1.0, 2.0, 3.0]), framework.tensor([[1.0, 2.0, 3.0]]))
@@ -149,7 +149,7 @@ def moments_of_adam(gradients: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 @pytest.mark.needs("adam")
 def test_the_updates_and_ratios_of_adam(framework: Harness) -> None:
-    """Of every step the vectors that its update has used; nothing else is collected."""
+    """The vectors that the update used are collected in every step; nothing else is."""
     rows = train_product(framework, {"ur_distribution": True}, "adam", GRADIENTS)
     expected = {}
     for step, (update, ratio) in enumerate(moments_of_adam(GRADIENTS)):
@@ -198,7 +198,7 @@ def test_updates_in_tensorboard(framework: Harness) -> None:
 
 @pytest.mark.needs("adam")
 def test_updates_alone_have_histograms(framework: Harness) -> None:
-    """What else is collected costs no more; the numbers are those that they have without."""
+    """Other signals cost no more, and their numbers are the same as without."""
     reading = require("tensorboard.backend.event_processing.event_accumulator")
     rows = {}
     for formats in (["csv"], ["csv", "tensorboard"]):
@@ -240,7 +240,7 @@ def weights_after(framework: Harness, config: dict[str, Any] | None, kind: str) 
 
 @pytest.mark.parametrize("kind", ["momentum", pytest.param("adam", marks=pytest.mark.needs("adam"))])
 def test_training_goes_on_undisturbed(framework: Harness, kind: str) -> None:
-    """The weights are those of a training that nobody watches, bit by bit."""
+    """The weights are those of a training without a monitor, bit by bit."""
     watched = weights_after(framework, EVERY_DISTRIBUTION, kind)
     for name, weight in weights_after(framework, None, kind).items():
         assert watched[name].tobytes() == weight.tobytes(), name

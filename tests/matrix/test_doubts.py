@@ -1,4 +1,4 @@
-"""Uses that are no error and give nothing: each is told, once, in words that say what to do."""
+"""Uses that are no error and collect nothing: each is logged once, with the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.matrix.watching import GRADIENTS, LR, MOMENTUM, names_of, rows_of
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     monkeypatch.delenv("DYNAMIC_MONITOR", raising=False)
     return tmp_path / "out"
@@ -83,7 +83,7 @@ def attached_to_another_models(framework: Harness) -> Monitor:
 
 
 def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """What it updates has no rows: said in the first step, and counted once."""
+    """Its parameters have no rows: logged in the first step, and counted once."""
     monitor = attached_to_another_models(framework)
     monitor.stop()
     assert monitor.faults["optimizer: ValueError"] == 1
@@ -92,7 +92,7 @@ def test_an_optimizer_of_another_model_is_told(framework: Harness, caplog: pytes
 
 @pytest.mark.needs("every step")
 def test_an_optimizer_of_another_model_gives_way_to_the_one_that_trains(framework: Harness) -> None:
-    """Once that has updated, it is followed, and the other one's updates are nobody's steps."""
+    """Once that has updated, it is followed, and updates of the other one are no steps."""
     monitor = attached_to_another_models(framework)
     assert monitor.step == 3
     monitor.stop()
@@ -116,7 +116,7 @@ def test_one_of_two_optimizers_may_be_of_another_model(framework: Harness) -> No
 
 
 def test_a_run_without_a_step_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """The optimizer may be another than the one that trains; a run that has taken steps says nothing."""
+    """The optimizer may be another than the one that trains; a run that has taken steps logs no warning."""
     trained(framework, GRADIENTS, steps=1)
     assert "no training step was seen" not in caplog.text
     trained(framework, GRADIENTS, steps=0)
@@ -135,7 +135,7 @@ def test_an_empty_list_is_no_model_and_no_optimizer(framework: Harness, place: i
 
 @pytest.mark.parametrize("more", [{}, {"optimiser": None}], ids=["missing", "unknown"])
 def test_wrong_arguments_are_told_by_the_name_of_what_was_called(framework: Harness, more: dict[str, Any]) -> None:
-    """With the call as it should be."""
+    """The message has the right call."""
     given = [tiny_net(framework), 1] if more else []
     with pytest.raises(
         TypeError, match=r"^set_monitor: (got an unexpected keyword|missing a required).*; call set_monitor\(model, "

@@ -1,4 +1,4 @@
-"""A monitor that nobody keeps, and one that is dropped with its model: no stop(), nothing left, nothing lost."""
+"""Monitors without a reference, and monitors dropped with their models: no stop(), nothing left, nothing lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def deliveries() -> set[threading.Thread]:
 
 
 def collected(threads: set[threading.Thread]) -> None:
-    """Collects what nobody knows of until ``threads`` have written everything, and have ended."""
+    """Collect garbage until ``threads`` have written everything, and have ended."""
     end = time.monotonic() + 30
     while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
         gc.collect()
@@ -36,7 +36,7 @@ def collected(threads: set[threading.Thread]) -> None:
 
 
 def train(framework: Harness, settings: Any) -> tuple[Path, list[weakref.ref[Any]]]:
-    """A training whose monitor nobody keeps: its directory, and all that is to be gone after it."""
+    """Train with a monitor without a reference; return its directory, and all objects that must be gone after it."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
     monitor = framework.TrainerMon(settings)

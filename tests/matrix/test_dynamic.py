@@ -42,7 +42,7 @@ def test_static_mode_takes_no_notice(
 
 
 def test_nothing_is_collected_before_it_is_switched_on(framework: Harness, path: Path, dynamic: None) -> None:
-    """Scenario 2: no monitoring, and no file but the manifest, which says so."""
+    """Scenario 2: no monitoring, and no file but the manifest, with that state."""
     with training(framework, config(path, on=False), 3, {}) as monitor:
         pass
     (manifest,) = Path(monitor.output_directory or "").iterdir()
@@ -50,7 +50,8 @@ def test_nothing_is_collected_before_it_is_switched_on(framework: Harness, path:
 
 
 def test_switched_on_from_the_start_it_begins_at_step_1(framework: Harness, path: Path, dynamic: None) -> None:
-    """Scenario 3: from the second step on, ``collect_times`` steps; then the file says off, all else as it was."""
+    """Scenario 3: from the second step on, ``collect_times`` steps; then dynamic_on is false in the file, all else as
+    it was."""
     before = config(path, on=True, times=2).read_text()
     assert collected(framework, path, 6, {}) == [1, 2]
     assert path.read_text() == before.replace('"dynamic_on": true', '"dynamic_on": false')
@@ -80,7 +81,7 @@ def test_ended_early_by_collect_times_0(framework: Harness, path: Path, dynamic:
 
 
 def test_switched_on_again(framework: Harness, path: Path, dynamic: None) -> None:
-    """Scenario 6: after ``collect_times`` steps it rests, and begins again when the file says so."""
+    """Scenario 6: after ``collect_times`` steps it rests, and begins again when dynamic_on is true."""
     assert collected(framework, config(path, on=True, times=2), 9, {5: rewriting(dynamic_on=True)}) == [1, 2, 6, 7]
 
 
@@ -90,7 +91,7 @@ def test_switched_off_it_stops_at_the_next_step(framework: Harness, path: Path, 
 
 
 def test_at_a_step_that_the_file_names(framework: Harness, path: Path, dynamic: None) -> None:
-    """``apply_at_step`` says when."""
+    """``apply_at_step`` sets the step."""
     edits = {1: rewriting(dynamic_on=True, apply_at_step=5)}
     assert collected(framework, config(path, times=2), 9, edits) == [5, 6]
 
@@ -102,7 +103,7 @@ def breaking(path: Path) -> None:
 def test_a_wrong_edit_changes_nothing_until_it_is_mended(
     framework: Harness, path: Path, dynamic: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The old configuration goes on, and it is said once; the mended file takes effect."""
+    """The old configuration goes on, with one warning; the mended file takes effect."""
     edits: Edits = {2: breaking, 5: lambda path: config(path, on=True, times=2, op="max")}
     with caplog.at_level(logging.WARNING, "probe.control"), training(framework, config(path, on=True), 9, edits) as m:
         pass
@@ -164,7 +165,7 @@ JUDGED = {"rules": [{"rule_name": "AnomalySpike", "args": {"warm_up": 4, "window
 
 
 def test_rules_keep_their_memory(framework: Harness, path: Path, dynamic: None) -> None:
-    """What a rule has learned before a change and a rest it knows afterwards."""
+    """A rule's memory from before a change and a rest is kept."""
     config(path, on=True, times=5)
     rewriting(xy_distribution=True, param_distribution=False, alert=JUDGED)(path)
     model = tiny_net(framework)

@@ -54,7 +54,7 @@ def bomb(path: Path) -> None:
 def test_a_file_that_became_a_trap_leaves_training_alone(
     framework: Harness, path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Path], None]
 ) -> None:
-    """It is not read, which one warning says; what was collected before is collected on."""
+    """The file is not read, with one warning; collecting goes on as before."""
     if change is bomb:
         path = path.rename(path.with_suffix(".yaml"))
         path.write_text("dynamic_on: true\nparam_distribution: true\n")
@@ -70,7 +70,7 @@ def test_a_file_that_became_a_trap_leaves_training_alone(
 def test_a_file_that_was_deleted_is_missed_once(
     framework: Harness, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning says what to do; put back with other values, it takes effect."""
+    """The warning has the remedy; put back with other values, the file takes effect."""
     edits = {2: Path.unlink, 5: lambda path: config(path, on=True, op="max")}
     with caplog.at_level(logging.WARNING, "probe.control"), training(framework, path, 9, edits) as monitor:
         pass

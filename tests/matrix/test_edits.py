@@ -83,7 +83,7 @@ def test_metrics_of_a_step_are_those_of_its_own_configuration(framework: Harness
 def test_a_format_that_cannot_be_had_changes_nothing(
     framework: Harness, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told what to install, and the old configuration goes on, until one comes that can be used."""
+    """The log names the package to install, and the old configuration goes on until one comes that can be used."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
     edits = {2: rewriting(format="tensorboard", ops=["max"]), 4: rewriting(format="csv", ops=["min"])}
@@ -96,7 +96,7 @@ def test_a_format_that_cannot_be_had_changes_nothing(
 
 
 def test_a_step_is_kept_while_the_file_is_away(framework: Harness, path: Path) -> None:
-    """As editors have it for a moment: what was to begin with a step begins with it."""
+    """The file is missing for a moment, as with editors: a change for a step takes effect at that step."""
     edits = {1: rewriting(dynamic_on=True, apply_at_step=4), 2: Path.unlink, 5: lambda path: config(path, on=False)}
     with training(framework, config(path), 9, edits) as monitor:
         pass
@@ -142,13 +142,13 @@ ON_ANOMALY = [
 def test_on_anomaly_may_be_changed_while_it_runs(
     framework: Harness, path: Path, at_first: dict[str, Any], edits: dict[int, dict[str, Any]], deep: int
 ) -> None:
-    """Switched on, off, or to another number of steps: what holds is what the file says when something is found."""
+    """Switched on, off, or to another number of steps: the file's values at the time of the finding hold."""
     rewriting(alert=JUDGED, wg_distribution=True, **at_first)(config(path, on=True))
     monitor = judged(framework, path, edits, spike=7)
     assert {finding.step for finding in monitor.findings} >= {7}
     found = sorted({row.step for row in rows_of(monitor) if row.signal == "actv"})
     assert len(found) == deep
-    assert found in ([], [*range(8, 8 + deep)], [*range(9, 9 + deep)])  # rules judge beside training
+    assert found in ([], [*range(8, 8 + deep)], [*range(9, 9 + deep)])  # rules judge in parallel with training
     assert monitor.faults == {}
 
 
@@ -175,7 +175,7 @@ def test_skipped_steps_of_all_changes_are_counted(framework: Harness, path: Path
 
 
 def test_an_edit_between_micro_batches_changes_nothing_of_their_step(framework: Harness, path: Path) -> None:
-    """All of them are collected as the step began, and those of the next as the file says."""
+    """All of them are collected as the step began, and those of the next by the new file."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=0.01, momentum=0.5)
     loop = framework.loop(model, optimizer)
@@ -196,7 +196,7 @@ def test_an_edit_between_micro_batches_changes_nothing_of_their_step(framework: 
 
 
 def test_a_file_with_anchors_is_never_spoilt(framework: Harness, tmp_path: Path) -> None:
-    """``dynamic_on: false`` goes into the place of an alias; where others refer to it, it is told and left."""
+    """``dynamic_on: false`` replaces an alias; if others refer to its anchor, the file is left with a warning."""
     path = tmp_path / "monitor.yaml"
     path.write_text("param_distribution: &yes true\ndynamic_on: *yes\ncollect_times: 1\n")
     assert collected(framework, path, 4, {}) == [1]

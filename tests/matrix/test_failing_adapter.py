@@ -24,7 +24,7 @@ UNASKED = {
     *("arrays.on_host", "tensors.unchanged"),  # of large matrices; of tensors that have an identity
     *("tensors.adam", "hooks.holds"),  # of optimizers with two moments; of gradients that no backward has put there
 }
-"""What the run of this test need not ask once it has begun; everything else is asked, and fails."""
+"""Functions that the run of this test need not call once it has begun; all others are called, and fail."""
 SETTINGS = EVERYTHING | {
     "mg_direction": True,
     "ur_distribution": True,
@@ -38,16 +38,16 @@ SETTINGS = EVERYTHING | {
 
 
 class Injected(Exception):  # noqa: N818 - no error
-    """What a function raises instead of its result."""
+    """Exception that a function raises instead of its result."""
 
 
 class Switch:
-    """Which functions of the adapter fail now."""
+    """Functions of the adapter that fail now."""
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
         self.called: set[str] = set()
-        """Those among them that have been called."""
+        """Failing functions that have been called."""
 
     def function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, which fails while the switch is on its name."""
@@ -140,7 +140,7 @@ def test_a_function_that_fails_leaves_training_as_it_is(
     framework: Harness, switch: Switch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each function of the adapter in turn raises through a step and through a change of what is collected: the weights
-    are those of a training that nobody watches, bit by bit, and each failure is counted."""
+    are those of a training without a monitor, bit by bit, and each failure is counted."""
     caplog.set_level(logging.CRITICAL, "probe")  # tracebacks take most of the time
     every = list(functions(framework.TrainerMon.framework))
     of_collectives = [name for name in every if name.startswith("collectives.")]

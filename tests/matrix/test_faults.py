@@ -1,4 +1,4 @@
-"""What goes wrong: inside probe it does not reach training, in training it is written and named."""
+"""Faults: inside probe they do not reach training, in training they are written and named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALERT = {"alert": {"rules": [{"rule_name": "AnomalyNan"}]}}
 
 
 class Opaque(dict):  # type: ignore[type-arg]
-    """A container that nobody but its maker can look into."""
+    """Container that no other code can look into."""
 
     def values(self) -> Any:
         raise RuntimeError("no values for you")
@@ -48,7 +48,7 @@ def weights_after(framework: Harness, model: Module, monitor: Monitor | None, st
 
 
 def test_a_hook_that_fails_leaves_training_as_it_is(framework: Harness) -> None:
-    """What cannot be read is counted and shown in the manifest; training and all other rows are as ever."""
+    """Unreadable tensors are counted and shown in the manifest; training and all other rows are as ever."""
     monitor = framework.TrainerMon(EVERYTHING)
     monitored = weights_after(framework, opaque(framework), monitor)
     assert monitored == weights_after(framework, opaque(framework), None)
@@ -125,7 +125,7 @@ def test_a_bad_activation_is_written_and_named(framework: Harness, odd: float) -
 
 
 def test_a_healthy_run_has_no_findings(framework: Harness) -> None:
-    """AnomalyNan says nothing where nothing is wrong."""
+    """AnomalyNan reports nothing in a healthy run."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)
@@ -144,7 +144,7 @@ JUDGED = {
 
 
 def spikes(framework: Harness, first: int, *scales: float) -> list[tuple[int, str]]:
-    """Where spikes are found by a monitor that begins at step ``first``, on inputs of these scales, one a step."""
+    """Steps of the spikes found by a monitor that begins at step ``first``, on inputs of these scales, one a step."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=0.0, momentum=0.0)
     loop = framework.loop(model, optimizer)

@@ -1,4 +1,4 @@
-"""What of interpretable features is hidden, refused, told, or found by rules."""
+"""Limits of interpretable features: masks, refusals, warnings, and findings of rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.matrix.watching import watching
 def test_a_query_that_sees_nothing_is_left_out_whatever_its_mask_adds(
     framework: Harness, lowest: float, dtype: str
 ) -> None:
-    """What half precision takes for the lowest number hides as -inf does: no query that is only padding counts."""
+    """The lowest number of half precision hides as -inf does: no query that is only padding counts."""
     hidden = later(6, 6)
     hidden[:2] = True
     case = random_case(queries=6, keys=6)._replace(hidden=hidden)
@@ -69,8 +69,7 @@ def test_a_mask_of_one_sample_has_one_reading(framework: Harness) -> None:
 
 
 def test_what_nobody_says_is_told(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Where neither a mask nor an argument says what is hidden, later keys are if a sequence may attend to itself; that
-    is said once."""
+    """Without a mask or an argument, later keys are hidden if a sequence may attend to itself; that is logged once."""
     for queries, keys in ((5, 5), (3, 5)):
         case = random_case(queries=queries, keys=keys)
         (row,) = attends(framework, case)
@@ -111,7 +110,7 @@ def test_nothing_to_attend_to_gives_no_row(framework: Harness) -> None:
 def test_a_weight_that_is_no_floating_number(
     framework: Harness, target: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Integers are codes of something else: no row, and a warning if somebody has named the module."""
+    """Integers are codes of something else: no row, and a warning if the configuration names the module."""
     inner = framework.module(None, weight=framework.tensor(np.arange(6).reshape(2, 3), "int8"))
     fc = framework.linear(np.eye(2))
 
@@ -184,7 +183,7 @@ def test_experts_are_where_the_module_says(framework: Harness, name: str, expert
 def test_tokens_go_to_as_many_experts_as_the_module_says(
     framework: Harness, said: int, asked: int | None, taken: int
 ) -> None:
-    """If the configuration does not say it."""
+    """The module's own attribute counts if the configuration has no value."""
     logits = np.array([[3.0, 2.0, 1.0, 0.0]] * 5)
     (row,) = routed(framework, logits, {"top_k": said}, **({} if asked is None else {"router_top_k": asked}))
     assert float(row["load_max"]) == pytest.approx(4 / taken)

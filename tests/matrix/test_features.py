@@ -321,13 +321,13 @@ def test_attention_of_each_call(framework: Harness) -> None:
     ],
 )
 def test_no_attention(framework: Harness, case: Attention, caplog: pytest.LogCaptureFixture) -> None:
-    """Tensors that are no query and key give a warning and no row."""
+    """Tensors that are no query and key cause a warning and no row."""
     assert attends(framework, case) == []
     assert ["l2_targets.attention_hook: 0:inner: expected query and key" in said for said in caplog.messages] == [True]
 
 
 def test_no_mask(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """A mask of another shape, and a module that is given one tensor, give a warning and no row."""
+    """A mask of another shape, and a module called with one tensor, cause a warning and no row."""
     assert attends(framework, random_case(), given={"attn_mask": np.zeros((3, 5), bool)}) == []
     x = framework.tensor(X)
     assert watched(framework, tiny_net(framework), {"attention_hook": ["fc"]}, [x]) == []
@@ -442,7 +442,7 @@ def test_router_logits_that_are_hidden(framework: Harness, no: float) -> None:
 
 
 def test_router_without_top_k(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Where nobody says how many experts a token has, their load is not a number, and that is said once."""
+    """If the number of experts of a token is unknown, their load is not a number, which is logged once."""
     (row,) = routed(framework, np.zeros((3, 4)))
     assert float(row["per_token_expert_entropy"]) == pytest.approx(np.log(4))
     assert (row["load_max"], row["load_cv"]) == ("nan", "nan")
@@ -450,7 +450,7 @@ def test_router_without_top_k(framework: Harness, caplog: pytest.LogCaptureFixtu
 
 
 def test_no_router(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """An output without tokens or without numbers gives a warning and no row."""
+    """An output without tokens or without numbers causes a warning and no row."""
     assert routed(framework, np.zeros(4)) == []
     assert ["expected logits" in said for said in caplog.messages] == [True]
 
@@ -467,7 +467,7 @@ def test_an_unknown_name(framework: Harness) -> None:
 
 
 def test_a_module_that_does_not_fit(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """A module without a matrix is told once, and has no row."""
+    """A module without a matrix is logged once, and has no row."""
     x = framework.tensor(X)
     assert watched(framework, tiny_net(framework), {"linear_hook": ["relu"]}, [x], [x]) == []
     assert [("0:relu: expected a module with" in message) for message in caplog.messages] == [True]

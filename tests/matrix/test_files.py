@@ -21,7 +21,7 @@ SIX = ["min", "max", "norm", "mean", "zeros", "nans"]
 ALL = {**EVERYTHING, "ops": SIX, "ndigits": None}
 SIGNALS = ("actv", "actv_grad", "grad_reduced", "grad_unreduced", "param_origin", "param_updated", "momentum_buffer")
 TASKS = {"grad_unreduced": "pre_grad", "grad_reduced": "post_grad"}
-"""What tags call a signal, where they call it otherwise."""
+"""Names of signals in tags, if they differ."""
 
 GRADIENTS = """\
 vpp_stage,name,step,min,max,norm,mean,zeros,nans,shape,dtype
@@ -81,7 +81,7 @@ MODULES = {"": 0, "fc": 1, "relu": 2, "fc2": 3}
 
 
 def in_order(row: Row) -> tuple[int, float, bool]:
-    """Where a forward row stands: the whole model around its parts."""
+    """Position of a forward row: the whole model around its parts."""
     module, _, part = row.name.rpartition(".")
     return row.micro_step, (9 if part == "output" else 0) if not module else MODULES[module], part == "output"
 
@@ -147,7 +147,7 @@ def test_repetitions_are_told_apart_in_the_last_column(framework: Harness) -> No
 
 
 def scalars(directory: Path) -> dict[tuple[str, int], float]:
-    """What TensorBoard reads, by tag and step; probe's own figures are left out."""
+    """Values that TensorBoard reads, by tag and step, without probe's own figures."""
     reader = require("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(directory), {reader.SCALARS: 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("probe/")]
@@ -185,7 +185,7 @@ def test_api_writes_nothing(framework: Harness, output_dir: Path) -> None:
 
 
 def test_the_manifest(framework: Harness) -> None:
-    """Beside the tables stands which framework, model and optimizer they are of, and how it calls its state."""
+    """The manifest next to the tables names their framework, model, optimizer and the kinds of its state."""
     for kind, state in framework.STATE.items():
         model = tiny_net(framework)
         optimizer = framework.optimizer(kind, model, lr=LR)

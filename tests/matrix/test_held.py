@@ -1,4 +1,4 @@
-"""What held when faults were injected, and has to go on holding."""
+"""Guarantees that held when faults were injected, and must go on holding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS = ["csv", "tensorboard", "sqlite"]
 
 
 def steps(framework: Harness, config: dict[str, Any], count: int, model: Any = None) -> Path:
-    """Where a monitor wrote that has watched ``count`` steps."""
+    """Output directory of a monitor that has watched ``count`` steps."""
     model = model or tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)

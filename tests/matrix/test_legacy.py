@@ -1,4 +1,4 @@
-"""What older scripts call and assign."""
+"""Calls and assignments of older scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMETERS = {"param_distribution": True, "ops": ["norm"], "squash_name": False}
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     return tmp_path / "out"
 
@@ -60,7 +60,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_monitor_gnorm_with_ad_attaches(framework: Harness, call: str) -> None:
-    """In either order, with the optimizer that is given or the one given before, and with a DeprecationWarning."""
+    """Either order works, with the optimizer passed now or before, and with a DeprecationWarning."""
     trained = Trained(framework)
     args, kwargs = CALLS[call](trained)
     with framework.TrainerMon(PARAMETERS) as monitor:
@@ -76,7 +76,7 @@ def test_monitor_gnorm_with_ad_attaches(framework: Harness, call: str) -> None:
 
 
 def test_without_any_optimizer_there_is_an_error(framework: Harness) -> None:
-    """It says that the optimizer is missing, and nothing is attached."""
+    """The error names the missing optimizer, and nothing is attached."""
     trained = Trained(framework)
     monitor = framework.TrainerMon(PARAMETERS)
     with pytest.warns(DeprecationWarning, match="set_monitor"), pytest.raises(TypeError, match="optimizer is missing"):
@@ -120,7 +120,7 @@ def test_ops_assigned_within_a_step_hold_from_the_next_one_on(framework: Harness
 
 @pytest.mark.parametrize("wrong", [["norm", "media"], "norm", [3], None])
 def test_wrong_ops_are_an_error_before_attaching(framework: Harness, wrong: Any) -> None:
-    """It names them, and what is configured stays."""
+    """The error names them, and the configuration stays."""
     monitor = framework.TrainerMon(PARAMETERS)
     with pytest.raises(ConfigError, match="ops"):
         monitor.ops = wrong
@@ -159,7 +159,7 @@ def test_wrong_ops_in_training_are_told_and_never_raised(
 
 
 def test_assigned_ops_are_checked_with_everything_else(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """A rule that had what it needs and has it no more is named; what was in vain before is not said again."""
+    """A rule that loses its needs is named; settings that were in vain before are not logged again."""
     rules = [{"rule_name": "AnomalyFrozen"}, {"rule_name": "AnomalyVanish"}]
     config = PARAMETERS | {"wg_distribution": True, "ops": ["norm", "max"], "alert": {"rules": rules}}
     trained = Trained(framework)

@@ -1,4 +1,4 @@
-"""What the matrix itself promises: a small toy, a whole contract, and a list of differences that is true."""
+"""Promises of the matrix itself: a small toy, a whole contract, and a true list of differences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lines_of_code_are_counted() -> None:
 
 
 def members(protocol: type) -> dict[str, inspect.Signature]:
-    """What a protocol of the contract asks, without ``self``."""
+    """Signatures of a protocol of the contract, without ``self``."""
     asked = {}
     for name, function in vars(protocol).items():
         if inspect.isfunction(function) and not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""What a program is told that asks in the middle of a step."""
+"""Metrics read by the program in the middle of a step."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_an_exception_in_the_block(framework: Harness) -> None:
 
 
 class StumbledError(Exception):
-    """What a module of the user's raises."""
+    """Exception that a module of the user raises."""
 
 
 def test_a_forward_that_raises(framework: Harness) -> None:

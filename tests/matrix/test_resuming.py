@@ -26,7 +26,7 @@ STAMPS = ["Dec03_21-34-40", "Dec03_21-34-50"]
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     return tmp_path / "out"
 
@@ -132,7 +132,7 @@ def test_other_columns_begin_another_file(framework: Harness, root: Path) -> Non
 
 
 def test_an_unfinished_last_line_is_not_taken_for_a_row(framework: Harness, root: Path) -> None:
-    """What a run has left that was killed while it wrote: the row is not there, and no other is spoilt."""
+    """The torn last row of a run that was killed while it wrote is not there, and no other is spoilt."""
     old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 4, step_count_per_record=100)
     file = old / "param_updated_0-99.csv"
     header, *rows = file.read_text(encoding="utf-8").splitlines()
@@ -256,7 +256,7 @@ def test_a_file_without_a_row_is_no_trouble(framework: Harness, root: Path) -> N
 
 
 def test_files_that_are_no_tables_stay(framework: Harness, root: Path) -> None:
-    """Other people's files in the directory are nobody's business."""
+    """Other files in the directory are left alone."""
     old = earlier(framework, root, "Dec03_21-34-45-rank0-0123abcd", 0, 4)
     (old / "notes.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     shutil.copy(old / "notes.csv", old / "notes.txt")

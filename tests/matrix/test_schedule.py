@@ -1,4 +1,4 @@
-"""Which steps reach the files, and what the steps in between leave alone."""
+"""Steps that reach the files, and the effects of the steps between them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_sampled_steps_see_all_their_micro_batches(framework: Harness) -> None:
 
 @pytest.mark.parametrize("schedule", [{"start_step": 3}, {"step_interval": 3}], ids=str)
 def test_the_values_of_a_step_do_not_depend_on_the_schedule(framework: Harness, schedule: dict[str, Any]) -> None:
-    """What is written of step 3 is the same whether the steps before it were sampled or not."""
+    """The rows of step 3 are the same whether the steps before it were sampled or not."""
     every, some = (train_tiny(framework, EVERYTHING | extra, (2,) * 4)[1] for extra in ({}, schedule))
     wanted = {row: values for row, values in every.items() if row.step == 3}
     assert {row: values for row, values in some.items() if row.step == 3} == wanted
@@ -86,7 +86,8 @@ def test_the_step_is_counted_whether_sampled_or_not(framework: Harness) -> None:
 
 
 def test_a_budget_stretches_the_interval(framework: Harness) -> None:
-    """A toy's step costs less than watching it: few steps are sampled, and the manifest says how many were left out."""
+    """A toy's step costs less than watching it: few steps are sampled, and the manifest has the number of those left
+    out."""
     config = EVERYTHING | {"max_overhead": 0.02}
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=0.001, momentum=0.5)

@@ -28,7 +28,7 @@ SIGNALS = ("actv", "actv_grad", "grad_unreduced", "grad_reduced", "param_origin"
 
 
 def by_hand(micro_batches: tuple[int, ...], each: bool | str, first: int = 0) -> dict[Row, np.ndarray]:
-    """All rows of a training of TinyNet; ``micro_batches`` says how many each step has."""
+    """Rows of a training of TinyNet; ``micro_batches`` has the number of each step."""
     net = TinyNetByHand(LR, MOMENTUM)
     rows = {}
     for step, count in enumerate(micro_batches, first):
@@ -57,7 +57,7 @@ def test_plain_steps(framework: Harness, signal: str) -> None:
 @pytest.mark.parametrize("signal", ["actv", "actv_grad", "grad_unreduced", "grad_reduced", "momentum_buffer"])
 @pytest.mark.parametrize("micro_batches", [(2, 2), (3, 3), (3, 3, 1, 2)], ids=["two", "three", "fewer at the end"])
 def test_accumulation(framework: Harness, signal: str, micro_batches: tuple[int, ...]) -> None:
-    """Activations are told apart by micro batch, gradients are the total; an incomplete step shifts nothing."""
+    """Activations are distinguished by micro batch, gradients are the total; an incomplete step shifts nothing."""
     assert_rows(watched(framework, micro_batches), by_hand(micro_batches, False), signal)
 
 
@@ -77,7 +77,7 @@ def test_the_running_sum_of_micro_batches(framework: Harness) -> None:
 
 @pytest.mark.lacks("running sums")
 def test_a_running_sum_that_is_not_kept_is_refused(framework: Harness) -> None:
-    """Where gradients are held by nobody between micro batches, asking for their running sum is an error."""
+    """If no object holds gradients between micro batches, configuring their running sum is an error."""
     with pytest.raises(ValueError, match=r"monitor_mbs_grad.*accumulated"):
         train_tiny(framework, GRADIENTS | {"monitor_mbs_grad": "accumulated"}, (2,))
 

@@ -1,4 +1,4 @@
-"""Where modules are called from, as a file."""
+"""Call stacks of modules, as a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = re.compile(r"(.+)\[(\d+)\] (\S+)")
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     return tmp_path / "out"
 
@@ -40,7 +40,7 @@ def stacks_of(directory: Path) -> dict[str, list[tuple[str, int, str]]]:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a file is part of the package, wherever that is installed."""
+    """Return whether a file is part of the package, wherever that is installed."""
     return Path(path).is_relative_to(PACKAGE)
 
 
@@ -69,7 +69,7 @@ def test_each_module_has_the_lines_that_called_it(framework: Harness, root: Path
 
 
 def test_lines_of_probe_and_of_calling_modules_are_left_out(framework: Harness, root: Path) -> None:
-    """What is between a module and the line that calls it is nobody's code."""
+    """Frames between a module and the line that calls it are left out."""
     train(framework, {"stack_info": True, **ACTIVATIONS}, nested(framework))
     for lines in stacks_of(root).values():
         for path, _, function in lines:
@@ -79,7 +79,7 @@ def test_lines_of_probe_and_of_calling_modules_are_left_out(framework: Harness, 
 
 @pytest.mark.needs("idioms")
 def test_what_probe_has_put_around_the_optimizer_is_left_out(framework: Harness, root: Path) -> None:
-    """Where an update calls the model, probe's lines are further out."""
+    """If an update calls the model, probe's lines are further out."""
     for number, step in enumerate(framework.IDIOMS.values()):
         model = nested(framework)
         optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
@@ -116,7 +116,7 @@ def test_targets_choose_the_modules(framework: Harness, root: Path) -> None:
 def test_a_step_in_which_nothing_is_called_is_told(
     framework: Harness, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said once, and counted in each; there is no file."""
+    """The failure is logged once, and counted in each step; there is no file."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     other = tiny_net(framework)

@@ -60,8 +60,8 @@ def test_stop_in_the_middle_of_a_forward(framework: Harness, thread: str) -> Non
 
 @pytest.mark.parametrize("trains", ["here", "elsewhere"])
 def test_stop_while_training_rests_on_another_thread(framework: Harness, trains: str) -> None:
-    """What a thread that trains is doing is not known on another one: hooks stay, without effect, and go when ``stop``
-    is called on it. If it has ended, they go at once."""
+    """The state of a training thread is unknown on another one: hooks stay, without effect, and go when ``stop`` is
+    called on it. If it has ended, they go at once."""
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)
@@ -82,7 +82,7 @@ def test_stop_while_training_rests_on_another_thread(framework: Harness, trains:
 
 
 def test_a_monitor_that_is_attached_again_in_a_forward(framework: Harness) -> None:
-    """What a stopped run has left in place does nothing to the next one, which sees every step once."""
+    """Hooks that a stopped run has left do not affect the next one, which sees every step once."""
     moments: list[Callable[[], None]] = []
     model = stopping(framework, lambda: moments.pop()() if moments else None)
     optimizer = framework.optimizer("momentum", model, lr=LR / 8, momentum=MOMENTUM)
@@ -104,7 +104,7 @@ def test_a_monitor_that_is_attached_again_in_a_forward(framework: Harness) -> No
 
 
 class Refusing(Exception):  # noqa: N818 - no error
-    """What a module of the user's raises when it gets a hook."""
+    """Exception that a module of the user raises when it gets a hook."""
 
 
 @pytest.mark.parametrize("method", ["register_forward_hook", "register_forward_pre_hook"])

@@ -25,13 +25,13 @@ NONE = "<class 'NoneType'>"
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     return tmp_path / "out"
 
 
 def train_until_stopped(framework: Harness, model: Any, micro_batches: int = 1, **config: Any) -> str:
-    """Trains until the structure is there, which is no failure; what the exception says."""
+    """Train until the structure is there, which is no failure; return the exception's text."""
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     loop = framework.loop(model, optimizer)
     with watching(framework, {"print_struct": True, **config}, model, optimizer):
@@ -42,7 +42,7 @@ def train_until_stopped(framework: Harness, model: Any, micro_batches: int = 1, 
 
 
 def structure_of(root: Path) -> dict[str, Any]:
-    """What was written."""
+    """Read the written structure."""
     found: dict[str, Any] = json.loads((root / "module_struct/rank0/module_struct.json").read_text(encoding="utf-8"))
     return found
 
@@ -120,7 +120,7 @@ def test_the_stop_says_where_the_structure_is(framework: Harness, root: Path) ->
 
 
 def test_a_rank_that_takes_no_part_stops_in_the_same_step(framework: Harness, root: Path) -> None:
-    """It writes nothing, says so, and training ends after its first step as it does on the others."""
+    """It writes nothing, with a warning, and training ends after its first step as it does on the others."""
     assert "module_ranks" in train_until_stopped(framework, tiny_net(framework), module_ranks=[7])
     assert not root.exists()
 
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_written_is_no_success(framework: Harness, root: P
 
 
 def test_targets_may_name_what_is_not_there(framework: Harness, root: Path) -> None:
-    """Whoever asks for the structure does not know the names yet."""
+    """Targets are not checked, since a user who needs the structure does not know the names yet."""
     train_until_stopped(framework, tiny_net(framework), targets={"no.such.module": {}})
     assert "0:fc" in structure_of(root)
 
@@ -233,7 +233,7 @@ def in_lists(value: Any, levels: int) -> Any:
 
 @pytest.mark.parametrize("levels", range(DEPTH - 2, DEPTH + 2))
 def test_what_is_nested_too_deep_is_no_tensor(framework: Harness, root: Path, levels: int) -> None:
-    """Wherever it stands: what activations do not look into has its type, and the rest of the module is told."""
+    """A value that activations do not look into has its type, and the rest of the module is written."""
     scale = framework.parameter(np.full((2, 2), 2.0))
 
     def take(x: Any, nested: Any, *, named: Any) -> Any:
@@ -254,7 +254,7 @@ def test_what_is_nested_too_deep_is_no_tensor(framework: Harness, root: Path, le
 
 
 def mixed(framework: Harness) -> Any:
-    """A module that gives a number and a tensor beside ones with one, two and keyword tensors."""
+    """Model of a module that returns a number and a tensor, and ones with one, two and keyword tensors."""
     scale = framework.parameter(np.full((2, 2), 2.0))
     first = framework.linear(SQUARE)
     noted = framework.module(lambda x, note: (note, framework.multiply(x, scale)), scale=scale)

@@ -1,4 +1,4 @@
-"""An optimizer that is replaced while training runs is followed; where that cannot be, nobody is left unaware."""
+"""An optimizer that is replaced while training runs is followed; if that is impossible, it is logged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_new_optimizer_is_followed(framework: Harness, caplog: pytest.LogCaptu
 
 
 def test_numbers_of_a_new_optimizer(framework: Harness) -> None:
-    """What the new optimizer is given, and its own state, is what is recorded: ``w`` has gradients of 1, 2, 4, ..."""
+    """The new optimizer's gradients and state are recorded: ``w`` has gradients of 1, 2, 4, ..."""
     model = product(framework, np.zeros(2))
     monitor = framework.TrainerMon(CONFIG | {"xy_distribution": False})
     optimizers = [sgd(framework, model) for _ in range(2)]
@@ -104,7 +104,7 @@ def test_optimizers_of_other_models_are_none_of_ours(framework: Harness) -> None
 
 
 def test_an_optimizer_of_some_parameters_is_told_of(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """Of one that trains a part of the model alone, from now on, the log speaks once; it is counted."""
+    """A new optimizer that trains only a part of the model is logged once, and counted."""
     first, second = product(framework, np.ones(2)), product(framework, np.ones(2))
     model = framework.module(lambda x: framework.add(first(x), second(x)), first=first, second=second)
     monitor = framework.TrainerMon(CONFIG | {"xy_distribution": False})

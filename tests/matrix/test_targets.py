@@ -1,4 +1,4 @@
-"""What is watched, under which names, and which elements of inputs and outputs."""
+"""Targets: watched modules, their names, and the elements of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_squashed_names(framework: Harness) -> None:
 
 
 def test_full_names(framework: Harness) -> None:
-    """squash_name false leaves every name as the framework gives it; a container that never runs gives no row."""
+    """squash_name false leaves every name as the framework has it; a container that never runs has no row."""
     rows = watched(framework, {"squash_name": False}, tower(framework))
     assert parameters(rows) == EVERY_PARAMETER
     modules = ["", "encoder", "encoder.final_norm", "output", *LAYERS]
@@ -138,7 +138,7 @@ def test_listed_places_only(framework: Harness) -> None:
     [("encoder.layer.1", "encoder.layers.1"), ("layers.11", "layers.1"), ("output.wieght", "output.weight")],
 )
 def test_a_misspelt_target_is_an_error(framework: Harness, target: str, nearest: str) -> None:
-    """What nothing is called is refused before training, with the nearest name; nothing stays behind."""
+    """A target that names nothing is refused before training, with the nearest name; nothing stays behind."""
     model = tower(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     before = framework.picture([model], [optimizer])
@@ -225,7 +225,7 @@ def test_a_single_tensor_by_either_name(framework: Harness, selector: str) -> No
 
 
 def test_a_selector_that_does_not_fit(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """It is warned of once, saying what was expected and what came; nothing is recorded there, all else is."""
+    """It is logged once, with the expected and the actual form; nothing is recorded there, all else is."""
     targets = {"fc": {"output": "tuple[3]:0"}, "fc2": {"output": "tensor"}}
     with caplog.at_level(logging.WARNING, logger="probe"):
         rows = watched(framework, {"targets": targets}, tiny_net(framework), steps=3)

@@ -23,7 +23,7 @@ NO_RULES = {"alert": {"rules": []}}
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where runs write."""
+    """Output directory of runs."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
     monkeypatch.delenv("DYNAMIC_MONITOR", raising=False)
 
@@ -163,7 +163,7 @@ def test_adam_is_not_named(framework: Harness, caplog: pytest.LogCaptureFixture,
 def test_an_optimizer_whose_parameters_got_no_gradient_yet_is_not_named(
     framework: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it keeps of them shows only in a step that has gradients."""
+    """Their state shows only in a step that has gradients."""
     used, unused = framework.linear(SQUARE), framework.linear(SQUARE)
     model = framework.module(lambda x: framework.add(used(x), x), used=used, unused=unused)
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)

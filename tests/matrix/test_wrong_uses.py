@@ -104,7 +104,7 @@ CONFIGURATIONS = {
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_wrong_configuration(name: str) -> None:
-    """As a mapping, or as the path of what is none."""
+    """Wrong values come as a mapping, or as a path."""
     wrong = CONFIGURATIONS[name]
     check(wrong, lambda: load(wrong.use))
 

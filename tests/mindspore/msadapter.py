@@ -36,7 +36,7 @@ Hooks = dict[int, tuple[Callable[..., Any], bool]]
 
 @contextmanager
 def imported() -> Iterator[None]:
-    """What importing such a package changes in MindSpore, and this takes back."""
+    """Change MindSpore as importing such a package does, and undo it at the end."""
     recording = executor.grad_flag()
     executor.set_grad_flag(True)
     ms.Tensor.backward = backward
@@ -86,7 +86,7 @@ class Handle:
 
 
 class Named:
-    """What both kinds of modules have in common."""
+    """Methods of both kinds of modules."""
 
     forward_pre_hooks: Hooks
     forward_hooks: Hooks
@@ -272,7 +272,7 @@ class Adam(Optimizer):
 
 
 class Stepping:
-    """What such a package adds to MindSpore's experimental optimizers."""
+    """Additions of such a package to MindSpore's experimental optimizers."""
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -294,7 +294,7 @@ class CellAdam(Stepping, ms.experimental.optim.Adam):
 
 
 class Torch(NamedTuple):
-    """What a script knows as ``torch.nn`` and ``torch.optim``."""
+    """Namespaces that a script knows as ``torch.nn`` and ``torch.optim``."""
 
     Module: Any
     Linear: Any

@@ -1,4 +1,4 @@
-"""Changes that ranks tell each other through a store, on MindSpore.
+"""Changes that ranks announce through a store, on MindSpore.
 
 Run as a script, this file is one of the processes that train.
 """
@@ -40,7 +40,7 @@ except ConnectionRefusedError:
 
 
 def train() -> None:
-    """What each process does until both have collected what the file of the first one asks for in step 10."""
+    """Train in each process until both have collected by the file of the first one of step 10."""
     ms.set_device("CPU")
     ms.communication.init()
     rank = ms.communication.get_rank()

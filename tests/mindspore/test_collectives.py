@@ -1,4 +1,4 @@
-"""What two processes send each other through MindSpore's communication functions.
+"""Tensors that two processes exchange through MindSpore's communication functions.
 
 Run as a script, this file is one of the processes.
 """
@@ -37,7 +37,7 @@ MOVE_NOTHING = {
 
 
 def given(rank: int) -> np.ndarray:
-    """What a process sends."""
+    """Tensor that a process sends."""
     return np.array([1.0, 2.0, 3.0], np.float32) + 10 * rank
 
 
@@ -58,7 +58,7 @@ def differences(before: dict[str, Any]) -> list[str]:
 
 
 def train() -> None:
-    """What each process does; what it found is left in a file."""
+    """Run in each process, and write its results to a file."""
     ms.set_device("CPU")
     ms.communication.init()
     if os.environ["MS_ROLE"] == "MS_SCHED":
@@ -105,7 +105,7 @@ def train() -> None:
 
 
 def failure(listening: bool) -> list[str]:
-    """What is said to a call that cannot be made."""
+    """Error of a call that cannot be made."""
     mint = importlib.import_module("mindspore.mint.distributed")
     monitor = TrainerMon(SETTINGS) if listening else None
     said = []
@@ -141,7 +141,7 @@ def stop_after_the_log(mint: Any, net: Any, optimizer: Any, gradients: Any) -> i
 
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], list[dict[str, str]]]]:
-    """What each process found, and the rows that it wrote."""
+    """Results of each process, and the rows that it wrote."""
     root = tmp_path_factory.mktemp("ranks")
     (root / "out").mkdir()
     out = run(__file__, RANKS, root)

@@ -69,7 +69,7 @@ def test_the_command_shows_it(tmp_path, monkeypatch):
 
 
 def test_a_missing_mindspore_is_named_with_its_remedy():
-    """Without MindSpore the command ends with 2 and says how to install it; PyTorch is not asked for."""
+    """Without MindSpore the command ends with 2 and prints how to install it; PyTorch is not needed."""
     code = "import sys; sys.modules.update(mindspore=None, torch=None); from probe.cli import main; main()"
     command = [sys.executable, "-c", code, "demo", "--framework", "mindspore"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,7 +118,7 @@ def test_an_amplified_gradient_begins_at_its_module():
 
 
 def test_an_overflow_begins_at_its_module():
-    """The module gives infinity, though what it got was right."""
+    """The module returns infinity, although its input was right."""
     model = Gpt(SMALL)
     healthy = model(TOKENS).asnumpy()
     fault = Fault(Injection("overflow", "layers.0.mlp.fc1", 5, "", strength=3e38))

@@ -79,7 +79,7 @@ def test_micro_batches_have_rows_of_their_own(run):
 
 
 def test_the_monitors_lines_are_marked():
-    """Every line that names the monitor says that it is there for it."""
+    """Every line that names the monitor is marked."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     words = ("TrainerMon", "MONITOR ", "monitor.", "import probe")
     about = [line for line in lines if any(word in line for word in words)]

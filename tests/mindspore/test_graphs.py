@@ -1,4 +1,4 @@
-"""Graph compilation: refused where nothing can be heard, left alone where it is part of training."""
+"""Graph compilation: refused where no hook runs, left alone where it is part of training."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Inner(nn.Cell):
 
 
 class Around(nn.Cell):
-    """Hands what a watched cell gives to a compiled one."""
+    """Model that passes the output of a watched cell to a compiled one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_a_compiled_cell_is_given_what_a_watched_one_gives() -> None:
 
 
 def test_hooks_do_not_break_a_function_that_compiles_the_model() -> None:
-    """What mindspore.jit compiles, it compiles with the hooks on it."""
+    """A cell is compiled by mindspore.jit with the hooks on it."""
     trained = []
     for watched in (False, True):
         net = Deep()

@@ -180,7 +180,7 @@ def test_data_parallel(trained: Path, fault: Fault) -> None:
 
 
 def main() -> None:
-    """What each process does: one training after the other."""
+    """Run one training after the other in each process."""
     ms.set_device("CPU")
     ms.communication.init()
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)

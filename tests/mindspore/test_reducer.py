@@ -1,4 +1,4 @@
-"""Data parallelism: ``grad_unreduced`` is what ``nn.DistributedGradReducer`` gets, ``grad_reduced`` what it gives.
+"""Data parallelism: ``grad_unreduced`` is the input of ``nn.DistributedGradReducer``, ``grad_reduced`` its output.
 
 Run as a script, this file is one of the processes that train.
 """
@@ -27,12 +27,12 @@ W, B = np.array([[0.5, -1.0]], np.float32), np.array([0.25], np.float32)
 
 
 def inputs(rank: int, micro_batch: int) -> np.ndarray:
-    """What a process trains on: different on each."""
+    """Training data of a process, different on each."""
     return X * (1 + rank + 2 * micro_batch)
 
 
 def train() -> None:
-    """What each process does: the same steps twice over, with gradients by step and by micro batch."""
+    """Run the same steps twice in each process, with gradients by step and by micro batch."""
     ms.set_device("CPU")
     ms.communication.init()
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)

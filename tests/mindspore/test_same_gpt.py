@@ -46,7 +46,7 @@ EVERYTHING = {
 STATE = {"exp_avg", "exp_avg_sq"}
 SIGNALS = {"actv", "actv_grad", "grad_unreduced", "grad_reduced", "param_origin", "param_updated", *STATE}
 OWN_NAMES = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
-"""What MindSpore calls the parameters of norms and embeddings, and what PyTorch does."""
+"""Names of the parameters of norms and embeddings in MindSpore, with those in PyTorch."""
 CLOSE = 1e-4
 
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a line says of it."""
+    """Numbers of a line."""
 
     shape: tuple[int, ...]
     ops: dict[str, float]
@@ -71,7 +71,7 @@ Tables = dict[Row, Numbers]
 
 
 class Run(NamedTuple):
-    """What training one way gave."""
+    """Result of one training."""
 
     tables: Tables
     losses: list[float]

@@ -1,4 +1,4 @@
-"""Losses that are scaled: numbers are those of the loss itself where the optimizer says by what it divides."""
+"""Losses that are scaled: numbers are those of the loss itself if the optimizer has the divisor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRADIENTS = ("grad_unreduced", "grad_reduced", "actv_grad")
 
 
 def trained(scale: float, kind: Any = nn.Momentum, **settings: Any) -> tuple[dict[Any, dict[str, Any]], list[Any]]:
-    """What a monitor wrote of a training whose losses are multiplied by ``scale``, and the parameters at the end."""
+    """Rows of a training whose losses are multiplied by ``scale``, and the parameters at the end."""
     net = Deep()
     parameters = net.trainable_params()
     own = {"momentum": 0.9} if kind is nn.Momentum else {}

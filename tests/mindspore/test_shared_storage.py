@@ -90,7 +90,7 @@ def trained(case: str, watched: bool) -> tuple[Array, str | None]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_those_of_the_moment(case: str) -> None:
-    """What is changed afterwards was recorded before; gradients are those of the formula; training is as without."""
+    """Tensors changed afterwards were recorded before; gradients are those of the formula; training is as without."""
     weight, directory = trained(case, watched=True)
     assert np.array_equal(weight, trained(case, watched=False)[0])
     rows = read(directory)

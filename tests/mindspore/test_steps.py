@@ -1,4 +1,4 @@
-"""Which calls are training steps and micro batches, and what is read in them."""
+"""Calls that are training steps and micro batches, and the tensors that are read in them."""
 
 from __future__ import annotations
 

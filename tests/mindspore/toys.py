@@ -82,7 +82,7 @@ def one_step(model: Any, optimizer: Any, micro_batches: int = 1) -> None:
 
 
 def watch(model: Any, optimizer: Any, **settings: Any) -> Any:
-    """A monitor attached to ``model``; all signals are on unless ``settings`` says otherwise."""
+    """A monitor attached to ``model``; all signals are on unless ``settings`` has others."""
     monitor = TrainerMon({**EVERY_SIGNAL, "ops": ["min", "max", "mean", "norm", "nans"], "ndigits": 20, **settings})
     monitor.set_monitor(model, 1, optimizer)
     return monitor

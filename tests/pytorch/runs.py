@@ -75,5 +75,5 @@ def manifest(root: Path) -> dict[str, Any]:
 
 
 def names(rows: list[Row]) -> list[str]:
-    """What the rows are about, in their order."""
+    """Names of the rows, in their order."""
     return [row["name"] for row in rows]

@@ -137,7 +137,7 @@ def may_overflow(model: Any) -> None:
 
 
 def test_infinity_in_an_activation() -> None:
-    """The first finding is the module that gave it, and says how many elements are infinite."""
+    """The first finding is about the module that returned it, with the number of infinite elements."""
     findings = findings_of(EVERYTHING, overflow, may_overflow)
     found = first(findings)
     assert (found.signal, found.key.name, found.key.part) == ("actv", "layers.2", "output")
@@ -170,7 +170,7 @@ def test_rules_are_on_by_default_and_an_empty_list_means_none() -> None:
     assert findings_of(EVERYTHING | {"alert": {"rules": []}}, put_nan) == []
 
 
-# One gradient that is what the test says it is.
+# One gradient that the test sets.
 
 
 def found_in(gradients: Sequence[float], rules: list[dict[str, Any]], ops: Sequence[str] = ("norm",)) -> list[Finding]:
@@ -249,7 +249,7 @@ def broken_run(config: dict[str, Any]) -> Iterator[Any]:
 
 
 def dumped(output_dir: Path) -> dict[str, dict[str, Any]]:
-    """What ``anomaly.json`` holds."""
+    """Content of ``anomaly.json``."""
     path = output_dir / "anomaly_detected" / "rank0" / "anomaly.json"
     entries: dict[str, dict[str, Any]] = json.loads(path.read_text())
     return entries
@@ -279,7 +279,7 @@ def test_dumped_fields(output_dir: Path, form: str) -> None:
 
 
 def test_two_ops_of_one_tensor_are_both_kept(output_dir: Path) -> None:
-    """B14: the op is part of what tells findings apart."""
+    """B14: findings are distinguished by their op too."""
     with broken_run(DUMP | {"ops": ["norm", "max"]}):
         pass
     ops = {
@@ -297,14 +297,14 @@ def test_earlier_findings_survive_a_restart(output_dir: Path) -> None:
 
 
 def test_the_dump_is_whole_while_training_runs(output_dir: Path) -> None:
-    """Whoever looks before the end finds valid JSON with all that was found."""
+    """A reader before the end finds valid JSON with all findings."""
     with broken_run(DUMP | {"ops": ["norm"]}) as monitor:
         assert monitor.flush()
         assert len(dumped(output_dir)) == len(monitor.findings)
 
 
 def test_no_file_without_dump_or_finding(output_dir: Path) -> None:
-    """What is not asked for is not written, and neither is an empty file."""
+    """Findings are not written without ``dump``, and neither is an empty file."""
     with broken_run({"alert": {"rules": [NAN_RULE]}}):
         pass
     train_tiny({"wg_distribution": True, **DUMP})

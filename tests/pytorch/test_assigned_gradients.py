@@ -76,7 +76,7 @@ def test_what_the_optimizer_reads_is_recorded(way: str) -> None:
 
 
 def test_a_gradient_that_is_left_is_applied_again() -> None:
-    """Not cleared, it is read again; what no backward brought is no unreduced gradient."""
+    """Not cleared, it is read again; a gradient that no backward made is no unreduced gradient."""
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     monitor = watch(model, optimizer, **weights_only())
@@ -107,7 +107,7 @@ def test_a_gradient_that_nobody_applies_has_no_row() -> None:
 
 
 def test_each_optimizer_reads_its_own() -> None:
-    """Of two optimizers in a step each has the rows of what it has read, at its own update."""
+    """Of two optimizers in a step each has the rows of its gradients, at its own update."""
     model = TinyNet()
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.25) for layer in (model.fc, model.fc2)]
     monitor = watch(model, optimizers, **weights_only())

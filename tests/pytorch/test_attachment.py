@@ -1,4 +1,4 @@
-"""Activations and their gradients: what a full backward hook, a second graph or paper says must be in their rows."""
+"""Activations and their gradients: rows against a full backward hook, a second graph or a formula."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def test_a_forward_that_raises_and_is_caught() -> None:
 
 
 def test_a_model_whose_own_forward_is_never_called() -> None:
-    """Where only submodules are called, micro batches are still told apart, in every signal alike."""
+    """If only submodules are called, micro batches are still counted, in every signal alike."""
     model = TinyNet()
     optimizer = sgd(model)
     monitor = watch(model, optimizer, 2, monitor_mbs_grad=True)
@@ -521,7 +521,7 @@ def test_model_chunks_are_stages() -> None:
 
 
 def test_a_compiled_model_is_refused_for_activations() -> None:
-    """Attaching to a compiled model is an error that says what to do."""
+    """Attaching to a compiled model is an error with the remedy."""
     wrapped, in_place = torch.compile(TinyNet(), backend="eager"), TinyNet()
     in_place.fc.compile(backend="eager")
     for model in (wrapped, in_place):
@@ -538,7 +538,7 @@ def test_recording_inside_graphs_is_refused_where_torch_is_too_old(monkeypatch: 
 
 
 def test_a_compiled_model_is_refused_for_activations_that_may_be_wanted_later() -> None:
-    """``on_anomaly`` would place hooks that do not run: that is told before training begins."""
+    """``on_anomaly`` would place hooks that do not run: that is an error before training begins."""
     arm = {"arm": {"xy_distribution": True}}
     model = torch.compile(TinyNet(), backend="eager")
     with pytest.raises(ValueError, match="compiled"):
@@ -589,7 +589,7 @@ def test_a_compiled_model_is_accepted_for_weights(unreduced: bool) -> None:
 
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_model_compiled_after_attaching_trains_as_without(fullgraph: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Compiling later, even as one graph, trains the same; that no activation is recorded is said and counted."""
+    """Compiling later, even as one graph, trains the same; the missing activations are logged and counted."""
     models = [TinyNet(), TinyNet()]
     optimizers = [sgd(model) for model in models]
     monitor = watch(models[0], optimizers[0])

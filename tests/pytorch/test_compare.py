@@ -50,7 +50,8 @@ def train(root: Path, precision: Any) -> Path:
 
 
 def test_bfloat16_is_the_same_as_float32(tmp_path: Path) -> None:
-    """Automatic mixed precision is within its tolerance, by far not within that of float32, and told as what it is."""
+    """Automatic mixed precision is within its tolerance, by far not within that of float32, and the result names its
+    dtype."""
     single = train(tmp_path / "float32", nullcontext())
     mixed = train(tmp_path / "bfloat16", torch.autocast("cpu", torch.bfloat16))
     found = compare(single, mixed)

@@ -209,7 +209,7 @@ def test_two_forwards_and_their_backwards_in_either_order(first: int) -> None:
 
 
 def test_a_forward_without_a_backward_gives_its_place_to_none() -> None:
-    """What another forward left behind is not taken for the gradient's own."""
+    """State of another forward is not taken for the gradient's own."""
 
     def loss(model: Any, step: int) -> Any:
         model(X * 7)
@@ -264,7 +264,7 @@ def test_numbers_that_change_from_step_to_step_compile_nothing_anew() -> None:
 
 @dataclasses.dataclass
 class Result:
-    """What a model may return."""
+    """Output of a model as a dataclass."""
 
     logits: Any
     extra: Any = None
@@ -305,7 +305,7 @@ def test_selected_elements_are_those_of_the_eager_run() -> None:
 
 
 def test_autocast_is_recorded_in_the_dtype_that_it_computes_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The dtype column says bfloat16 for what autocast computes in it, and float32 for the rest."""
+    """The dtype column has bfloat16 for tensors that autocast computes in it, and float32 for the rest."""
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
 
     def loss(model: Any, step: int) -> Any:
@@ -331,7 +331,7 @@ def test_compiled_before_it_is_watched_and_not_yet_run() -> None:
 
 
 def nodes(seen: list[bool]) -> Callable[[Any, Any], Any]:
-    """A backend that tells of each graph whether anything of the monitor is in it."""
+    """Backend that records for each graph whether it has operators of the monitor."""
 
     def backend(graph: Any, _: Any) -> Any:
         seen.append(any("probe" in str(node.target) for node in graph.graph.nodes))
@@ -372,7 +372,7 @@ def test_the_remedy_for_a_compiled_model_works() -> None:
 
 
 def test_a_graph_that_was_compiled_without_the_monitor_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """What has run before it was watched is not recorded inside, which is said and counted."""
+    """A model that has run before it was watched is not recorded inside, which is logged and counted."""
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = whole(model)
@@ -430,7 +430,7 @@ def test_a_backend_that_cannot_tell_gradients_apart_says_so() -> None:
 
 
 def test_the_structure_of_a_compiled_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """``print_struct`` tells the modules inside a graph, too."""
+    """``print_struct`` writes the modules inside a graph, too."""
     from probe.core.errors import TrainingStopped
 
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))
@@ -503,7 +503,7 @@ def test_tensors_of_subclasses_are_left_out_and_that_is_said(caplog: pytest.LogC
 
 
 def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Without ``compiled: record`` features of calls and stacks that a graph hides are counted, and said once."""
+    """Without ``compiled: record`` features of calls and stacks that a graph hides are counted, and logged once."""
     x = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
     settings = {
         "compiled": "skip",
@@ -522,7 +522,7 @@ def test_what_is_not_heard_by_default_is_said(caplog: pytest.LogCaptureFixture) 
 
 
 def test_nothing_is_recorded_while_a_cuda_graph_is_captured(caplog: pytest.LogCaptureFixture) -> None:
-    """What a capture launches does not run, so that there is nothing to read; that is said once and counted."""
+    """Kernels of a capture do not run, so that there is nothing to read, which is logged once and counted."""
     now = [False]
 
     class OnDevice(TrainerMon):

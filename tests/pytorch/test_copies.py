@@ -1,4 +1,4 @@
-"""What scripts do with a model while it is watched: copy it, save it whole, trace it, transform it."""
+"""Uses of a model while it is watched: copy it, save it whole, trace it, transform it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_copies_of_what_is_listened_to_inside_graphs_have_no_rows_either(between
 
 
 def test_a_scripted_model_says_what_to_do() -> None:
-    """torch.jit.script compiles hooks: it can only be told, and works after the end of the monitor."""
+    """torch.jit.script compiles hooks: its failure is explained, and it works after the end of the monitor."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     monitor = watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(AttributeError, match=r"torch\.jit\.script.*stop\(\) the monitor"):

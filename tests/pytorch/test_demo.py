@@ -1,4 +1,4 @@
-"""The demonstration as its users run it: it names what was broken, and its exit code says whether it was right."""
+"""Demonstration as its users run it: it names the broken layer, and its exit code shows whether it was right."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_a_terminal_gets_one_live_line(demo, monkeypatch):
     ],
 )
 def test_what_cannot_run_is_refused(arguments, said):
-    """Wrong usage ends with 2 and says what is right."""
+    """Wrong usage ends with 2 and prints the right one."""
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 2
     assert said in result.output
 
 
 def test_a_missing_framework_is_named_with_its_remedy():
-    """Without torch the command says how to install it."""
+    """Without torch the command prints how to install it."""
     done = fresh("sys.modules['torch'] = None", "demo")
     assert done.returncode == 2
     assert "pip install torch" in done.stderr

@@ -1,4 +1,4 @@
-"""How a run may end: in real processes, which are waited for by what they print."""
+"""Ends of a run, in real processes, which are waited for by their output."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ OTHERS = {
     "format_sqlite": {"monitor_metrics.db"},
     "format_parquet": {f"{signal}_0-9.parquet" for signal in WEIGHTS},
 }
-"""What else they lead to."""
+"""Other files that examples lead to."""
 EVENTS = {"format_list", "format_tensorboard", "everything"}
 
 

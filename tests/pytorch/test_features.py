@@ -142,7 +142,7 @@ class Attention(torch.nn.Module):
 
 
 def test_autocast_does_not_reach_features() -> None:
-    """What half precision makes of products is not what is measured."""
+    """Features do not have the rounding of products in half precision."""
     model = torch.nn.Linear(6, 3)
     weight = model.weight.detach().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

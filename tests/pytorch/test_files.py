@@ -260,7 +260,7 @@ class Twice(torch.nn.Module):
 
 
 def test_calls_have_a_column_only_where_needed(output_dir: Path) -> None:
-    """B4: repetitions of a module are told apart in the last column of the files that have any."""
+    """B4: repetitions of a module are numbered in the last column of the files that have any."""
     model = Twice()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching({"wg_distribution": True, "xy_distribution": True, "forward_only": True}, model, optimizer):
@@ -312,7 +312,7 @@ def test_optimizer_state(output_dir: Path, optimizer: str, shape: tuple[int, ...
 
 
 def scalars(directory: Path) -> dict[str, dict[int, float]]:
-    """What TensorBoard reads: value by tag and step."""
+    """Values that TensorBoard reads, by tag and step."""
     events = event_accumulator.EventAccumulator(str(directory), {event_accumulator.SCALARS: 0}).Reload()
     return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
 
@@ -381,7 +381,7 @@ def test_values_can_be_asked_for_beside_files(output_dir: Path) -> None:
 
 
 def test_what_the_manifest_says(output_dir: Path) -> None:
-    """Beside the tables stands what they are about: while training runs, and at the end what it cost and found."""
+    """The manifest describes the tables while training runs, and at the end its cost and findings."""
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {"wg_distribution": True, "ops": ["min"], "targets": {"fc": {"input": "tuple[1]:0"}}}
@@ -422,7 +422,7 @@ def test_the_configuration_in_the_manifest_can_be_used_again(output_dir: Path) -
 
 
 def test_faults_are_in_the_manifest(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was lost is written where the rest is."""
+    """Counts of lost data are written in the manifest."""
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with TrainerMon({"wg_distribution": True}) as monitor:
@@ -486,7 +486,7 @@ def test_chosen_ranks(output_dir: Path, ranks: list[int], writes: bool) -> None:
 
 
 def test_a_rank_that_does_not_take_part_is_not_watched() -> None:
-    """No hook is placed, and whoever asks is given nothing."""
+    """No hook is placed, and the generate functions return nothing."""
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching({"xy_distribution": True, "module_ranks": [1]}, model, optimizer) as monitor:

@@ -1,4 +1,4 @@
-"""What users are promised: training is as without the monitor, nothing stays behind, and nothing of ours raises."""
+"""Promises to users: training is as without the monitor, nothing stays behind, and nothing of ours raises."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ BAD: list[tuple[str, dict[str, Any], type[Exception]]] = [
 
 
 class Broken:
-    """A sink or rule that raises wherever it is told to."""
+    """Sink or rule that raises at the chosen place."""
 
     def __init__(self, *where: str) -> None:
         self.where = where
@@ -575,7 +575,7 @@ def test_the_context_manager_stops_and_keeps_what_an_exception_interrupted() -> 
 
 
 def test_an_interrupted_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sinks are told of each step whether it was applied, skipped or interrupted."""
+    """Sinks receive the outcome of each step: applied, skipped or interrupted."""
     outcomes: list[tuple[int, str]] = []
 
     class Listening(Broken):
@@ -598,7 +598,7 @@ def test_an_interrupted_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_monitoring_and_step() -> None:
-    """monitoring says whether anything will still be collected, step which training step is in progress."""
+    """``monitoring`` is true while anything will still be collected, ``step`` is the training step in progress."""
     model = TinyNet()
     optimizer = sgd(model)
     monitor = TrainerMon(EVERYTHING)
@@ -646,7 +646,7 @@ def test_both_orders_of_set_monitor(order: str) -> None:
 
 @pytest.mark.parametrize("scales", [False, True])
 def test_metrics_at_every_moment_of_a_step(scales: bool) -> None:
-    """The generate functions give what was seen so far in this step, true under a scaler too; then the ended step."""
+    """The generate functions return the values so far in this step, true under a scaler too; then the ended step."""
     model, twin = TinyNet(), TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scales)

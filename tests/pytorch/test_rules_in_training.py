@@ -25,7 +25,7 @@ def model_of() -> Any:
 
 
 def findings_of(break_model: Any = lambda model: None, forgotten: str = "") -> set[tuple[str, str, str, str, int]]:
-    """What is found in a training that breaks at a step; ``forgotten`` is a parameter that the optimizer never got."""
+    """Findings of a training that breaks at a step; ``forgotten`` is a parameter that the optimizer never got."""
     model = model_of()
     kept = [parameter for name, parameter in model.named_parameters() if name != forgotten]
     optimizer = torch.optim.Adam(kept, 1e-3)
@@ -58,7 +58,7 @@ def test_a_healthy_run_is_silent() -> None:
 
 
 def test_a_dead_layer_is_named_and_what_vanishes_before_it() -> None:
-    """Its output is zero from step 20 on, said at the fifth sample, and so are the gradients of all before it."""
+    """Its output is zero from step 20 on, reported at the fifth sample, and so are the gradients of all before it."""
     found = {each for each in findings_of(dead) if each[0] != "Spike"}  # of the bias itself
     at = BROKEN_AT + 4
     assert {each for each in found if each[0] == "Dead"} == {("Dead", "actv", "3", "output", at)}

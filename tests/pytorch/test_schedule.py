@@ -72,7 +72,7 @@ def test_sampled_steps_see_all_their_micro_batches(output_dir: Path) -> None:
 
 
 def test_the_values_of_a_sampled_step_do_not_depend_on_the_schedule(tmp_path: Path, monkeypatch: Any) -> None:
-    """What is written of step 4 is the same whether the steps before it were sampled or not."""
+    """The rows of step 4 are the same whether the steps before it were sampled or not."""
     written = []
     for schedule in ({}, {"start_step": 4}, {"step_interval": 4}):
         root = tmp_path / str(len(written))

@@ -78,7 +78,7 @@ def by_hand(net: Net) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, 
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_those_of_the_moment(case: str) -> None:
-    """What is changed afterwards, itself or through another view, was recorded before; gradients are autograd's."""
+    """A tensor changed afterwards, itself or through another view, was recorded before; gradients are autograd's."""
     net, plain = Net(*CASES[case]), Net(*CASES[case])
     values, gradients = by_hand(plain)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

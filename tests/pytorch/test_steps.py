@@ -1,4 +1,4 @@
-"""What a training step is: every row against a second, unmonitored training whose gradients come another way."""
+"""Training steps: every row against a second, unmonitored training whose gradients are computed in another way."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ def test_a_duck_whose_step_raises() -> None:
 
 
 class Branching(torch.nn.Module):
-    """Uses its side branch only when told to."""
+    """Model that uses its side branch only if switched on."""
 
     def __init__(self) -> None:
         super().__init__()

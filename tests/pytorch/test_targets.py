@@ -1,4 +1,4 @@
-"""What is watched of a real model, under which names, and which elements of inputs and outputs."""
+"""Targets in a real model: watched modules, their names, and the elements of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -181,7 +181,8 @@ def test_all_xy_beside_targets(output_dir: Path) -> None:
     ],
 )
 def test_a_misspelt_target_is_an_error(output_dir: Path, target: str, nearest: str) -> None:
-    """What no module or parameter is called is refused before training, with the nearest name; nothing stays behind."""
+    """A target without a module or parameter is refused before training, with the nearest name; nothing stays
+    behind."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = TrainerMon({"wg_distribution": True, "targets": {target: {}, "encoder": {}}})
@@ -197,7 +198,7 @@ def test_a_misspelt_target_is_an_error(output_dir: Path, target: str, nearest: s
 
 @dataclass
 class Answer:
-    """What a module may give: more than a tensor."""
+    """Output of a module with more than a tensor."""
 
     first: Any
     second: Any
@@ -300,7 +301,7 @@ def test_a_single_tensor_by_either_name(output_dir: Path, selector: str) -> None
 def test_a_selector_that_does_not_fit(
     output_dir: Path, caplog: pytest.LogCaptureFixture, places: dict[str, str], came: str
 ) -> None:
-    """It is warned of once, saying what was expected and what came; nothing is recorded there, all else is."""
+    """It is logged once, with the expected and the actual form; nothing is recorded there, all else is."""
     (place, selector), *_ = places.items()
     targets = {"fc": places, "fc2": {"output": "tensor"}}
     with caplog.at_level(logging.WARNING, logger="probe"):

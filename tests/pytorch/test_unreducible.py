@@ -65,11 +65,11 @@ READABLE = {
     *(f"{sign}int{bits} {size}" for size in SIZES for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *("coo", "csr", "csc", "bsr", "bsc", "quantized by channel", "conjugate", "negative"),
 }
-"""What certainly has a row."""
+"""Module that certainly has a row."""
 
 
 class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Hands out tensors beside what it computes, and may hold them as parameters that are not trained."""
+    """Module that also returns other tensors than it computes, and may hold them as parameters that are not trained."""
 
     def __init__(self, values: list[Any], held: bool) -> None:
         super().__init__()

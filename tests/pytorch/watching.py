@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def watch(model: Any, optimizer: Any, grad_acc_steps: int = 1, **settings: Any) -> TrainerMon:
-    """A monitor attached to ``model``; all signals are on unless ``settings`` says otherwise."""
+    """A monitor attached to ``model``; all signals are on unless ``settings`` has others."""
     monitor = TrainerMon({**EVERYTHING, **settings}, params_have_main_grad=False)
     monitor.set_monitor(model, grad_acc_steps, optimizer)
     return monitor
@@ -42,7 +42,7 @@ def rows_of(monitor: TrainerMon) -> Rows:
 
 
 def numbers(tensor: Any) -> dict[str, float]:
-    """What the ops mean, by NumPy in float64."""
+    """Ops by their definitions, by NumPy in float64."""
     values = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     x = values.double().numpy()
     with np.errstate(all="ignore"):

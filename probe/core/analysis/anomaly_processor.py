@@ -40,10 +40,8 @@ def first(found: Iterable[tuple[str, Entry]], most: int, steps: Collection[int] 
 
 
 def write(path: Path, found: Iterable[tuple[str, dict[str, object]]]) -> Path:
-    """Write ``found`` to ``path`` or, if it is a folder or has no extension, to ``anomaly_analyse.json`` in it.
-
-    Returns:
-        The file.
+    """Write ``found`` to ``path`` or, if it is a folder or has no extension, to ``anomaly_analyse.json`` there; return
+    it.
 
     Raises:
         ValueError: if it cannot be written.

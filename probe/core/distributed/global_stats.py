@@ -1,7 +1,5 @@
-"""Numbers of whole tensors that are divided among ranks, while training runs.
-
-Each group of sharing ranks makes one small collective for each sampled step, in parallel with training and delivery
-(:mod:`probe.core.distributed.whole_tensors`).
+"""Numbers of whole tensors that are divided among ranks, by one small collective for each group of sharing ranks and
+sampled step, in parallel with training and delivery (:mod:`probe.core.distributed.whole_tensors`).
 
 Ranks exchange moments, which merge exactly. If one rank does not come in time, or comes with another step, no rank
 waits for another again.

@@ -34,8 +34,7 @@ def position(step: int, phase: int, micro_step: int | None) -> Position:
 
 
 def stages(phase: int, virtual: int, pipeline: int) -> tuple[int, int]:
-    """Sort key for stages of a pipelined model within one position: ascending in the forward, descending in later
-    phases."""
+    """Sort key for stages of a pipelined model within one position: ascending in the forward, later descending."""
     sign = 1 if phase <= FORWARD else -1
     return sign * virtual, sign * pipeline
 

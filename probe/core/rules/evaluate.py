@@ -19,8 +19,7 @@ def find(
     Every rule judges every batch; if several match one (signal, key, op), the first in ``rules`` is reported.
 
     Args:
-        failed: called with a rule that raised and its exception; its findings in that batch are lost. If None, the
-            exception is raised.
+        failed: called with a rule that raised, whose findings in that batch are lost; if None, the exception is raised.
     """
     first: dict[tuple[str, Key, str], Finding] = {}
     for batch in batches:

@@ -152,8 +152,7 @@ class AnomalySpike(About):
     def _candidates(
         self, readings: HistoryReadings, sizes: Array, windows: npt.NDArray[np.float32], least: Array
     ) -> Indices:
-        """Indices of values that could spike, by bounds that are cheaper than a median, which lies between the
-        extremes."""
+        """Indices of values that could spike, by cheaper bounds than a median, which lies between the extremes."""
         ready = self.history.of("held")[readings.slots] >= self._args.warm_up
         above = sizes - np.fmin.reduce(windows, axis=1)
         below = np.where(self._two_sided[readings.op], np.fmax.reduce(windows, axis=1) - sizes, -np.inf)

@@ -46,10 +46,9 @@ class VanishArgs(Section):
 
 
 class AnomalyVanish(About):
-    """Report a gradient that has become vanishingly small, once, until it has recovered.
-
-    Its norm must be ``args.min_ratio`` times smaller than the median of its last ``args.window`` ones, or have become
-    exactly 0, in ``args.steps`` samples in a row.
+    """Report a gradient whose norm is ``args.min_ratio`` times smaller than the median of its last ``args.window``
+    ones,
+    or has become exactly 0, in ``args.steps`` samples in a row; once, until it has recovered.
 
     It must also have shrunk by ``args.min_ratio`` more than the gradient of the same signal that has shrunk least. So
     training that converges is not reported, and neither is a batch from which there is nothing to learn: there all

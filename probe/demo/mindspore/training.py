@@ -14,8 +14,7 @@ from probe.demo.recipe import BYTES, LEARNING_RATE, LONGEST_GRADIENT, Bytes, Siz
 
 
 class MindsporeTraining:
-    """Training with the AdamW whose arithmetic is PyTorch's (``nn.AdamWeightDecay`` corrects no bias), warm-up and
-    clipping."""
+    """Training with AdamW as in PyTorch (``nn.AdamWeightDecay`` corrects no bias), warm-up and clipping."""
 
     def __init__(self, size: Size, seed: int) -> None:
         self.model = Gpt(size, seed)

@@ -52,9 +52,7 @@ def _sections(found: Comparison) -> Iterator[PageSection]:
         f"<option{' selected' * (layers.signal == shown)}>{escape(layers.signal)}</option>" for layers in found.layers
     )
     chooser = f'<div class="controls"><label>signal <select id="layers-signal">{options}</select></label></div>'
-    what = (
-        "<p>The largest relative difference of each name in each range of steps; names in the order of execution.</p>"
-    )
+    what = "<p>The largest relative difference of each name in each range of steps, in the order of execution.</p>"
     yield PageSection("layers", "Differences by layer", f'{what}{chooser}<div id="layers-plot" class="plot"></div>')
     if found.problems:
         listed = "".join(f"<li>{escape(problem)}</li>" for problem in found.problems)

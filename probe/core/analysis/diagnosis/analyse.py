@@ -172,11 +172,9 @@ def _dump(
     wanted: Collection[int],
     problems: Problems,
 ) -> LiveFindings:
-    """Findings that this run dumped.
-
-    Findings of earlier runs lie in the same files. If there are several runs, a finding that does not name its run is
-    taken only if the files of this run confirm it.
-    """
+    """Findings that this run dumped. Findings of earlier runs lie in the same files: if there are several runs, a
+    finding
+    that does not name its run is taken only if the files of this run confirm it."""
     extra = dumped(dump, run, judged, rules, topo.stage, wanted, problems)
     only = len(find(dump, Problems())) == len(run.directories)
     if extra.doubtful and not only:
@@ -227,8 +225,7 @@ def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank])
 
 
 def _how_long(replicas: Sequence[Located], last: int) -> Iterable[str]:
-    """Sentence about the last step at which replicas differ. A difference is reported only as it begins, so steps
-    without a finding do not show that it is over."""
+    """Sentence about the last step at which replicas differ, since a difference is reported only as it begins."""
     until = max(located.until for located in replicas)
     if until >= 0:
         yield f"The last step at which replicas differ is {until}; the run's last is {last}."

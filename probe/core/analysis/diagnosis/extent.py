@@ -1,7 +1,4 @@
-"""Extent of the rows that were judged, and the findings that the run itself counted.
-
-Both are reported with a result without findings: if no row was judged, there can be none.
-"""
+"""Extent of the rows that were judged, and the findings that the run itself counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 "use strict";
-// The heatmap and the details of its chosen cell. `chosen` is the page's whole state: signal, op, row and column by
-index.
+// The heatmap and the details of its chosen cell. `chosen` is the page's state: signal, op, row and column by index.
 const about = {};
 const chosen = { signal: 0, op: 0, row: 0, column: 0 };
 const byId = (id) => document.getElementById(id);
