@@ -100,8 +100,8 @@ def full_markdown() -> str:
 
 def _section(entry: KeyReference) -> str:
     facts = ", ".join(filter(None, (entry.type, entry.range, f"default `{entry.default}`")))
-    meaning = textwrap.fill(entry.meaning, WIDE, break_long_words=False, break_on_hyphens=False)
-    return f"\n## {_code(entry)}\n\n*{facts}*\n\n{meaning}\n"
+    lines = (textwrap.fill(text, WIDE, break_on_hyphens=False) for text in (f"*{facts}*", entry.meaning))
+    return "\n\n".join(("", f"## {_code(entry)}", *lines)).removeprefix("\n") + "\n"
 
 
 def short_markdown() -> str:

@@ -114,6 +114,18 @@ def test_what_is_pointed_to_is_there(guide: Path) -> None:
         assert not test or f"def {test}(" in (ROOT / path).read_text("utf-8"), (path, test)
 
 
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_a_page_can_be_read_as_text(guide: Path) -> None:
+    """Prose in lines of 120 characters, and tables with cells of 100; code and links of one word may be longer."""
+    text = re.sub(
+        r"^ *```.*?^ *```$|<!-- benchmarks -->.*<!-- /benchmarks -->", "", guide.read_text("utf-8"), flags=re.S | re.M
+    )
+    lines = [line for line in text.splitlines() if not line.startswith("    ")]
+    cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
+    assert [line for line in lines if len(line) > 120 and " " in line.strip(" -") and line[0] not in "|!"] == []
+    assert [cell for cell in cells if len(cell) > 100] == []
+
+
 def test_files_and_tests_without_a_folder_are_there_too() -> None:
     """Every reference such as ``test_ddp.py::test_x`` or ``test_x`` names a test under ``tests``."""
     files = [(path.name, path.read_text("utf-8")) for path in (ROOT / "tests").rglob("test_*.py")]
