@@ -74,10 +74,6 @@ GRAMMAR = re.compile(
 SPELLED_ELSEWHERE = {
     ("probe.core.faults", "manifest.json"): "a sentence for people, in the lowest layer",
     ("probe.core.analysis.diagnosis.export", "first_step"): "a field of an analysis, not of the manifest",
-    ("probe.core.output.run_output", "first_step"): "fields that a run adds to its manifest as it goes on",
-    ("probe.core.output.run_output", "optimizer_state_names"): "the same",
-    ("probe.core.output.run_output", "start_time"): "the same",
-    ("probe.core.output.run_output", "%Y-%m-%dT"): "the same",
 }
 """Modules outside ``probe.core.storage`` that spell some of it, with the reason."""
 

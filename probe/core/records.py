@@ -89,7 +89,7 @@ class TextFile(NamedTuple):
     where: str
     """The place at which a failure to write it is counted."""
     replaces: bool = True
-    """Whether it takes the place of a file that is there."""
+    """True if it takes the place of a file that is there."""
 
 
 class Finding(NamedTuple):

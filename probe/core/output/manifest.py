@@ -14,7 +14,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.naming import Name
 from probe.core.output.resume import Resumed
 from probe.core.storage import run_directory
-from probe.core.storage.manifest import DATA, PIPELINE, RunDescription
+from probe.core.storage.manifest import DATA, OF_OPTIMIZERS, PIPELINE, RunDescription
 
 MOST_CHANGES = 100
 """Changes of the configuration that are listed, the latest ones."""
@@ -67,13 +67,13 @@ class ManifestWriter:
         before, now = self._contents["config"], run.settings.model_dump(mode="json")
         assert isinstance(before, dict)
         changed = {key: value for key, value in now.items() if before.get(key) != value}
-        self._contents |= {**self._described(run), "start_time": self._contents["start_time"]}
+        self._contents |= self._described(run)
         self.note({"step": run.clock.step, "collecting": True, "changed": changed})
 
     def succeeded(self, run: Run) -> None:
         """Notes that an optimizer has taken the place of another."""
         about = described(run, self._attached)
-        self._contents |= {name: about[name] for name in ("optimizer", "optimizer_state_names")}
+        self._contents |= {name: about[name] for name in OF_OPTIMIZERS}
         self.note({"step": run.clock.step, "collecting": True, "optimizer": about["optimizer"]})
 
     def note(self, change: dict[str, object]) -> None:

@@ -20,6 +20,8 @@ FACTS = {
 PIPELINE = "pipeline_parallel"
 DATA = "data_parallel"
 """Names of groups that readers ask for."""
+OF_OPTIMIZERS = ("optimizer", "optimizer_state_names")
+"""Fields that change when an optimizer takes the place of another."""
 MOST_RANKS = 1_000_000
 """More than any run has: a file that names more is not believed."""
 HIGHEST = 2**31 - 1

@@ -129,7 +129,7 @@ def _columns(columns: Columns) -> dict[str, object]:
 
 
 def _files(rows: Rows, signal: str) -> list[tuple[tuple[str, int, bool], ...]]:
-    """Of each directory the files of a signal, in order of steps: name, first step, whether it is a database."""
+    """Files of a signal by directory, in order of steps: name, first step, whether it is a database."""
     files: list[dict[str, tuple[str, int, bool]]] = [{} for _ in rows.directories]
     for directory, file in rows.files[signal]:
         name = rows.original(file).name
