@@ -30,6 +30,7 @@ from probe.core.output.stages import Stages
 from probe.core.output.text_files import write_text
 from probe.core.records import Batch, Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
+from probe.core.storage.manifest import identity
 
 FLUSH_SECONDS = 30.0
 """How long an ending run waits for its files."""
@@ -299,7 +300,7 @@ class Output:
         attached, faults = self._attached, self._run.faults
         try:
             if self._resumed is None:
-                own = {"rank": attached.rank, "run": attached.number, "first_step": attached.first}
+                own = identity(attached.rank, attached.number, attached.first)
                 run_directory.write_manifest(self.directory, own)
             remember(self._stages.rules, self.directory, attached.first, faults, own=self._resumed is not None)
         except (OSError, ValueError) as error:

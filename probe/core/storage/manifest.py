@@ -57,6 +57,11 @@ class RunDescription(TypedDict):
     config: Mapping[str, object]
 
 
+def identity(rank: int, run: int, first_step: int) -> dict[str, object]:
+    """The fields by which readers distinguish runs, before the others are known."""
+    return {"rank": rank, "run": run, "first_step": first_step}
+
+
 class Manifest(dict[str, Any]):
     """The fields of a manifest that was read. Fields that were not as documented have been left out."""
 
