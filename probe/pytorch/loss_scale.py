@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
 
 from probe.core.backend.patch import Shared, Undo, replace
-from probe.core.backend.protocols import StepListener
+from probe.core.backend.protocols import Remove, StepListener
+from probe.core.backend.shield import shielded
+from probe.core.records import Outcome
 
 Method = Callable[..., Any]
 Scale = torch.Tensor | None
@@ -54,20 +57,30 @@ def loss_scale() -> torch.Tensor | None:
     return getattr(scaler, "_scale", None)
 
 
-def asked(ask: Callable[[Any], Scale], optimizer: Any, listener: StepListener) -> Scale:
-    """The result of ``ask``, the scale of the gradients of ``optimizer``, in a sampled step; a failure is counted, not
-    raised."""
-    try:
-        return ask(optimizer) if listener.sampled else None
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-        listener.failed("loss scale", error)
-        return None
+def on_own_scale(
+    optimizer: Any, listener: StepListener, scale: Callable[[], Scale], outcome: Callable[[Any], Outcome]
+) -> Remove:
+    """Calls ``listener`` at every ``step`` of an optimizer without hooks that scales by itself, by replacing the method
+    on this one object.
 
+    Args:
+        scale: the factor on losses and held gradients, which :func:`loss_scale` returns as well.
+        outcome: of a step, from the result of the method.
+    """
+    original = optimizer.step
 
-def on_loss_scale(ask: Callable[[], torch.Tensor | None]) -> Callable[[], None]:
-    """Makes :func:`loss_scale` call ``ask``, too, until the returned function is called."""
-    _others.add(ask)
-    return lambda: _others.discard(ask)
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        listener.before(optimizer, shielded(listener, "loss scale", scale) if listener.sampled else None)
+        result = original(*args, **kwargs)
+        listener.after(optimizer, outcome(result))
+        return result
+
+    with ExitStack() as placed:
+        placed.callback(replace(optimizer, "step", step))
+        _others.add(scale)
+        placed.callback(_others.discard, scale)
+        return placed.pop_all().close
 
 
 def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:

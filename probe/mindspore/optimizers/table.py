@@ -1,12 +1,73 @@
-"""The kinds of optimizers, in the order in which they are asked."""
+"""The kinds of MindSpore's optimizers: where each keeps its state, and when it takes a training step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.mindspore.optimizers import nn_cell, torch_style
-from probe.mindspore.optimizers.contract import Optimizers
+
+
+class Optimizers(Protocol):
+    """The contract of a kind of optimizer: a module of plain functions. To add one, write the module, and a line in
+    :data:`OPTIMIZERS`."""
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether ``optimizer`` is of this kind."""
+
+    def owned(self, optimizer: Any) -> Sequence[Any]:
+        """The parameters that ``optimizer`` updates."""
+
+    def state(self, optimizer: Any, parameter: Any) -> Mapping[str, Any]:
+        """The optimizer's tensors for ``parameter``, by torch's names."""
+
+    def state_names(self, optimizer: Any) -> Mapping[str, str]:
+        """MindSpore's name for each kind of state, where it differs."""
+
+    def adam(self, optimizer: Any) -> Callable[[Any], Adam | None]:
+        """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
+
+    def on_step(self, optimizer: Any, listener: StepListener) -> Remove:
+        """Calls ``listener`` at every training step of ``optimizer``."""
+
 
 OPTIMIZERS: dict[str, Optimizers] = {
     "torch_style": torch_style,
     "nn_cell": nn_cell,
 }
-"""Every kind. To add one, add a line here."""
+"""Every kind; the first one that knows an object is used. To add one, add a line here."""
+
+
+def _kind(optimizer: Any) -> Optimizers:
+    return next(kind for kind in OPTIMIZERS.values() if kind.knows(optimizer))
+
+
+def known(optimizer: Any) -> bool:
+    """Whether ``optimizer`` can be listened to."""
+    return any(kind.knows(optimizer) for kind in OPTIMIZERS.values())
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Calls ``listener`` at every training step of ``optimizer``."""
+    return _kind(optimizer).on_step(optimizer, listener)
+
+
+def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
+    """The optimizer's tensors for ``parameter``, by torch's names."""
+    return _kind(optimizer).state(optimizer, parameter)
+
+
+def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
+    """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
+    return _kind(optimizer).adam(optimizer)
+
+
+def state_names(optimizer: Any) -> Mapping[str, str]:
+    """MindSpore's name for each kind of state, where it differs."""
+    return _kind(optimizer).state_names(optimizer)
+
+
+def owned(optimizer: Any) -> list[Any]:
+    """The parameters that ``optimizer`` updates."""
+    return list(_kind(optimizer).owned(optimizer))

@@ -25,10 +25,6 @@ from probe.pytorch.hook_handles import on_accumulated, on_own
 CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
 
 
-def check(model: torch.nn.Module) -> None:
-    """Refuses nothing: every module of ``fully_shard`` can be watched."""
-
-
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Stored]]:
     """Every parameter that ``fully_shard`` has taken over."""
     for group in _groups(model):
@@ -153,4 +149,4 @@ class Stored:
         return self._unsharded()
 
 
-ENGINE = Engine(check=check, homes=homes, stand_ins=stand_ins)
+ENGINE = Engine(homes=homes, stand_ins=stand_ins)

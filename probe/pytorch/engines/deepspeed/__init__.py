@@ -6,7 +6,6 @@ from probe.pytorch.engines.deepspeed import gradients, steps
 from probe.pytorch.engines.engine import Engine
 
 ENGINE = Engine(
-    check=gradients.check,
     homes=gradients.homes,
     wraps={
         "deepspeed.runtime.engine.DeepSpeedEngine": "module",

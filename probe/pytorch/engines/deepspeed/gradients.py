@@ -13,10 +13,6 @@ from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.hook_handles import on_own, removing, weakly
 
 
-def check(model: torch.nn.Module) -> None:
-    """Refuses nothing."""
-
-
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
     """The homes of the parameters of optimizers in use."""
     here = {id(parameter) for parameter in model.parameters()}

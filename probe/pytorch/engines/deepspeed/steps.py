@@ -5,21 +5,19 @@ Where they keep gradients and state: :mod:`probe.pytorch.engines.deepspeed.zero`
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
 from probe.core.backend.shield import shielded
+from probe.core.records import Outcome
 from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.engines.deepspeed.zero import in_use, layout, layout_of, owned
 from probe.pytorch.engines.native import of_group
-from probe.pytorch.loss_scale import asked, on_loss_scale
+from probe.pytorch.loss_scale import on_own_scale
 
 __all__ = ["adam", "around", "check", "gradient", "knows", "on_step", "owned", "state", "value"]
 
@@ -94,23 +92,14 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Listens by replacing ``step`` on this one object. DeepSpeed's optimizers are no ``torch.optim.Optimizer`` whose
-    hooks would run, and have none of their own (0.16.9 to 0.19.8; https://github.com/deepspeedai/DeepSpeed/issues/160).
-    """
-    original, scale = optimizer.step, _Scale(optimizer)
+    """Calls ``listener`` at every training step of ``optimizer``. DeepSpeed's are no ``torch.optim.Optimizer`` whose
+    hooks would run, and have none (0.16.9 to 0.19.8; https://github.com/deepspeedai/DeepSpeed/issues/160)."""
 
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        listener.before(optimizer, asked(lambda _: scale(), optimizer, listener))
-        result = original(*args, **kwargs)
+    def outcome(_: Any) -> Outcome:
         overflow = shielded(listener, "optimizer", getattr, optimizer, "overflow", False)
-        listener.after(optimizer, "skipped" if overflow else "applied")
-        return result
+        return "skipped" if overflow else "applied"
 
-    with ExitStack() as placed:
-        placed.callback(replace(optimizer, "step", step))
-        placed.callback(on_loss_scale(scale))
-        return placed.pop_all().close
+    return on_own_scale(optimizer, listener, _Scale(optimizer), outcome)
 
 
 class _Scale:

@@ -7,22 +7,19 @@ if the loss scale was too high, that of torch's optimizer inside.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
-from probe.core.records import Coverage
+from probe.core.records import Coverage, Outcome
 from probe.pytorch.engines import native
 from probe.pytorch.engines.homes import home, piece
 from probe.pytorch.engines.megatron.groups import is_a, together
-from probe.pytorch.loss_scale import asked, on_loss_scale
+from probe.pytorch.loss_scale import on_own_scale
 
 OPTIMIZER = "megatron.core.optimizer.optimizer.MegatronOptimizer"
 DISTRIBUTED = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
@@ -97,21 +94,13 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Listens to ``step`` on this one object."""
-    original: Callable[..., Any] = optimizer.step
+    """Calls ``listener`` at every training step of ``optimizer``; Megatron offers no hook (0.16)."""
+    return on_own_scale(optimizer, listener, lambda: held_scale(optimizer), _outcome)
 
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        listener.before(optimizer, asked(held_scale, optimizer, listener))
-        result = original(*args, **kwargs)
-        succeeded = result[0] if isinstance(result, tuple) and result else result
-        listener.after(optimizer, "skipped" if succeeded is False else "applied")
-        return result
 
-    with ExitStack() as placed:
-        placed.callback(replace(optimizer, "step", step))
-        placed.callback(on_loss_scale(lambda: held_scale(optimizer)))
-        return placed.pop_all().close
+def _outcome(result: Any) -> Outcome:
+    succeeded = result[0] if isinstance(result, tuple) and result else result
+    return "skipped" if succeeded is False else "applied"
 
 
 class Sharing:
