@@ -21,7 +21,7 @@ SIGNALS = ("update", "ratio")
 NEEDED = ("exp_avg", "exp_avg_sq")
 """The kinds of state that an update is made of."""
 LARGEST = "max_exp_avg_sq"
-"""What AMSGrad takes instead of the second of them."""
+"""The kind that AMSGrad takes instead of the second of them."""
 WITHOUT = "ur_distribution: the optimizer keeps no first and second moment with betas, eps and a number of steps"
 _STRETCH = re.compile(r"(\d+):(\d+)")
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
@@ -34,10 +34,10 @@ _log = logging.getLogger("probe")
 def updates_and_ratios(run: Run) -> Iterator[None]:
     """``update`` and ``ratio`` of each parameter, as this step's update has used them: from the moments after it.
 
-    What has no two moments gives no row, which is said once. One parameter after the other: the vectors are as large as
-    the parameters, and none outlives its reduction.
+    A parameter without two moments has no row; an optimizer without any is logged once. One parameter after the other:
+    the vectors are as large as the parameters, and none outlives its reduction.
     """
-    hooks, tensors, told = run.framework.hooks, run.framework.tensors, set[int]()
+    hooks, tensors, warned = run.framework.hooks, run.framework.tensors, set[int]()
 
     def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, about: Adam) -> None:
         first, coverage = unwrapped(first)
@@ -61,8 +61,8 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
                 found = True
             except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
                 run.faults.note("ur_distribution", error)
-        if owned and not found and id(optimizer) not in told:
-            told.add(id(optimizer))
+        if owned and not found and id(optimizer) not in warned:
+            warned.add(id(optimizer))
             _log.warning("%s: %s, and no rows are written of it", WITHOUT, type(optimizer).__name__)
 
     with _recorder(run) as recorder, run.after_update.added(after):
@@ -88,7 +88,7 @@ def _recorder(run: Run) -> Iterator[Recorder]:
 def momentum_directions(run: Run) -> Iterator[None]:
     """``mg_direction`` before the update: the fraction of elements whose gradient and first moment agree in sign.
 
-    A parameter without one of the two gives no row. Where ranks share a parameter out, the row is about this rank's
+    A parameter without one of the two has no row. Where ranks share a parameter out, the row is about this rank's
     part. The rows are those of 0-d tensors, so that ``min``, ``max``, ``mean`` and ``norm`` all are the fraction.
     """
     hooks, tensors = run.framework.hooks, run.framework.tensors

@@ -27,8 +27,8 @@ Source = Callable[[Run], AbstractContextManager[None]]
 def weight_gradients(run: Run) -> Iterator[None]:
     """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
 
-    A parameter without a new gradient in this step gives no row of the first. It gives one of the second if the
-    optimizer gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
+    A parameter without a new gradient in this step has no row of the first. It has one of the second if the optimizer
+    gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
     """
     hooks, clock, per_micro_batch = run.framework.hooks, run.clock, run.settings.monitor_mbs_grad
     touched: set[int] = set()
@@ -40,7 +40,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             if clock.searching:
                 return
             if gradient is None:
-                touched.add(id(parameter.thing))  # it has come, whatever it is
+                touched.add(id(parameter.thing))  # a gradient has come, though its value is not known
                 run.recorder.forget("grad_unreduced", parameter.key)
                 return
             if id(parameter.thing) in clock.updated:  # from another optimizer's loss: of the next step, if of any
@@ -85,8 +85,8 @@ def _reduced(
     owned: list[Watched],
     scale: Tensor | None,
 ) -> None:
-    """Records the gradients that ``optimizer`` gets. Of buffers that are always there, whatever they hold, only those
-    of parameters whose identities are ``touched``."""
+    """Records the gradients that ``optimizer`` gets. Buffers that are always there are read only for parameters whose
+    identities are ``touched``: others may be left over."""
     gradient, holds, main_grad = run.framework.hooks.gradient, run.framework.hooks.holds, run.main_grad
 
     def read(parameter: Watched) -> Tensor | Shard | None:
@@ -104,7 +104,7 @@ def _reduced(
 def _each(
     run: Run, signal: str, owned: list[Watched], read: Callable[[Watched], Tensor | Shard | None]
 ) -> list[tuple[Key, Tensor | Shard]]:
-    """What ``read`` finds of each parameter, if anything; one parameter's trouble is not the others'."""
+    """The key of each parameter with the tensor that ``read`` returns for it, if any; one that fails is counted."""
     found: list[tuple[Key, Tensor | Shard]] = []
     for parameter in owned:
         try:
