@@ -25,7 +25,7 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Selection, TargetNames, Watched
-from probe.core.records import Batch, Outcome, TextFile
+from probe.core.records import Batch, Key, Outcome, TextFile
 
 SPLIT = "tensor_model_parallel"
 """The attribute, true of a parameter of which each tensor-parallel rank has another part, however it was split."""
@@ -224,6 +224,24 @@ class Run:
     def seen(self) -> bool:
         """Whether anything of the step in progress was collected."""
         return any(map(len, (self.recorder, *self.collectors)))
+
+    def read_each(
+        self, owned: Sequence[Watched], read: Callable[[Watched], Each | None], where: str
+    ) -> list[tuple[Key, Each]]:
+        """The key of each parameter with the result of ``read``, unless that is None; a failure is counted, and the
+        others are read all the same.
+
+        Args:
+            where: the place of failures, in which ``{}`` stands for the name of the parameter.
+        """
+        found: list[tuple[Key, Each]] = []
+        for parameter in owned:
+            try:
+                if (value := read(parameter)) is not None:
+                    found.append((parameter.key, value))
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self.faults.note(where.format(parameter.name), error)
+        return found
 
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
         """Whether another rank of a group writes this reduced gradient of ``parameter``.

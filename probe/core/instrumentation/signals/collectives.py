@@ -312,8 +312,39 @@ class PendingCollectives(NamedTuple):
     collected: CollectiveStep
 
     def batches(self, step: int) -> list[Batch]:
-        """The rows of ``step``; waits for the device."""
-        return batches(self.moments, self.collected, step)
+        """One row for each tally, with the moments of all its readings together; waits for the device."""
+        if not self.collected.rows:
+            return []
+        read = next(iter(self.moments.batches(step)), None)
+        rows = {key.call: row for row, key in enumerate(read.keys)} if read is not None else {}
+        nothing = {name: EMPTY[name] for name in self.moments.columns}
+        columns: dict[str, list[float]] = {name: [] for name in (*self.moments.columns, "count", "bytes", "seconds")}
+        shapes, dtypes, order = [], [], []
+        for tally in self.collected.rows.values():
+            there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
+            own = [read.shapes[rows[each]] for each in there] if read is not None else []
+            readings = [_reading(read, rows[each]) for each in there] if read is not None else []
+            row = merge([nothing, *readings], [0, *map(math.prod, own)])
+            calls = sum(not call.again for call in tally.calls)
+            row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
+            for name, values in columns.items():
+                values.append(row[name])
+            shapes.append(_together(own))
+            dtypes.append(
+                "+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else ""
+            )
+            order.append(_decisive(tally, readings, [self.collected.orders[each] for each in there]))
+        return [
+            Batch(
+                signal=SIGNAL,
+                step=step,
+                keys=tuple(Key(name, direction) for name, direction in self.collected.rows),
+                shapes=tuple(shapes),
+                dtypes=tuple(dtypes),
+                order=np.array(order, dtype=np.int64),
+                columns={name: np.array(values, dtype=np.float64) for name, values in columns.items()},
+            )
+        ]
 
 
 def label(ranks: tuple[int, ...]) -> str:
@@ -324,40 +355,6 @@ def label(ranks: tuple[int, ...]) -> str:
     if len(steps) == 1 and (step := steps.pop()) > 0:
         return f"ranks{ranks[0]}-{ranks[-1]}" + (f"by{step}" if step > 1 else "")
     return "ranks" + "+".join(map(str, ranks))
-
-
-def batches(pending: Pending, step: CollectiveStep, number: int) -> list[Batch]:
-    """One row for each tally, with the moments of all its readings together."""
-    if not step.rows:
-        return []
-    read = next(iter(pending.batches(number)), None)
-    rows = {key.call: row for row, key in enumerate(read.keys)} if read is not None else {}
-    nothing = {name: EMPTY[name] for name in pending.columns}
-    columns: dict[str, list[float]] = {name: [] for name in (*pending.columns, "count", "bytes", "seconds")}
-    shapes, dtypes, order = [], [], []
-    for tally in step.rows.values():
-        there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
-        own = [read.shapes[rows[each]] for each in there] if read is not None else []
-        readings = [_reading(read, rows[each]) for each in there] if read is not None else []
-        row = merge([nothing, *readings], [0, *map(math.prod, own)])
-        calls = sum(not call.again for call in tally.calls)
-        row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
-        for name, values in columns.items():
-            values.append(row[name])
-        shapes.append(_together(own))
-        dtypes.append("+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else "")
-        order.append(_decisive(tally, readings, [step.orders[each] for each in there]))
-    return [
-        Batch(
-            signal=SIGNAL,
-            step=number,
-            keys=tuple(Key(name, direction) for name, direction in step.rows),
-            shapes=tuple(shapes),
-            dtypes=tuple(dtypes),
-            order=np.array(order, dtype=np.int64),
-            columns={name: np.array(values, dtype=np.float64) for name, values in columns.items()},
-        )
-    ]
 
 
 def _reading(read: Batch, row: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from probe.core.backend.protocols import Adam, Optimizer, Shard, Tensor, Tensors
 from probe.core.histogram import HISTOGRAM
@@ -15,7 +16,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
 from probe.core.moments import columns_for
-from probe.core.records import Coverage, Key
+from probe.core.records import Coverage
 
 SIGNALS = ("update", "ratio")
 NEEDED = ("exp_avg", "exp_avg_sq")
@@ -51,17 +52,15 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
 
     def after(optimizer: Optimizer, owned: list[Watched]) -> None:
         lookup = hooks.adam(optimizer)
-        found = False
-        for parameter in owned:
-            try:
-                state, about = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
-                if about is None or not all(kind in state for kind in NEEDED):
-                    continue
-                record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), about)
-                found = True
-            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
-                run.faults.note("ur_distribution", error)
-        if owned and not found and id(optimizer) not in warned:
+
+        def read(parameter: Watched) -> bool | None:
+            state, about = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
+            if about is None or not all(kind in state for kind in NEEDED):
+                return None
+            record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), about)
+            return True
+
+        if not run.read_each(owned, read, "ur_distribution") and owned and id(optimizer) not in warned:
             warned.add(id(optimizer))
             _log.warning("%s: %s, and no rows are written of it", WITHOUT, type(optimizer).__name__)
 
@@ -102,13 +101,7 @@ def momentum_directions(run: Run) -> Iterator[None]:
         return tensors.agreement(gradient, moment) if math.prod(tensors.describe(gradient)[0]) else None
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
-        found: list[tuple[Key, Tensor]] = []
-        for parameter in owned:
-            try:
-                if (value := direction(optimizer, parameter)) is not None:
-                    found.append((parameter.key, value))
-            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
-                run.faults.note("mg_direction", error)
+        found = run.read_each(owned, partial(direction, optimizer), "mg_direction")
         run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
 
     wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"

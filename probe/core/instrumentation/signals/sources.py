@@ -97,22 +97,8 @@ def _reduced(
         found = gradient(optimizer, parameter.thing, main_grad)
         return None if found is None or run.elsewhere(parameter.thing, found) else found
 
-    held = _each(run, "grad_reduced", owned, read)
+    held = run.read_each(owned, read, "grad_reduced of {}")
     into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)
-
-
-def _each(
-    run: Run, signal: str, owned: list[Watched], read: Callable[[Watched], Tensor | Shard | None]
-) -> list[tuple[Key, Tensor | Shard]]:
-    """The key of each parameter with the tensor that ``read`` returns for it, if any; one that fails is counted."""
-    found: list[tuple[Key, Tensor | Shard]] = []
-    for parameter in owned:
-        try:
-            if (tensor := read(parameter)) is not None:
-                found.append((parameter.key, tensor))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            run.faults.note(f"{signal} of {parameter.name}", error)
-    return found
 
 
 @contextmanager
@@ -122,7 +108,7 @@ def parameters(run: Run) -> Iterator[None]:
     value = run.framework.hooks.value
 
     def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
-        held = _each(run, signal, owned, lambda parameter: value(optimizer, parameter.thing))
+        held = run.read_each(owned, lambda parameter: value(optimizer, parameter.thing), f"{signal} of {{}}")
         run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
@@ -138,14 +124,10 @@ def optimizer_state(run: Run) -> Iterator[None]:
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
-        for parameter in owned:
-            try:
-                kept = run.framework.hooks.state(optimizer, parameter.thing)
-            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
-                run.faults.note("optimizer state", error)
-                continue
+        read = run.framework.hooks.state
+        for key, kept in run.read_each(owned, lambda each: read(optimizer, each.thing), "optimizer state"):
             for kind, tensor in kept.items():
-                kinds.setdefault(kind, []).append((parameter.key, tensor))
+                kinds.setdefault(kind, []).append((key, tensor))
         for kind, rows in kinds.items():
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
 
