@@ -1,4 +1,4 @@
-"""The run as a source sees it: the step in progress, what to watch, where to record."""
+"""The run as a source sees it: the step in progress, the things to watch, the place to record."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Selection, TargetNames, Watched
-from probe.core.records import Batch, Outcome, TextFile
+from probe.core.records import Batch, Key, Outcome, TextFile
 
 SPLIT = "tensor_model_parallel"
-"""The attribute, true of a parameter of which each tensor-parallel rank has another part, whoever has split it."""
+"""The attribute, true of a parameter of which each tensor-parallel rank has another part, however it was split."""
 CAPTURED = "hooks called while a CUDA graph was captured"
 _log = logging.getLogger("probe")
 Each = TypeVar("Each")
@@ -39,7 +39,7 @@ GradientsNow = Callable[[Recorder, Optimizer, list[Watched], Tensor | None], Non
 
 @dataclass
 class Clock:
-    """Where the run is. Hooks test ``sampled`` and nothing else on steps that are not."""
+    """The position of the run. On steps that are not sampled, hooks test ``sampled`` and nothing else."""
 
     step: int = 0
     sampled: bool = False
@@ -52,16 +52,16 @@ class Clock:
     updated: set[int] = field(default_factory=set)
     """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
     _reached: int | None = None
-    """The micro step of the forward to whose outputs the latest backward has come."""
+    """The micro step of the forward whose outputs the latest backward has reached."""
     _passed: dict[int, int] = field(default_factory=dict)
-    """How many micro batches have gone forward through each chunk of a pipeline."""
+    """Number of micro batches that have gone forward through each chunk of a pipeline."""
     _forward: bool = False
     _whole: bool = False
     _backward: bool = False
     _backward_id: int | None = None
 
     def begin(self, step: int, sampled: bool) -> None:
-        """Another training step."""
+        """Begins another training step."""
         self.step, self.sampled, self.micro_step = step, sampled, 0
         self._forward = self._whole = self._backward = False
         self._backward_id = self._reached = None
@@ -69,13 +69,13 @@ class Clock:
 
     @property
     def backward_step(self) -> int:
-        """The micro step that gradients which come now belong to: that of the forward to whose outputs the backward has
-        come, or, where none was seen, the one in progress."""
+        """The micro step of gradients that come now: that of the forward whose outputs the backward has reached or, if
+        none was seen, the one in progress."""
         return self.micro_step if self._reached is None else self._reached
 
     def forward_began(self, whole: bool, pipeline: int | None = None) -> None:
-        """A forward of the whole model or, where that is never called, of a module: the first after a backward begins
-        another micro batch.
+        """Notes a forward of the whole model or, where that is never called, of a module: the first after a backward
+        begins another micro batch.
 
         A pipeline runs several micro batches forward before the first backward: every forward of ``pipeline``, the
         chunk that it runs, is another one.
@@ -93,11 +93,11 @@ class Clock:
         self._forward = True
 
     def backward_reached(self, micro_step: int) -> None:
-        """The running backward has come to the outputs of a forward of ``micro_step``."""
+        """Notes that the running backward has reached the outputs of a forward of ``micro_step``."""
         self._reached = micro_step
 
     def backward_began(self, identity: int) -> None:
-        """A gradient has come; where no forward is seen, each backward is a micro batch."""
+        """Notes a gradient; where no forward is seen, each backward is a micro batch."""
         if not self._forward and self._backward_id not in (None, identity):
             self.micro_step += 1
         self._backward_id, self._backward = identity, True
@@ -152,7 +152,10 @@ class Listeners(Generic[Each]):
 
 @dataclass
 class Run:
-    """The run, for sources: what to watch, where to record, when steps begin and end."""
+    """The run, for sources: things to watch, the recorder, and the moments at which listeners are called.
+
+    Its methods alone change it; sources add listeners on entry and remove them on exit.
+    """
 
     settings: Settings
     framework: FrameworkAdapter
@@ -169,11 +172,11 @@ class Run:
     """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
     have."""
     tensor_repeats: list[tuple[int, ...]] = field(default_factory=list)
-    """The same of the tensor-parallel group: of parameters that are not split over it."""
+    """The same for the tensor-parallel group and parameters that are not split over it."""
     replicas: tuple[int, ...] = ()
-    """The data-parallel group that ``set_monitor`` was given: ranks that hold the same parameters."""
+    """The data-parallel group that was passed to ``set_monitor``: ranks that hold the same parameters."""
     directory: Path | None = None
-    """Where the files of this rank are; None where nothing is written."""
+    """The directory of this rank's files; None where nothing is written."""
     before_update: Listeners[BeforeUpdate] = field(default_factory=Listeners, init=False)
     """Called in sampled steps, with the optimizer, its parameters and the scale of their gradients."""
     every_update: Listeners[Callable[[int], None]] = field(default_factory=Listeners, init=False)
@@ -222,6 +225,24 @@ class Run:
         """Whether anything of the step in progress was collected."""
         return any(map(len, (self.recorder, *self.collectors)))
 
+    def read_each(
+        self, owned: Sequence[Watched], read: Callable[[Watched], Each | None], where: str
+    ) -> list[tuple[Key, Each]]:
+        """The key of each parameter with the result of ``read``, unless that is None; a failure is counted, and the
+        others are read all the same.
+
+        Args:
+            where: the place of failures, in which ``{}`` stands for the name of the parameter.
+        """
+        found: list[tuple[Key, Each]] = []
+        for parameter in owned:
+            try:
+                if (value := read(parameter)) is not None:
+                    found.append((parameter.key, value))
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self.faults.note(where.format(parameter.name), error)
+        return found
+
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
         """Whether another rank of a group writes this reduced gradient of ``parameter``.
 
@@ -245,7 +266,7 @@ class Run:
         return self._backward[1]
 
     def captured(self) -> bool:
-        """Whether nothing can be read, since what is launched now is only taken down (a CUDA graph); said once."""
+        """Whether nothing can be read, since a CUDA graph is captured: kernels are recorded, not run. Logged once."""
         if not self.framework.capturing():
             return False
         if CAPTURED not in self.faults.counts:
@@ -261,7 +282,7 @@ class Run:
         """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise.
 
         Args:
-            skip: asked first, whether to do nothing.
+            skip: called first; if it returns true, the hook does nothing.
         """
         clock, cost, faults, captured = self.clock, self.cost, self.faults, self.captured
 
@@ -326,14 +347,14 @@ REMEDIES = {
         "first forward"
     ),
 }
-"""What to do, by the setting ``compiled``."""
+"""Advice, by the setting ``compiled``."""
 
 
-def note_unseen(run: Run, what: str) -> None:
-    """Counts a sampled step in which no module was seen to run that ``what`` is about; the first is logged."""
+def note_unseen(run: Run, signal: str) -> None:
+    """Counts a sampled step in which no module of ``signal`` was seen to run; the first is logged."""
     if CAPTURED in run.faults.counts:
-        return  # which says it
-    where = f"{what}: steps in which no watched module was seen to run"
+        return  # the reason, and logged already
+    where = f"{signal}: steps in which no watched module was seen to run"
     if where not in run.faults.counts:
-        _log.warning("%s: no watched module was seen to run: %s", what, REMEDIES[run.settings.compiled])
+        _log.warning("%s: no watched module was seen to run: %s", signal, REMEDIES[run.settings.compiled])
     run.faults.lost(where, 1)

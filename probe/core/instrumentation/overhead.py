@@ -1,4 +1,4 @@
-"""What the monitor costs training, measured while it runs: on the threads of training, and on the device."""
+"""The cost of the monitor, measured while it runs: on the threads of training, and on the device."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Mark = Any
 
 
 class Begun(NamedTuple):
-    """The beginning of something that the monitor does."""
+    """The beginning of a piece of the monitor's work."""
 
     time: float
     mark: Mark
 
 
 class Spent(NamedTuple):
-    """What a sampled step has cost on the threads of training, in seconds."""
+    """The cost of a sampled step on the threads of training, in seconds."""
 
     hooks: float
     drain: float
     spans: list[tuple[Mark, Mark]]
-    """What a device did meanwhile, from mark to mark; empty if it was not measured."""
+    """The same work on a device, from mark to mark; empty if it was not measured."""
 
 
 class Cost:
-    """Adds up what a sampled step costs on the threads of training, and hands it over.
+    """Adds up the cost of a sampled step on the threads of training, and hands it over.
 
     Args:
         clock: of the device; None if nothing is measured there.
@@ -47,17 +47,17 @@ class Cost:
         self._taken = 0
 
     def begin(self) -> Begun:
-        """Something of the monitor's begins."""
+        """Begins a piece of work."""
         mark = None if self._clock is None or self._taken % MEASURED_EVERY else self._now()
         return Begun(time.perf_counter(), mark)
 
     def end(self, begun: Begun) -> None:
-        """It is over, on this thread."""
+        """Ends it, on the same thread."""
         self.hooks += time.perf_counter() - begun.time
         self._span(begun)
 
     def take(self, drain: Begun) -> Spent:
-        """What the step has cost, with the drain that is now over; another step begins."""
+        """Returns the cost of the step, with the drain that is now over, and begins another step."""
         seconds = time.perf_counter() - drain.time
         self._span(drain)
         spent = Spent(self.hooks, seconds, self._spans)
@@ -80,7 +80,7 @@ class Cost:
 
 
 class OnDevice:
-    """What sampled steps have cost on the device. Used on the delivery thread.
+    """The cost of sampled steps on the device. Used on the delivery thread.
 
     Args:
         clock: of the device; None if nothing is measured there.
@@ -92,7 +92,7 @@ class OnDevice:
         """Of all sampled steps."""
 
     def add(self, spent: Spent) -> float:
-        """Seconds of this step; of one that was not measured, those of the one before."""
+        """Returns the seconds of this step; if it was not measured, those of the one before."""
         if spent.spans and self._clock is not None:
             self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
         self.seconds += self._latest

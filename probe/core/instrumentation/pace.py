@@ -1,4 +1,4 @@
-"""How often a run can be sampled within a budget, from what sampling has cost so far."""
+"""The interval between sampled steps within a budget, from the cost of sampling so far."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FEWEST = 3
 
 
 class Pace:
-    """Stretches the interval between sampled steps, so that all that sampling costs stays below a part of training.
+    """Stretches the interval between sampled steps, so that the cost of sampling stays below a part of training.
 
     A sampled step costs ``c`` seconds and a step without the monitor takes ``s``: at an interval ``n`` the overhead is
-    ``c / (n s)``. Of both the median of the last ones counts, which a single slow step does not move. What the monitor
-    knows of its cost is not all (a device is busy when the host is not, and hooks cost before they begin): where
-    sampled steps take longer than others by more, and by more than others differ, that counts.
+    ``c / (n s)``. Both are medians of the last steps, which a single slow step does not move. The monitor cannot
+    measure all of its cost (a device is busy when the host is not, and hooks cost before they begin): if sampled steps
+    take longer than others by more than the measured cost and than the spread of others, the difference counts.
 
     Args:
         budget: the largest part of training's time, such as 0.01.
@@ -32,22 +32,22 @@ class Pace:
         self._costs: deque[float] = deque(maxlen=SAMPLES)
         self._beside: deque[float] = deque(maxlen=SAMPLES)
         self._steps: deque[float] = deque(maxlen=STEPS)
-        """Without what is known to be the monitor's."""
+        """Durations without the monitor's known part."""
         self._sampled: deque[float] = deque(maxlen=SAMPLES)
         self._others: deque[float] = deque(maxlen=STEPS)
         self._seen = 0
         self.interval = interval
         """Steps from one sampled step to the next."""
         self.skipped = 0
-        """Steps that were to be sampled as configured, but were not."""
+        """Number of steps that were to be sampled as configured, but were not."""
 
     def step(self, seconds: float, own: float, sampled: bool = False) -> None:
-        """A step took ``seconds``, of which ``own`` were the monitor's."""
+        """Counts a step of ``seconds``, of which ``own`` were the monitor's."""
         self._steps.append(max(seconds - own, 0.0))
         (self._sampled if sampled else self._others).append(seconds)
 
     def sampled(self, own: float, beside: float = 0.0) -> None:
-        """Sampling a step has taken ``own`` seconds of training, and ``beside`` it others."""
+        """Counts a sampled step that has cost ``own`` seconds of training and ``beside`` seconds of other threads."""
         self._costs.append(own)
         self._beside.append(beside)
         self._seen += 1
@@ -55,14 +55,14 @@ class Pace:
             self._want(self._wanted())
 
     def between(self, step: int) -> None:
-        """``step`` is about to begin."""
+        """Called before ``step`` begins."""
 
     def _want(self, interval: int) -> None:
         self.interval = interval
 
     @property
     def overhead(self) -> float:
-        """What sampling at this interval costs, as a part of training's time; NaN if nothing is known yet."""
+        """The cost of sampling at this interval as a part of training's time; NaN before any is known."""
         plain = self._plain
         return self._cost / (self.interval * plain) if self._costs and plain else math.nan
 

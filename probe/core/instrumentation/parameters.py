@@ -1,4 +1,4 @@
-"""The parameters of a run, including those that come later: which are watched, by what name, and who updates them."""
+"""The parameters of a run, including those that come later: the watched ones, their names and their optimizers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STRANGE = (
 
 
 class Parameters:
-    """Finds the parameters of ``run``, of which nothing is known yet, and hooks those that can have a gradient."""
+    """Finds the parameters of ``run`` and hooks those that can have a gradient."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._hooks = run, run.framework.hooks
         self.looked = False
-        """Whether it was looked for new ones in the step in progress."""
+        """Whether new ones were looked for in the step in progress."""
         self._attached: dict[int, ExitStack] = {}
         """The hooks of each parameter."""
         self._names = TargetNames(run.settings.squash_name)
@@ -51,7 +51,7 @@ class Parameters:
             yield
 
     def look(self) -> None:
-        """Once a step."""
+        """Looks for new parameters, once a step."""
         if not self.looked:
             self.looked = True
             self.find()
@@ -112,12 +112,12 @@ class Parameters:
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
     def hand_over(self, optimizer: Optimizer) -> None:
-        """``optimizer`` is watched no more; who updates what is found out at the next look."""
+        """Watches ``optimizer`` no more; the next look finds the parameters of each."""
         self._owned.pop(id(optimizer), None)
         self._census, self.looked = [], False
 
     def _share_out(self) -> None:
-        """Which optimizer's step each parameter belongs to; what none updates goes with the first."""
+        """Assigns each parameter to the optimizer that updates it; one that none updates, to the first."""
         mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
         first = id(self._run.optimizers[0])
         self._run.note_trained(frozenset(mine))
@@ -126,5 +126,5 @@ class Parameters:
             self._owned[mine.get(id(parameter.thing), first)].append(parameter)
 
     def of(self, optimizer: Optimizer) -> list[Watched]:
-        """The watched ones whose training step ``optimizer`` takes."""
+        """The watched parameters that ``optimizer`` updates."""
         return self._owned.get(id(optimizer), [])

@@ -173,7 +173,7 @@ class Recorder:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets the step, but for what the next one may find unchanged."""
+        """Forgets the step, except the tensors that the next one may find unchanged."""
         self._known_before, self._known = self._known, {}
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
@@ -205,7 +205,7 @@ class Recorder:
         """Reduces a tensor that may be freed or changed the next moment.
 
         Args:
-            micro_stepped: whether rows of this signal are told apart by their micro step.
+            micro_stepped: whether rows of this signal are distinguished by their micro step.
             scale: a factor that the values carry, divided out on the host.
             shared: whether the same object may be recorded again this step, then to be reduced only once.
             remember: whether :meth:`record_all` may find it again, unchanged.
@@ -230,7 +230,7 @@ class Recorder:
         if not tensors:
             return
         readings, factor, keys = self._put(signal, False), self._scale(scale), [*keys]
-        known = [self._known_place(signal, key, given, scale) for key, given in zip(keys, tensors, strict=True)]
+        known = [self._known_place(signal, key, each, scale) for key, each in zip(keys, tensors, strict=True)]
         places = [place for _, _, place in known]
         fresh = [i for i, place in enumerate(places) if place is None]
         if fresh:
@@ -259,14 +259,14 @@ class Recorder:
         self._calls += 1
 
     def _known_place(
-        self, signal: str, key: Key, given: Tensor | Shard, scale: Tensor | None
+        self, signal: str, key: Key, value: Tensor | Shard, scale: Tensor | None
     ) -> tuple[Tensor, Described, Reference | None]:
-        """The tensor, what it is, and where its values stand already; None if they are still to be reduced."""
+        """The tensor, its description and the row of its values; None for the row if they are still to be reduced."""
         try:
-            tensor, about = self._describe(given)
+            tensor, about = self._describe(value)
             return tensor, about, NOTHING if 0 in about[0] else self._find(tensor, scale)
         except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
-            return given, UNKNOWN, self._leave_out(signal, key, error)
+            return value, UNKNOWN, self._leave_out(signal, key, error)
 
     def _describe(self, value: Tensor | Shard) -> tuple[Tensor, Described]:
         if type(value) is not Shard:
@@ -298,7 +298,7 @@ class Recorder:
         return self._add(block, 1)
 
     def forget(self, signal: str, key: Key) -> None:
-        """Leaves a row out until it is recorded again: what it says is no longer so."""
+        """Leaves a row out until it is recorded again: its value is out of date."""
         readings = self._readings.get(signal)
         if readings is not None and key in readings.keys:
             readings.forgotten.add(readings.keys[key])
@@ -311,13 +311,13 @@ class Recorder:
         return key
 
     def drain(self) -> Pending:
-        """Hands the step over and begins another; starts the one copy to the host."""
+        """Returns the step and begins another; starts the one copy to the host."""
         pending = self.peek(None)
         self.clear()
         return pending
 
     def peek(self, signals: Iterable[str] | None) -> Pending:
-        """What was seen so far of ``signals`` (all if None), which goes on being collected."""
+        """The rows of ``signals`` (all if None) so far; collecting goes on."""
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
         wait = self._tensors.to_host(self._blocks)
@@ -333,8 +333,8 @@ class Recorder:
     def _reduced(
         self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0
     ) -> Sequence[Reference]:
-        """Where the values of each stand: reduced together (a range) or, if that cannot be done, in ever smaller parts,
-        until ``lost`` gets the number of each that cannot be reduced, and why."""
+        """The rows of the values: reduced together (a range) or, if that fails, in ever smaller parts, until ``lost``
+        is called with the number of each tensor that cannot be reduced, and the error."""
         try:
             start = self._add(self._moments(tensors, scale), len(tensors))
         except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
@@ -367,7 +367,7 @@ class Recorder:
         return readings
 
     def _scale(self, scale: Tensor | None) -> Reference:
-        """Where the value stands that ``scale`` has now: a scaler changes it in place after the step."""
+        """The row of the present value of ``scale``: a scaler changes it in place after the step."""
         if scale is None:
             return -1
         identity, _ = self._tensors.identity(scale)

@@ -1,4 +1,4 @@
-"""Which steps are sampled."""
+"""The steps that are sampled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from probe.core.instrumentation.pace import Pace
 
 @dataclass
 class Schedule:
-    """Every ``step_interval``-th step from ``start_step`` on, ``collect_times`` times; fewer where ``pace`` says so."""
+    """Every ``step_interval``-th step from ``start_step`` on, ``collect_times`` times; fewer with a ``pace``."""
 
     start_step: int = 0
     step_interval: int = 1
@@ -26,7 +26,7 @@ class Schedule:
         return self.pace is None or self.last is None or step - self.last >= self.pace.interval
 
     def ended(self, step: int, sampled: bool) -> None:
-        """``step`` is over."""
+        """Counts ``step``, which is over."""
         if sampled:
             self.last = step
             self.collected += 1

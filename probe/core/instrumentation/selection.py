@@ -1,4 +1,4 @@
-"""Which modules and parameters are watched, and under which names."""
+"""The modules and parameters that are watched, and their names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Watched(NamedTuple):
 
     stage: int
     full: str
-    """As the framework calls it."""
+    """Its name in the framework."""
     name: str
-    """As rows call it."""
+    """Its name in rows."""
     thing: Any
     key: Key
-    """Of its rows, as far as it alone says."""
+    """The key of its rows, without part, micro step and call."""
 
 
 def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
@@ -35,18 +35,18 @@ def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
 
 
 class TargetNames:
-    """Gives row names: squashed if asked for, unless two things of one stage would be called alike: then both keep
-    their full names. What has its name by the time the other comes keeps it, as rows have been written under it.
+    """Makes row names: squashed if asked for, unless two things of one stage would have the same name: then both keep
+    their full names. A name that was taken before the other came stays, as rows have been written under it.
     """
 
     def __init__(self, squash: bool) -> None:
         self._squash = squash
         self._taken: set[tuple[int, str]] = set()
         self._contested: dict[int, set[str]] = {}
-        """Of each stage the short names that several full names have."""
+        """By stage, the short names that several full names have."""
 
     def expect(self, stage: int, full_names: Iterable[str]) -> None:
-        """All that there is to be watched now."""
+        """Notes the full names of all that can be watched now."""
         names = Counter(squash_name(full) for full in set(full_names))
         self._contested[stage] = {name for name, number in names.items() if number > 1}
 
@@ -59,26 +59,26 @@ class TargetNames:
         return watched(stage, full, name, thing)
 
     def release(self, gone: Watched) -> None:
-        """``gone`` is watched no more: its name is free."""
+        """Frees the name of ``gone``, which is watched no more."""
         self._taken.discard((gone.stage, gone.name))
 
 
 MOST_NAMED, MOST_HINTS = 20, 3
-"""Names that nothing is called by that a message lists, and those of them with the nearest name: to find that takes a
-look at every name of the model."""
+"""Unknown names that a message lists, and those of them with the nearest known name: finding it takes a look at every
+name of the model."""
 
 
 Lead = Callable[[tuple[int | str, ...]], str]
-"""Gives what a problem begins with, by the path of its key: the file and the line, where there is a file."""
+"""Returns the beginning of a problem's sentence, by the path of its key: the file and the line, if there is a file."""
 
 
 def no_lead(path: tuple[int | str, ...]) -> str:  # noqa: ARG001
-    """Of a configuration that is no file."""
+    """The lead of a configuration that is no file."""
     return ""
 
 
 def unknown_names(wrong: Sequence[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each of ``wrong``, as many as a message lists, with what a sentence about it ends with."""
+    """Each of ``wrong``, as many as a message lists, with the end of the sentence about it."""
     there = sorted(known) if wrong else []
     for number, name in enumerate(wrong[:MOST_NAMED]):
         near = nearest_name(name, there) if number < MOST_HINTS else None
@@ -87,7 +87,7 @@ def unknown_names(wrong: Sequence[str], known: Iterable[str]) -> Iterator[tuple[
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str | None:
-    """The one of ``known`` that was meant; None for what is too long for any."""
+    """The one of ``known`` that is most like ``name``; None for a name that is too long for any."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None) if len(name) <= LONGEST_NAME else None
 
 
@@ -100,7 +100,7 @@ class WatchedTarget(NamedTuple):
 
 
 class Selection:
-    """What ``targets``, ``all_xy``, ``forward_only`` and ``backward_only`` choose."""
+    """The choice that ``targets``, ``all_xy``, ``forward_only`` and ``backward_only`` make."""
 
     def __init__(self, targets: Mapping[str, Any], all_xy: bool, forward_only: bool, backward_only: bool) -> None:
         self._targets = [_target(key, entry) for key, entry in targets.items()]
@@ -159,8 +159,8 @@ class Selection:
         """One sentence for each target that named nothing, as far as a message lists them.
 
         Args:
-            names: what could have been named.
-            lead: gives what a sentence begins with, by the path of its key.
+            names: all names of the model.
+            lead: returns the beginning of a sentence, by the path of its key.
         """
         wrong = [self._targets[number].key for number in self._unmatched]
         full = set(names)
@@ -189,12 +189,12 @@ def _target(key: str, entry: Any) -> WatchedTarget:
 
 
 def names_of(full: str) -> set[str]:
-    """All that a thing may be called: as the user has it, squashed, and as what wraps it has made of it."""
+    """All names of a thing: as the user has it, squashed, and as its wrappers have changed it."""
     return {full, squash_name(full), getattr(full, "raw", full)}
 
 
 def _around(name: str) -> Iterator[str]:
-    """``name``, and the names of everything that it is inside of; the empty name is the whole model."""
+    """``name`` and the names of everything around it; the empty name is the whole model."""
     yield ""
     yield name
     yield from (name[: dot.start()] for dot in re.finditer(r"\.", name))

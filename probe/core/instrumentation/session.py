@@ -26,8 +26,8 @@ class Session:
     """One monitored run between attaching and detaching.
 
     Args:
-        run: what is watched; its clock, recorder and lists of listeners are this session's from now on.
-        output: gets every sampled step on its thread; None if this rank takes no part.
+        run: the things to watch; its clock and recorder are this session's from now on.
+        output: receives every sampled step on its thread; None if this rank takes no part.
         between: called between steps with the number of the one to begin; may call :meth:`change`.
     """
 
@@ -36,7 +36,7 @@ class Session:
     ) -> None:
         self._hooks = run.framework.hooks
         self._sources = ExitStack()
-        """Every other hook than those that count steps."""
+        """All hooks but those that count steps."""
         self._take(run, schedule, output)
         self._between = between
         self._turns = Turns(run.optimizers)
@@ -61,7 +61,7 @@ class Session:
         run.clock.begin(start, schedule.samples(start))
 
     def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
-        """Begins to watch ``run``, of which nothing is known yet."""
+        """Begins to watch ``run``."""
         self._run, self._schedule, self._output = run, schedule, output
         self._parameters = Parameters(run)
 
@@ -83,8 +83,8 @@ class Session:
         self._place(sources)
 
     def at_once(self, act: Callable[[int], None]) -> None:
-        """Calls ``act`` with the number of the step in progress, which may :meth:`change` what is watched in it, if
-        nothing of that step has been seen: between an update and the next forward."""
+        """Calls ``act``, which may :meth:`change` the run, with the number of the step in progress, if nothing of that
+        step has been seen: between an update and the next forward."""
         self._guarded("control", lambda: self._at_once(act))
 
     def _at_once(self, act: Callable[[int], None]) -> None:
@@ -130,15 +130,14 @@ class Session:
     def detach(self, at_once: bool = False) -> bool:
         """Ends listening and takes every hook away: afterwards model, optimizer and framework are as they were found.
 
-        While a framework goes through its hooks they stay where they are, without effect, until the next forward after
-        the next update, or until this is called again; so they do if another thread trains, of which nobody knows what
-        it is doing.
+        While a framework goes through its hooks, or if another thread trains, they stay in place without effect until
+        the next forward after the next update, or until this is called again.
 
         Args:
-            at_once: whether that cannot be, since nobody knows of model and optimizers any more.
+            at_once: whether nothing can be training, since model and optimizers are not referenced any more.
 
         Returns:
-            Whether they are taken away.
+            Whether the hooks are taken away.
         """
         self._rest()
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
@@ -155,8 +154,7 @@ class Session:
         self._run.clock.sampled = False
 
     def _leave(self) -> None:
-        """An optimizer is about to update, so that no hook of a model is being called: those of the optimizer are when
-        the next forward begins."""
+        """Takes the hooks away at the next forward: now an optimizer is about to update, by its own hooks."""
         if not self._leaving:
             self._leaving = True
             _, model = self._run.chunks[0]
@@ -183,9 +181,9 @@ class Session:
     # What the optimizer's hooks call.
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Gradients are as they will be applied."""
+        """Begins the update of ``optimizer``: gradients are as they will be applied."""
         self._thread = threading.current_thread()
-        if self._detached:  # or somebody has wrapped what called us, so that it could not be taken away
+        if self._detached:  # or a wrapper holds the hook, so that it could not be taken away
             self._guarded("end of the run", self._leave)
             return
         self.updating = True
@@ -212,7 +210,7 @@ class Session:
         self._run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        """The update was applied or skipped; the step ends when every optimizer has had its turn."""
+        """Ends the update, applied or skipped; the step ends when every optimizer has had its turn."""
         if self._detached:
             return
         self.updates, self.updating = self.updates + 1, False
@@ -243,7 +241,7 @@ class Session:
             self._working = before
 
     def follow(self, number: int, optimizer: Optimizer) -> None:
-        """``optimizer`` takes the place of a watched one; it has just updated, which ends a step."""
+        """Puts ``optimizer``, which has just updated and so ended a step, in the place of a watched one."""
         if not any(optimizer is known for known in self._hooked):
             self._hooks.check_optimizer(optimizer)
             self._stack.callback(self._hooks.on_step(optimizer, self))
@@ -254,7 +252,7 @@ class Session:
         self.after(optimizer, "applied")
 
     def _come_back(self, optimizer: Optimizer) -> None:
-        """One whose place another has taken is about to update."""
+        """Puts an optimizer back whose place another has taken, since it is about to update."""
         mine = {id(parameter) for parameter in self._hooks.owned(optimizer)}
         sharing = [len(mine & {id(p) for p in self._hooks.owned(each)}) for each in self._run.optimizers]
         if any(sharing):
@@ -271,17 +269,17 @@ class Session:
         self._parameters.hand_over(before)
 
     def suspend(self) -> None:
-        """Collects nothing more of the step in progress, and drops what was seen of it."""
+        """Stops collecting in the step in progress, and drops its rows."""
         if self._run.clock.sampled:
             self._run.clock.sampled = False
             self._drop()
 
     def searching(self, on: bool) -> None:
-        """Between these two, a closure is evaluated again within an update."""
+        """Notes that a closure is evaluated again within an update, from ``True`` until ``False``."""
         self._run.clock.searching = on and not self._detached
 
     def failed(self, where: str, error: Exception) -> None:
-        """Counts what an adapter could not do."""
+        """Counts a failure of the adapter."""
         self._run.faults.note(where, error)
 
     @property
@@ -290,7 +288,7 @@ class Session:
         return self._run.clock.sampled
 
     def gradients_now(self, into: Recorder) -> None:
-        """Records what those optimizers would be given now that have not updated in this step."""
+        """Records the gradients that are held now for the optimizers that have not updated in this step."""
         for optimizer in self._run.optimizers:
             if not self._turns.taken(optimizer):
                 for record in self._run.gradients_now:
@@ -319,7 +317,7 @@ class Session:
             self._arm_retirement()
 
     def _finish(self) -> None:
-        """Hands the step over, or drops what can not be read."""
+        """Hands the step over, or drops it if nothing can be read."""
         captured = True
         try:
             captured = self._run.captured()
@@ -330,8 +328,8 @@ class Session:
             self._hand_over(self._outcome)
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
-        """How long the step has taken, and what of that was the monitor's: ``hooks``, all since ``handing``, and what
-        was done before it began."""
+        """Counts the time of the step and the monitor's part of it: ``hooks``, all since ``handing``, and the work
+        before the step began."""
         now = time.perf_counter()
         took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
         if self._output is not None:
@@ -344,13 +342,13 @@ class Session:
                 pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
 
     def _samples(self, step: int) -> bool:
-        """Whether ``step`` is to be sampled; in a forked child, which has no delivery thread, none is."""
+        """Whether ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
         if self._detached:
             return False
         return self._schedule.samples(step) and (self._output is None or self._output.delivers)
 
     def flush_partial(self) -> None:
-        """Delivers what was seen of a step that will never end."""
+        """Delivers the rows of a step that will never end."""
         run = self._run
         if run.clock.sampled and run.seen:
             self._guarded("end of step", lambda: self._hand_over("partial"))
@@ -369,7 +367,7 @@ class Session:
             self._output.submit(FinishedStep(step, now, (pending, *beside), run.settings.statistics, spent, outcome))
 
     def _drop(self) -> None:
-        """Forgets what was seen of the step."""
+        """Drops the rest of the step; files that listeners return go to the output."""
         for listen in self._run.step_ended:
             self._guarded("end of step", partial(self._forget, listen))
         self._run.clock.updated.clear()
@@ -387,14 +385,14 @@ class Session:
             self._stack.callback(self._hooks.at_next_forward(model, partial(self._retire, remove)))
 
     def _retire(self, remove: Callable[[], None]) -> None:
-        """At each forward until nothing waits for other ranks: the end of a run would wait with it."""
+        """Ends the run at the first forward at which no step waits for other ranks: the end would wait with it."""
         if not self._detached and (self._output is None or not self._output.waits_for_ranks):
             self._retires = True
             remove()
 
     def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """The method ``listen``, unable to raise, until hooks are of no effect. The framework, which keeps it in a
-        table of its own, keeps no session alive."""
+        """The method ``listen``, unable to raise, as long as the session listens. The framework keeps it in a table of
+        its own, which keeps no session alive."""
         session, method = weakref.ref(self), weakref.WeakMethod(listen)
 
         def hook(optimizer: Optimizer) -> None:

@@ -12,7 +12,8 @@ from probe.core.records import Batch, Outcome, TextFile
 
 
 class Turns:
-    """A step is one update of each optimizer that takes part. Who does is learned: one that rests is not waited for."""
+    """The updates of a step: one of each optimizer that takes part. Those that take part are learned: an optimizer that
+    rests is not waited for."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._expected = {id(optimizer) for optimizer in optimizers}
@@ -48,7 +49,7 @@ class Turns:
         self._expected, self._taken = ({new if x == old else x for x in y} for y in (self._expected, self._taken))
 
     def clear(self) -> None:
-        """Another step."""
+        """Begins another step."""
         self._taken.clear()
 
 

@@ -1,4 +1,4 @@
-"""Optimizers that take the place of those that ``set_monitor`` was given, while training runs."""
+"""Optimizers that take the place of those passed to ``set_monitor`` while training runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = logging.getLogger("probe")
 
 
 class Following(Protocol):
-    """What a session offers."""
+    """The session, as far as succession needs it."""
 
     updates: int
-    """How many updates of watched optimizers have ended."""
+    """Number of updates of watched optimizers that have ended."""
     updating: bool
     """Whether one is running."""
 
@@ -33,7 +33,7 @@ class Following(Protocol):
         """``optimizer``, which has just updated, takes the place of the one with this number."""
 
     def suspend(self) -> None:
-        """Collects nothing more of the step in progress."""
+        """Stops collecting in the step in progress."""
 
 
 class Succession:
@@ -45,19 +45,20 @@ class Succession:
         self._others: WeakSet[Any] = WeakSet()
         """Optimizers of other parameters."""
         self._began: dict[int, int] = {}
-        """When the running updates began, in updates of watched optimizers."""
+        """The beginnings of the running updates, counted in updates of watched optimizers."""
         self._alone: tuple[int, int] = (0, 0)
-        """When the latest update of a part was seen, in the same unit, and how many there were since."""
+        """The time of the latest update of a part, in the same unit, and the number of them since."""
         self._most: int | None = None
         """Micro batches in a step so far; None before the first has ended."""
-        self._said = False
+        self._warned = False
 
     def began(self, optimizer: Optimizer) -> None:
-        """An optimizer, whichever, begins to update."""
+        """Notes that an optimizer, watched or not, begins to update."""
         self._began[id(optimizer)] = self._session.updates
 
     def ended(self, optimizer: Optimizer) -> None:
-        """It has updated; within an update of a watched one, or with one inside, it is a part or a wrapper of that."""
+        """Notes that it has updated. Within an update of a watched optimizer, or with one inside, it is a part or a
+        wrapper of that one."""
         began, run = self._began.pop(id(optimizer), None), self._run()
         if self._session.updating or began != self._session.updates or optimizer in self._others:
             return
@@ -77,8 +78,8 @@ class Succession:
             self._others.add(optimizer)
 
     def _place(self, run: Run, optimizer: Optimizer) -> tuple[int | None, bool]:
-        """Which of the watched optimizers has no other parameters than ``optimizer``, as far as the model has them; and
-        whether the two have any in common."""
+        """The number of the watched optimizer that has no other parameters of the model than ``optimizer``, if there is
+        one; and whether any watched optimizer shares parameters with it."""
         hooks = run.framework.hooks
         there = {id(parameter) for _, model in run.chunks for _, parameter in hooks.parameters(model)}
         new = {id(parameter) for parameter in hooks.owned(optimizer)} & there
@@ -91,14 +92,14 @@ class Succession:
         return number, any(not new.isdisjoint(each) for each in old)
 
     def _wait(self, run: Run, optimizer: Optimizer) -> None:
-        """Of an optimizer with a part of the parameters; the watched one may still take its turn."""
+        """Counts an update of a part of the parameters; the watched optimizer may still take its turn."""
         since, times = self._alone
         self._alone = self._session.updates, times + 1 if since == self._session.updates else 1
         if self._alone[1] < PATIENCE:
             return
         run.faults.lost(PARTS, 1)
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             _log.warning(
                 "another optimizer (%s) updates some of the parameters of the one that is watched, which takes no "
                 "steps: its updates are not recorded. If it trains from now on, call stop(), then set_monitor with it",
@@ -106,7 +107,7 @@ class Succession:
             )
 
     def forward_began(self) -> None:
-        """A forward of a model in a sampled step, which may be one that never ends: then nothing more is collected."""
+        """Notes a forward of a model in a sampled step; if that step seems never to end, collecting stops."""
         run = self._run()
         if self._most is None or run.clock.micro_step <= max(MICRO_STEPS, TIMES * self._most):
             return
@@ -120,5 +121,5 @@ class Succession:
         self._session.suspend()
 
     def step_ended(self) -> None:
-        """A training step has come to its end."""
+        """Notes the end of a training step."""
         self._most = max(self._most or 0, self._run().clock.micro_step)

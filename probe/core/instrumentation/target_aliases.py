@@ -1,7 +1,7 @@
 """Names of modules as earlier tools shortened them: ``0.mlp.fc`` for ``decoder.layers.0.mlp.fc``.
 
-Their documentation writes ``targets`` and ``l2_targets`` so. Such a name is read as what the model has, unless it has
-something of that very name.
+Their documentation writes ``targets`` and ``l2_targets`` so. Such a name is read as the full name in the model, unless
+something in the model has that very name.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ _log = logging.getLogger("probe")
 
 
 def older_name(name: str) -> str | None:
-    """What follows the first layers component or, without one, the first embedding component; None without either."""
+    """The rest of ``name`` after the first layers component or, without one, the first embedding component; None
+    without either."""
     found = (pattern.fullmatch(name) for pattern in _BEHIND)
     return next((match[1] for match in found if match), None)
 
 
 class _Known(NamedTuple):
-    """What there is to be named in a model chunk."""
+    """The names of a model chunk."""
 
     stage: int
     names: dict[str, None]
     older: dict[str, list[str]]
-    """The names of what each older name may be."""
+    """The full names that each older name may stand for."""
 
 
 def there(hooks: Hooks, chunks: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[str]]]:
-    """The stage of each model chunk, and what its modules and parameters are called."""
+    """The stage of each model chunk, and the names of its modules and parameters."""
     for stage, model in chunks:
         yield stage, [name for name, _ in chain(hooks.modules(model), hooks.parameters(model))]
 
@@ -47,7 +48,7 @@ def read(settings: Settings, chunks: Iterable[tuple[int, Iterable[str]]]) -> Set
     """``settings`` with the model's own names in ``targets`` and ``l2_targets``.
 
     Args:
-        chunks: as :func:`there` gives them; looked at only if ``settings`` name anything.
+        chunks: as :func:`there` yields them; looked at only if ``settings`` name anything.
     """
     if not settings.targets and not settings.recording_l2_features:
         return settings
@@ -72,14 +73,14 @@ def _known(stage: int, names: Iterable[str]) -> _Known:
     return known
 
 
-def _present(given: str, known: list[_Known], key: str) -> Iterator[str]:
-    """``given`` or, if nothing is called so, what it was the older name of."""
-    prefix = _STAGE.fullmatch(given)
-    name = prefix[2] if prefix else given
+def _present(target: str, known: list[_Known], key: str) -> Iterator[str]:
+    """``target`` or, if nothing has that name, the full names that it is an older name of."""
+    prefix = _STAGE.fullmatch(target)
+    name = prefix[2] if prefix else target
     chunks = [chunk for chunk in known if prefix is None or chunk.stage == int(prefix[1])]
     meant = [f"{chunk.stage}:{full}" for chunk in chunks for full in chunk.older.get(name, ())]
-    if not meant or any(name in chunk.names or given in chunk.names for chunk in chunks):
-        yield given
+    if not meant or any(name in chunk.names or target in chunk.names for chunk in chunks):
+        yield target
         return
-    _log.info("%s: %s is taken for %s", key, given, ", ".join(meant))
+    _log.info("%s: %s is taken for %s", key, target, ", ".join(meant))
     yield from meant

@@ -1,4 +1,4 @@
-"""The signals ``actv`` and ``actv_grad``: what modules take and give, and the gradients of both."""
+"""The signals ``actv`` and ``actv_grad``: inputs and outputs of modules, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ActivationListener:
         return bool(self._module.full)
 
     def forget(self) -> bool:
-        """Drops what a step has left (a forward that raised never came to its end); whether the module ran in it."""
+        """Drops the rest of a step (a forward that raised never came to its end); whether the module ran in it."""
         ran = bool(getattr(self, "_calls", None))
         self._open: list[tuple[int, list[str], Any]] = []
         self._calls: Counter[tuple[str, int]] = Counter()
@@ -76,7 +76,7 @@ class ActivationListener:
         return ran
 
     def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """Inputs are read before the module may change them in place."""
+        """Reads inputs before the module may change them in place."""
         if self._run.clock.searching:
             return
         if kind_ == "training":
@@ -97,7 +97,7 @@ class ActivationListener:
         self._open.append((call, names, edges))
 
     def after(self, kind_: str, outputs: Any) -> None:
-        """Outputs are read; hooks for gradients are placed in the graph that this forward has built."""
+        """Reads outputs, and places hooks for gradients in the graph that this forward has built."""
         if not self._open or self._run.clock.searching:
             return
         call, names, edges = self._open.pop()
@@ -120,7 +120,7 @@ class ActivationListener:
         self._run.faults.lost(COMPILED, rows)
 
     def _call(self, kind_: str) -> int:
-        """Number of this call in its micro step. What runs without a graph is run again in the backward, last part
+        """Number of this call in its micro step. A forward without a graph is run again in the backward, last part
         first: there it keeps its number."""
         waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
         if waiting and self._hooks.differentiates():
@@ -160,14 +160,14 @@ class ActivationListener:
         return self._select(place, outputs, output_parts(self._tensors, outputs))
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
-        """The parts that the place's element selector means; all without one."""
+        """The parts that the place's element selector chooses; all without one."""
         selector = self._places[place]
         if selector is None:
             return parts
         elements = children(value)
         came = kind(value)
         alone = len(elements) == 1 and (came == "tensor" or place.endswith("_grad") or place == "input")
-        # of inputs and gradients earlier tools say tuple or list, whatever the module itself has
+        # for inputs and gradients, files of earlier tools have tuple or list, whatever the module itself has
         alike = selector.kind == came or (place != "output" and {selector.kind, came} == {"tuple", "list"})
         fits = alike and selector.length in (None, len(elements))
         if not fits and not (alone and selector.kind in ("tensor", "tuple", "list") and selector.length in (None, 1)):

@@ -1,4 +1,4 @@
-"""Where in the code each module is called: ``stack_info.csv``."""
+"""The lines of code that call each module: ``stack_info.csv``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _end_step(run: Run, found: _Found) -> TextFile | None:
 
 
 def machinery(module: Module) -> CodeType | None:
-    """The code by which the framework calls modules: that of the outermost class that says how it is called."""
+    """The code by which the framework calls modules: that of the outermost class with a ``__call__``."""
     calls = [vars(each).get("__call__") for each in reversed(type(module).__mro__)]
     codes = (getattr(call, "__code__", None) for call in calls)
     return next((code for code in codes if isinstance(code, CodeType)), None)
@@ -76,7 +76,7 @@ class _Found:
         self._file: TextFile | None = None
 
     def note(self, name: str, call: CodeType | None, kind: ForwardKind, *_: Any) -> None:
-        """A module is called."""
+        """Notes the stack of a module that is called."""
         if kind == "training" and self._file is None and name not in self._stacks:
             self._stacks[name] = calling(call)
 

@@ -1,7 +1,7 @@
-"""The signal ``other``: what ranks send each other, one row a call site, operation, group and direction.
+"""The signal ``other``: tensors that ranks send each other, one row a call site, operation, group and direction.
 
-A framework's adapter tells of every call; what a call is worth is decided here. Listening begins when the monitor is
-constructed, because collectives come before there is a model; what comes before the first step belongs to it.
+A framework's adapter reports every call; which calls have rows is decided here. Listening begins when the monitor is
+constructed, because collectives come before there is a model; those before the first step belong to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("probe.collectives")
 class Listening:
     """A :class:`probe.core.backend.protocols.CollectiveListener`, from :meth:`start` to :meth:`stop`.
 
-    What tells of a call may run on any thread.
+    Calls may be reported on any thread.
     """
 
     def __init__(self, settings: Settings, framework: FrameworkAdapter, faults: Faults) -> None:
@@ -76,9 +76,9 @@ class Listening:
             self._remove = self._framework.collectives.listen(self)
 
     def attach(self, run: Run, takes_part: bool) -> None:
-        """The first step of ``run`` begins, or has begun with what was heard so far."""
+        """Collects for ``run``, whose first step begins; calls reported so far belong to it."""
         self._leave()
-        self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters know of this, who know of no model
+        self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters hold this, and must hold no model
         run.every_update.add(self.before_update)
         run.collectors.add(self)
         if self._faults is not run.faults:
@@ -117,13 +117,13 @@ class Listening:
 
     @property
     def listening(self) -> bool:
-        """Whether calls are to be told of now."""
+        """Whether calls are to be reported now."""
         return self._calls_log is not None or self._run is None or self._run.clock.sampled
 
     def began(
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> CollectiveCall | None:
-        """A call is about to be made; None if nothing more is to be told of it."""
+        """A call is about to be made; None if it needs no further report."""
         begun = self._begin()
         try:
             with self._lock:
@@ -259,7 +259,7 @@ class Listening:
 
 
 def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Faults) -> Listening | None:
-    """What ``settings`` ask for, listening; None if they do not."""
+    """A started listener as ``settings`` configure it; None if they want none."""
     if not settings.cc_distribution.enable:
         return None
     listening = Listening(settings, framework, faults)
@@ -298,11 +298,11 @@ class Tally:
 
 @dataclass
 class CollectiveStep:
-    """What one step gave so far."""
+    """The calls of one step so far."""
 
     rows: dict[tuple[str, str], Tally] = field(default_factory=dict)
     orders: list[int] = field(default_factory=list)
-    """Of each reading."""
+    """The call id of each reading."""
 
 
 class PendingCollectives(NamedTuple):
@@ -312,42 +312,39 @@ class PendingCollectives(NamedTuple):
     collected: CollectiveStep
 
     def batches(self, step: int) -> list[Batch]:
-        """The rows of ``step``; waits for the device."""
-        return batches(self.moments, self.collected, step)
-
-
-def batches(pending: Pending, step: CollectiveStep, number: int) -> list[Batch]:
-    """One row for each tally, with the moments of all its readings together."""
-    if not step.rows:
-        return []
-    read = next(iter(pending.batches(number)), None)
-    rows = {key.call: row for row, key in enumerate(read.keys)} if read is not None else {}
-    nothing = {name: EMPTY[name] for name in pending.columns}
-    columns: dict[str, list[float]] = {name: [] for name in (*pending.columns, "count", "bytes", "seconds")}
-    shapes, dtypes, order = [], [], []
-    for tally in step.rows.values():
-        there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
-        own = [read.shapes[rows[each]] for each in there] if read is not None else []
-        readings = [_reading(read, rows[each]) for each in there] if read is not None else []
-        row = merge([nothing, *readings], [0, *map(math.prod, own)])
-        calls = sum(not call.again for call in tally.calls)
-        row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
-        for name, values in columns.items():
-            values.append(row[name])
-        shapes.append(_together(own))
-        dtypes.append("+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else "")
-        order.append(_decisive(tally, readings, [step.orders[each] for each in there]))
-    return [
-        Batch(
-            signal=SIGNAL,
-            step=number,
-            keys=tuple(Key(name, direction) for name, direction in step.rows),
-            shapes=tuple(shapes),
-            dtypes=tuple(dtypes),
-            order=np.array(order, dtype=np.int64),
-            columns={name: np.array(values, dtype=np.float64) for name, values in columns.items()},
-        )
-    ]
+        """One row for each tally, with the moments of all its readings together; waits for the device."""
+        if not self.collected.rows:
+            return []
+        read = next(iter(self.moments.batches(step)), None)
+        rows = {key.call: row for row, key in enumerate(read.keys)} if read is not None else {}
+        nothing = {name: EMPTY[name] for name in self.moments.columns}
+        columns: dict[str, list[float]] = {name: [] for name in (*self.moments.columns, "count", "bytes", "seconds")}
+        shapes, dtypes, order = [], [], []
+        for tally in self.collected.rows.values():
+            there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
+            own = [read.shapes[rows[each]] for each in there] if read is not None else []
+            readings = [_reading(read, rows[each]) for each in there] if read is not None else []
+            row = merge([nothing, *readings], [0, *map(math.prod, own)])
+            calls = sum(not call.again for call in tally.calls)
+            row |= {"count": calls, "bytes": tally.bytes, "seconds": _seconds(tally.calls)}
+            for name, values in columns.items():
+                values.append(row[name])
+            shapes.append(_together(own))
+            dtypes.append(
+                "+".join(dict.fromkeys(read.dtypes[rows[each]] for each in there)) if read is not None else ""
+            )
+            order.append(_decisive(tally, readings, [self.collected.orders[each] for each in there]))
+        return [
+            Batch(
+                signal=SIGNAL,
+                step=step,
+                keys=tuple(Key(name, direction) for name, direction in self.collected.rows),
+                shapes=tuple(shapes),
+                dtypes=tuple(dtypes),
+                order=np.array(order, dtype=np.int64),
+                columns={name: np.array(values, dtype=np.float64) for name, values in columns.items()},
+            )
+        ]
 
 
 def _reading(read: Batch, row: int) -> dict[str, float]:
@@ -378,7 +375,7 @@ def _decisive(tally: Tally, readings: Sequence[dict[str, float]], orders: Sequen
 
 
 DISTINCT = 1000
-"""Calls that are told apart; what comes on top is counted."""
+"""Distinct calls that are kept; further ones are counted."""
 
 
 class CallLog:
@@ -407,7 +404,7 @@ class CallLog:
             yield f"collectives: {self._more} more {plural(self._more, 'call')} of other kinds"
 
     def write(self, rank: int, level: int) -> None:
-        """Writes what was noted."""
+        """Logs the calls that were noted."""
         lines = list(self.lines())
         _log.log(level, "collectives heard on rank %d before the second training step's update: %d", rank, len(lines))
         for line in lines:

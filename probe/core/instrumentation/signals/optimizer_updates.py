@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from probe.core.backend.protocols import Adam, Optimizer, Shard, Tensor, Tensors
 from probe.core.histogram import HISTOGRAM
@@ -15,13 +16,13 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Watched
 from probe.core.moments import columns_for
-from probe.core.records import Coverage, Key
+from probe.core.records import Coverage
 
 SIGNALS = ("update", "ratio")
 NEEDED = ("exp_avg", "exp_avg_sq")
 """The kinds of state that an update is made of."""
 LARGEST = "max_exp_avg_sq"
-"""What AMSGrad takes instead of the second of them."""
+"""The kind that AMSGrad takes instead of the second of them."""
 WITHOUT = "ur_distribution: the optimizer keeps no first and second moment with betas, eps and a number of steps"
 _STRETCH = re.compile(r"(\d+):(\d+)")
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
@@ -34,10 +35,10 @@ _log = logging.getLogger("probe")
 def updates_and_ratios(run: Run) -> Iterator[None]:
     """``update`` and ``ratio`` of each parameter, as this step's update has used them: from the moments after it.
 
-    What has no two moments gives no row, which is said once. One parameter after the other: the vectors are as large as
-    the parameters, and none outlives its reduction.
+    A parameter without two moments has no row; an optimizer without any is logged once. One parameter after the other:
+    the vectors are as large as the parameters, and none outlives its reduction.
     """
-    hooks, tensors, told = run.framework.hooks, run.framework.tensors, set[int]()
+    hooks, tensors, warned = run.framework.hooks, run.framework.tensors, set[int]()
 
     def record(parameter: Watched, first: Tensor | Shard, second: Tensor | Shard, about: Adam) -> None:
         first, coverage = unwrapped(first)
@@ -51,18 +52,16 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
 
     def after(optimizer: Optimizer, owned: list[Watched]) -> None:
         lookup = hooks.adam(optimizer)
-        found = False
-        for parameter in owned:
-            try:
-                state, about = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
-                if about is None or not all(kind in state for kind in NEEDED):
-                    continue
-                record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), about)
-                found = True
-            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
-                run.faults.note("ur_distribution", error)
-        if owned and not found and id(optimizer) not in told:
-            told.add(id(optimizer))
+
+        def read(parameter: Watched) -> bool | None:
+            state, about = hooks.state(optimizer, parameter.thing), lookup(parameter.thing)
+            if about is None or not all(kind in state for kind in NEEDED):
+                return None
+            record(parameter, state["exp_avg"], state.get(LARGEST, state["exp_avg_sq"]), about)
+            return True
+
+        if not run.read_each(owned, read, "ur_distribution") and owned and id(optimizer) not in warned:
+            warned.add(id(optimizer))
             _log.warning("%s: %s, and no rows are written of it", WITHOUT, type(optimizer).__name__)
 
     with _recorder(run) as recorder, run.after_update.added(after):
@@ -88,7 +87,7 @@ def _recorder(run: Run) -> Iterator[Recorder]:
 def momentum_directions(run: Run) -> Iterator[None]:
     """``mg_direction`` before the update: the fraction of elements whose gradient and first moment agree in sign.
 
-    A parameter without one of the two gives no row. Where ranks share a parameter out, the row is about this rank's
+    A parameter without one of the two has no row. Where ranks share a parameter out, the row is about this rank's
     part. The rows are those of 0-d tensors, so that ``min``, ``max``, ``mean`` and ``norm`` all are the fraction.
     """
     hooks, tensors = run.framework.hooks, run.framework.tensors
@@ -102,13 +101,7 @@ def momentum_directions(run: Run) -> Iterator[None]:
         return tensors.agreement(gradient, moment) if math.prod(tensors.describe(gradient)[0]) else None
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
-        found: list[tuple[Key, Tensor]] = []
-        for parameter in owned:
-            try:
-                if (value := direction(optimizer, parameter)) is not None:
-                    found.append((parameter.key, value))
-            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
-                run.faults.note("mg_direction", error)
+        found = run.read_each(owned, partial(direction, optimizer), "mg_direction")
         run.recorder.record_all("mg_direction", [key for key, _ in found], [value for _, value in found])
 
     wanted = f"an optimizer with a first moment ({' or '.join(FIRST_MOMENTS)})"

@@ -27,8 +27,8 @@ Source = Callable[[Run], AbstractContextManager[None]]
 def weight_gradients(run: Run) -> Iterator[None]:
     """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
 
-    A parameter without a new gradient in this step gives no row of the first. It gives one of the second if the
-    optimizer gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
+    A parameter without a new gradient in this step has no row of the first. It has one of the second if the optimizer
+    gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
     """
     hooks, clock, per_micro_batch = run.framework.hooks, run.clock, run.settings.monitor_mbs_grad
     touched: set[int] = set()
@@ -40,7 +40,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
             if clock.searching:
                 return
             if gradient is None:
-                touched.add(id(parameter.thing))  # it has come, whatever it is
+                touched.add(id(parameter.thing))  # a gradient has come, though its value is not known
                 run.recorder.forget("grad_unreduced", parameter.key)
                 return
             if id(parameter.thing) in clock.updated:  # from another optimizer's loss: of the next step, if of any
@@ -85,8 +85,8 @@ def _reduced(
     owned: list[Watched],
     scale: Tensor | None,
 ) -> None:
-    """Records the gradients that ``optimizer`` gets. Of buffers that are always there, whatever they hold, only those
-    of parameters whose identities are ``touched``."""
+    """Records the gradients that ``optimizer`` gets. Buffers that are always there are read only for parameters whose
+    identities are ``touched``: others may be left over."""
     gradient, holds, main_grad = run.framework.hooks.gradient, run.framework.hooks.holds, run.main_grad
 
     def read(parameter: Watched) -> Tensor | Shard | None:
@@ -97,22 +97,8 @@ def _reduced(
         found = gradient(optimizer, parameter.thing, main_grad)
         return None if found is None or run.elsewhere(parameter.thing, found) else found
 
-    held = _each(run, "grad_reduced", owned, read)
+    held = run.read_each(owned, read, "grad_reduced of {}")
     into.record_all("grad_reduced", [key for key, _ in held], [each for _, each in held], scale=scale)
-
-
-def _each(
-    run: Run, signal: str, owned: list[Watched], read: Callable[[Watched], Tensor | Shard | None]
-) -> list[tuple[Key, Tensor | Shard]]:
-    """What ``read`` finds of each parameter, if anything; one parameter's trouble is not the others'."""
-    found: list[tuple[Key, Tensor | Shard]] = []
-    for parameter in owned:
-        try:
-            if (tensor := read(parameter)) is not None:
-                found.append((parameter.key, tensor))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            run.faults.note(f"{signal} of {parameter.name}", error)
-    return found
 
 
 @contextmanager
@@ -122,7 +108,7 @@ def parameters(run: Run) -> Iterator[None]:
     value = run.framework.hooks.value
 
     def record(signal: str, optimizer: Optimizer, owned: list[Watched]) -> None:
-        held = _each(run, signal, owned, lambda parameter: value(optimizer, parameter.thing))
+        held = run.read_each(owned, lambda parameter: value(optimizer, parameter.thing), f"{signal} of {{}}")
         run.recorder.record_all(signal, [key for key, _ in held], [here for _, here in held])
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
@@ -138,14 +124,10 @@ def optimizer_state(run: Run) -> Iterator[None]:
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
-        for parameter in owned:
-            try:
-                kept = run.framework.hooks.state(optimizer, parameter.thing)
-            except Exception as error:  # noqa: BLE001 - one parameter's trouble is not the others'
-                run.faults.note("optimizer state", error)
-                continue
+        read = run.framework.hooks.state
+        for key, kept in run.read_each(owned, lambda each: read(optimizer, each.thing), "optimizer state"):
             for kind, tensor in kept.items():
-                kinds.setdefault(kind, []).append((parameter.key, tensor))
+                kinds.setdefault(kind, []).append((key, tensor))
         for kind, rows in kinds.items():
             run.recorder.record_all(kind, [key for key, _ in rows], [tensor for _, tensor in rows])
 

@@ -24,10 +24,10 @@ from probe.core.storage.run_directory import output_root, rank_folder, told
 
 FOLDER, FILE = "module_struct", "module_struct.json"
 NOTHING = str(type(None))
-"""Stands where no tensor came: an input that is none, a gradient that was not computed."""
+"""The text where no tensor came: an input that is None, a gradient that was not computed."""
 ENDING = "print_struct: training is stopped as configured"
 FAILED = "print_struct"
-"""Where faults are counted that leave a rank without its file."""
+"""The place of faults that leave a rank without its file."""
 
 _log = logging.getLogger("probe")
 Tree = dict[str, Any]
@@ -35,10 +35,10 @@ Tree = dict[str, Any]
 
 
 class Leaf(NamedTuple):
-    """What a container holds in one place."""
+    """The content of one place of a container."""
 
     part: str
-    """What activations call it; nothing if it is no tensor."""
+    """Its part in activations; empty if it is no tensor."""
     text: str
 
 
@@ -48,7 +48,7 @@ def path_of(root: Path, rank: int) -> Path:
 
 
 def prepare(rank: int) -> None:
-    """Makes the folder of the file, so that what cannot be written is known before a step is trained for it.
+    """Makes the folder of the file, so that an error comes before a step is trained in vain.
 
     Raises:
         OSError: naming the folder.

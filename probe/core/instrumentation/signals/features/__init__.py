@@ -1,1 +1,1 @@
-"""The interpretable features: numbers of attention, of linear layers and of routers that no moment tells."""
+"""The interpretable features: numbers of attention, of linear layers and of routers that are no moments."""

@@ -1,4 +1,4 @@
-"""``attention_hook``: how spread out attention is.
+"""``attention_hook``: the entropy of attention.
 
 Of the weights ``p = softmax(Q K^T / sqrt(d) + mask)`` of each query over the keys, ``entropy`` is ``-sum p log p`` in
 nats and ``softmax_max`` the largest weight; both are means over the queries that may attend to something. Zhai et al.,
@@ -20,7 +20,7 @@ from probe.core.records import Array
 
 COLUMNS = ("entropy", "softmax_max")
 AXES = {"s,b,h,d": (1, 2, 0, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3)}
-"""Of each order of dimensions, where in it the batch, head, sequence and the dimension within a head stand."""
+"""By order of dimensions, the positions of the batch, head, sequence and the dimension within a head."""
 HIDING = -65504.0
 """The lowest number of float16: a mask that adds this or less hides."""
 
@@ -30,7 +30,7 @@ VALUE = ("value", "value_layer", "value_states", "v")
 MASK = ("attention_mask", "attn_mask", "atten_mask", "mask")
 CAUSAL = ("is_causal", "causal")
 MASK_TYPE = "attn_mask_type"
-"""How Megatron says it: an enumeration whose causal members have that in their names."""
+"""Megatron's name for it: an enumeration whose causal members have that in their names."""
 HIDDEN = -1e30
 """Scores below it are hidden: by -inf, or by the lowest number of float32."""
 LEAST = -1e4

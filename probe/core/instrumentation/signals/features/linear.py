@@ -28,7 +28,7 @@ CHECK = 16
 CONVERGED = 1e-6
 """Relative bound on the error of the largest eigenvalue."""
 BROKEN = 1e-6
-"""What is left of a vector below this part of the mean eigenvalue is rounding: the space is complete."""
+"""A remainder of a vector below this part of the mean eigenvalue is rounding: the space is complete."""
 
 
 def begin(ops: Arrays, weight: Numbers) -> Block:
@@ -97,7 +97,7 @@ def _tridiagonal(diagonal: Array, beside: Array) -> Array:
 
 
 def finish(rows: Array) -> Mapping[str, float]:
-    """The two numbers, of what :func:`begin` gave; both NaN for a weight with NaN or Inf, and ``sr`` of nothing but
+    """The two numbers, made of the rows of :func:`begin`; both NaN for a weight with NaN or Inf, and ``sr`` for one of
     zeros."""
     size, squares, rest = float(rows[0]), float(rows[1]), rows[2:]
     matrix = _tridiagonal(rest[: len(rest) // 2], rest[len(rest) // 2 :])

@@ -19,18 +19,18 @@ from probe.core.instrumentation.signals.features import attention, linear, route
 from probe.core.storage.layout import coverage_text
 
 WEIGHTS = ("weight", "wg")
-"""What the modules of ``linear_hook`` call their weight."""
+"""The names that modules of ``linear_hook`` have for their weight."""
 HOOKS = {
     "attention_hook": "attention",
     "linear_hook": "linear",
     "moe_router_weight_hook": "moe_router",
     "moe_router_logit_hook": "moe_router",
 }
-"""Every signal, and what it adds to the name of a module."""
-UNSAID = "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query; "
+"""Every signal, with the suffix that its rows add to the name of a module."""
+NO_MASK = "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query; "
 SUPPOSED = {
-    True: UNSAID + "later keys are taken to be: if all are seen, set sa_mask to none, else to causal",
-    False: UNSAID + "with another number of keys than queries nothing is taken to be: if later keys are, set sa_mask "
+    True: NO_MASK + "later keys are taken to be: if all are seen, set sa_mask to none, else to causal",
+    False: NO_MASK + "with another number of keys than queries nothing is taken to be: if later keys are, set sa_mask "
     "to causal, else to none",
 }
 """By whether later keys are taken to be hidden."""
@@ -43,7 +43,7 @@ _log = logging.getLogger("probe")
 
 @contextmanager
 def features(run: Run) -> Iterator[None]:
-    """Attaches to every module that is named, once for each feature."""
+    """Attaches to every named module, once for each feature."""
     if (ops := run.framework.arrays) is None:
         _log.warning("recording_l2_features: %s offers nothing to compute them with", run.framework.name)
         yield
@@ -73,7 +73,7 @@ def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
 
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
-    """The whole model, a module of it, and what is recorded of that."""
+    """The whole model, a module of it, and the feature of that module."""
     named = {hook: {*map(_normal, getattr(run.settings.l2_targets, hook) or ())} for hook in LISTENERS}
     for model, module in run.each_module():
         for hook in LISTENERS:
@@ -89,12 +89,12 @@ def _normal(target: str) -> str:
 
 
 def _called(stage: int, full: str) -> set[str]:
-    """All that a module may be called by, with its stage and without."""
+    """All names of a module, with its stage and without."""
     return {each for name in names_of(full) for each in (name, f"{stage}:{name}")}
 
 
 def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
-    """What ``module`` calls its weight. Of what shape that is shows only in a forward: between steps FSDP and ZeRO may
+    """The weight of ``module``, by any of its names. Its shape shows only in a forward: between steps FSDP and ZeRO may
     hold it flat, or not at all."""
     found = (ops.member(module, name) for name in WEIGHTS)
     return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
@@ -105,7 +105,7 @@ def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = n
 
     Args:
         names: those of all modules, with their stages.
-        lead: gives what a sentence begins with, by the path of its key.
+        lead: returns the beginning of a sentence, by the path of its key.
     """
     if not settings.recording_l2_features:
         return []
@@ -126,36 +126,36 @@ class FeatureListener:
         self._run, self._ops, self._collected, self._module = run, ops, collected, module
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
         self.hook, self.ran = hook, False
-        self._told = set[str]()
+        self._logged = set[str]()
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
     def before(self, kind: ForwardKind, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """The module begins a forward."""
+        """Called when the module begins a forward."""
         if kind == "training" and not self._run.clock.searching:
             self.ran = True
             self._run.clock.forward_began(whole=False)
             self._try(partial(self.entered, *inputs))
 
     def after(self, kind: ForwardKind, outputs: Any) -> None:
-        """The module has come to the end of a forward."""
+        """Called at the end of a forward of the module."""
         if kind == "training" and not self._run.clock.searching:
             self._try(partial(self.left, outputs))
 
     def settle(self, *_: object) -> None:
-        """The step comes to its end."""
+        """Called before the update."""
         self._try(self.ending)
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What is to be read of inputs."""
+        """Reads inputs."""
 
     def left(self, outputs: Any) -> None:
-        """What is to be read of outputs."""
+        """Reads outputs."""
 
     def ending(self) -> None:
-        """What is to be read of a step without a forward."""
+        """Reads the module of a step without a forward."""
 
     def forget(self) -> None:
-        """Another step begins."""
+        """Begins another step."""
         self.ran = False
 
     def _try(self, function: Callable[[], None]) -> None:
@@ -163,18 +163,18 @@ class FeatureListener:
             with self._ops.quiet():
                 function()
         except Misfit as misfit:
-            self._tell("misfit", f"{misfit}; nothing is recorded of it")
+            self._warn_once("misfit", f"{misfit}; nothing is recorded of it")
 
-    def _tell(self, about: str, what: str) -> None:
-        """Says it once."""
-        if about not in self._told:
-            self._told.add(about)
-            _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, what)
+    def _warn_once(self, problem: str, message: str) -> None:
+        """Logs the message about the module, unless one of the same problem was logged."""
+        if problem not in self._logged:
+            self._logged.add(problem)
+            _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, message)
 
 
 class OfWeight(FeatureListener):
-    """A feature of the weight. It is read in the step's first forward, where those who share it out (FSDP, ZeRO) have
-    put it together; of a module that does not run, before the update."""
+    """A feature of the weight. It is read in the step's first forward, where FSDP and ZeRO have put it together; of a
+    module that does not run, before the update."""
 
     _done = False
 
@@ -191,7 +191,7 @@ class OfWeight(FeatureListener):
         numbers = None if weight is None else self._ops.numbers(weight)
         if numbers is None or not self._ops.is_floating(numbers):
             if not getattr(self._run.settings.l2_targets, self.hook):
-                return  # nobody has named it
+                return  # it was not named
             what = f"a two-dimensional {' or '.join(WEIGHTS)} of floating numbers"
             raise Misfit(f"expected a module with {what} (one that is computed at each reading is left alone)")
         shape, _, coverage = described(weight)
@@ -222,27 +222,27 @@ class AttentionListener(FeatureListener):
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         settings = self._run.settings
-        given = attention.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
-        said = attention.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
-        unsaid = said is None and given.mask is None
-        supposed = unsaid and self._alike(given)
+        tensors = attention.of_call(args, kwargs, self._run.framework.tensors.is_tensor)
+        causal = attention.causal(args, kwargs, self._member) if settings.sa_mask == "auto" else False
+        unknown_mask = causal is None and tensors.mask is None
+        supposed = unknown_mask and self._alike(tensors)
         call = attention.AttentionCall(
-            self._ops.numbers(given.query),
-            self._ops.numbers(given.key),
-            None if given.mask is None or settings.sa_mask == "none" else self._ops.numbers(given.mask),
-            settings.sa_mask == "causal" or said is True or supposed,
+            self._ops.numbers(tensors.query),
+            self._ops.numbers(tensors.key),
+            None if tensors.mask is None or settings.sa_mask == "none" else self._ops.numbers(tensors.mask),
+            settings.sa_mask == "causal" or causal is True or supposed,
             settings.sa_mask_true == "attends",
         )
         block = attention.begin(self._ops, call, settings.sa_order, settings.sa_heads == "all")
-        if unsaid:
-            self._tell("mask", SUPPOSED[supposed])
+        if unknown_mask:
+            self._warn_once("mask", SUPPOSED[supposed])
         key = self._key._replace(micro_step=self._run.clock.micro_step)
-        self._collected.compute(self.hook, key, given.query, block, attention.finish, micro_stepped=True)
+        self._collected.compute(self.hook, key, tensors.query, block, attention.finish, micro_stepped=True)
 
-    def _alike(self, given: attention.AttentionTensors) -> bool:
-        """Whether there are as many keys as queries, as where a sequence attends to itself."""
+    def _alike(self, tensors: attention.AttentionTensors) -> bool:
+        """Whether there are as many keys as queries, as in self-attention."""
         place = self._run.settings.sa_order.split(",").index("s")
-        shapes = [self._run.framework.tensors.describe(tensor)[0] for tensor in (given.query, given.key)]
+        shapes = [self._run.framework.tensors.describe(tensor)[0] for tensor in (tensors.query, tensors.key)]
         return all(len(shape) > place for shape in shapes) and shapes[0][place] == shapes[1][place]
 
 
@@ -272,7 +272,9 @@ class RouterLogit(FeatureListener):
         top_k = self._run.settings.router_top_k or router.integer(router.TOP_K, self._member)
         if top_k is None:
             names = ", ".join(router.TOP_K)
-            self._tell("top_k", f"to how many experts a token goes is not known (none of {names}): set router_top_k")
+            self._warn_once(
+                "top_k", f"to how many experts a token goes is not known (none of {names}): set router_top_k"
+            )
         block = router.begin(ops, numbers.reshape(-1, shape[-1]), top_k)
         finish = partial(router.finish, experts=shape[-1] if top_k else 0)
         key = self._key._replace(micro_step=self._run.clock.micro_step)
