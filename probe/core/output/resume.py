@@ -3,7 +3,6 @@ remember the steps before."""
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import shutil
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TextIO
 
 from probe.core.faults import Faults
 from probe.core.messages import plural
@@ -24,6 +22,7 @@ from probe.core.storage.anomaly_json import file_of
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory, find, runs
 from probe.core.storage.event_file import is_event_file
 from probe.core.storage.layout import COSTS, CSV, STEP, cost_step, table_name
@@ -132,20 +131,21 @@ class Resumed:
         shutil.copy2(path, self._aside / path.name)
 
     def _csv(self, path: Path) -> None:
-        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-            rows = _whole(file)
-            header = next(rows, [])
-            if not header:  # of a run that was killed before its first row
+        with path.open(newline="\n", encoding="utf-8", errors="surrogateescape") as file:
+            found = rows(line for line in file if line.endswith("\n"))
+            header = next(found, None)
+            if header is None:  # of a run that was killed before its first row
                 return
-            column = header.index(STEP)  # a ValueError tells what is no table of ours, which stays
-            before = (row for row in rows if len(row) == len(header) and self._is_before(row[column]))
+            column, width = header.cells.index(STEP), len(header.cells)  # a ValueError: no table of ours, which stays
+            before = (row for row in found if len(row.cells) == width and self._is_before(row.cells[column]))
             kept = next(before, None)
             self._keep_copy(path)
             if kept is None:
                 path.unlink()
                 return
             with replacing(path) as target:
-                csv.writer(target, lineterminator="\n").writerows(chain([header, kept], before))
+                for row in chain([header, kept], before):
+                    target.writelines(row.lines)
 
     def _cost(self, path: Path) -> None:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
@@ -191,11 +191,6 @@ def _until(directory: Path) -> str:
         return f", up to step {cost_step(last)}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _whole(file: TextIO) -> Iterator[list[str]]:
-    """The rows of a CSV file but for a last one whose line is not finished."""
-    return csv.reader(line for line in file if line.endswith("\n"))
 
 
 MOST_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""Appending and replacing so that whoever reads a file, at whatever moment, finds it whole."""
+"""Append to files and replace them, so that a reader finds each file whole at any moment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from probe.core.messages import plural
-
-LONGEST_LINE = 1 << 16
-"""Bytes at either end of a file that are searched for a line break."""
+from probe.core.storage.regular_files import LONGEST_LINE
 
 _log = logging.getLogger("probe.files")
 

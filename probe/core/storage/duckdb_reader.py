@@ -27,7 +27,7 @@ from probe.core.storage.layout import (
 )
 from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.parquet_check import readable
-from probe.core.storage.problems import Problems, cannot_be_read, left_out
+from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
 from probe.core.storage.table_files import TableFile, each_once, tables
 
@@ -37,8 +37,6 @@ MEMORY = "512MB"
 """What DuckDB may take for itself; sorting and grouping beyond it go through files."""
 AT_ONCE = 20_000
 """Rows that are held at a time."""
-REJECTED_A_FILE = 3
-"""Lines of a file that are told one by one."""
 
 
 def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
@@ -201,10 +199,10 @@ class Rows:
             if folder_of(path) not in own:  # another's, that shares the connection
                 continue
             where = self._originals.get(path, Path(path))
-            if place <= REJECTED_A_FILE:
+            if place <= NAMED:
                 self.problems.add(where, f"{' '.join(what.split())}: {left_out(after)}", line)
-            elif place == REJECTED_A_FILE + 1:
-                self.problems.add(where, cannot_be_read(lines - REJECTED_A_FILE))
+            elif place == NAMED + 1:
+                self.problems.add(where, cannot_be_read(lines - NAMED))
 
     def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
         """Files of equal columns together: the columns, and what reads them."""
@@ -342,5 +340,5 @@ WITH lines AS (
 numbered AS (
     SELECT *, row_number() OVER (PARTITION BY path ORDER BY line) AS place, count(*) OVER (PARTITION BY path) AS lines
     FROM lines)
-SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
+SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {NAMED + 1} ORDER BY path, line
 """  # noqa: S608 - no word of it is a user's

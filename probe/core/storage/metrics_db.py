@@ -1,4 +1,4 @@
-"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike.
+"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink.
 
 docs/conversions.md describes the tables.
 """
@@ -91,7 +91,7 @@ class MetricsDatabase:
         try:
             self.connection.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.OperationalError:
-            pass  # a reader has it open: the journal stays until the last one closes it
+            pass  # nothing is lost: a reader has it open, and the journal stays until the last one closes it
         finally:
             self.connection.close()
 

@@ -10,6 +10,8 @@ from probe.core.messages import plural, printable
 
 MOST = 1000
 """Problems that are kept; more are counted."""
+NAMED = 3
+"""Lines of a file, or of a piece of it, that are named one by one; more are counted."""
 
 
 def left_out(after: int) -> str:

@@ -209,7 +209,8 @@ class _Reading:
                         path = folder / f"copy_{self._copies}.parquet"
                         self._copies += 1
                         copy(path, cells)
-                        yield TableFile(path, signal.name, int(cells["step"].values[0]), 0, FORMAT, tuple(cells))
+                        first, last = map(int, cells["step"].values[[0, -1]])
+                        yield TableFile(path, signal.name, first, last, 0, FORMAT, tuple(cells))
             except (*UNREADABLE, ValueError) as error:
                 self._problems.add(self._path, f"{table} cannot be read; {error}: left out")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 from collections.abc import Sequence
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.messages import plural
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.layout import (
     CSV,
     EXAMPLE,
@@ -39,6 +40,8 @@ class TableFile(NamedTuple):
     signal: str
     first: int
     """The first step that may be in it."""
+    last: int
+    """The last step that may be in it."""
     part: int
     format: str
     """``csv`` or ``parquet``."""
@@ -71,17 +74,17 @@ def first_step(directory: Path) -> int:
     if not named:
         return 0
     lowest = min(name.first for name, _ in named)
-    rows = (_first_row(path) for name, path in named if name.first == lowest and name.format == CSV)
-    return min((step for step in rows if step is not None), default=lowest)
+    steps = (_first_row(path) for name, path in named if name.first == lowest and name.format == CSV)
+    return min((step for step in steps if step is not None), default=lowest)
 
 
 def _first_row(path: Path) -> int | None:
     try:
         with opened(path) as file:
             start = file.read(LONGEST_LINE).decode("utf-8", "replace")
-        row = next(csv.DictReader(io.StringIO(start, newline="")))
-        return whole(STEP, row[STEP])
-    except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
+        header, first = islice(rows(io.StringIO(start, newline="\n")), 2)
+        return whole(STEP, first.cells[header.cells.index(STEP)])
+    except (OSError, IndexError, ValueError):  # no table: reading it says what is wrong
         return None
 
 
@@ -100,7 +103,7 @@ def _look(path: Path, problems: Problems) -> TableFile | None:
     except (OSError, ValueError) as error:
         problems.add(path, f"{error}: left out", 1 if isinstance(error, _HeaderError) else None)
         return None
-    return TableFile(path, name.signal, name.first, name.part, name.format, columns, torn)
+    return TableFile(path, name.signal, name.first, name.last, name.part, name.format, columns, torn)
 
 
 class _HeaderError(ValueError):
@@ -126,12 +129,12 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
 
 
 def _columns(header: str) -> tuple[str, ...]:
-    if "\r" in header:  # which csv takes for the end of a line
+    if "\r" in header:  # which the parser takes for the end of a line
         raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
-    try:
-        columns = tuple(next(csv.reader([header], strict=True)))
-    except csv.Error as error:
-        raise _HeaderError(f"expected a header; {error} in {header[:60]!r}") from None
+    row = next(rows([header]), None)
+    if row is not None and row.wrong:
+        raise _HeaderError(f"expected a header; {row.wrong} in {header[:60]!r}")
+    columns = tuple(row.cells) if row else ()
     _check_header(columns, header[:60])
     return columns
 

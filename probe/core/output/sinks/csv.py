@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import FileIO
 from itertools import chain, repeat
 from pathlib import Path
@@ -13,7 +12,8 @@ from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.moments import COUNTS
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Array, Batch, Snapshot
-from probe.core.storage.atomic_files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
+from probe.core.storage.atomic_files import append, cut_torn_line, open_for_append, replacing
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.layout import (
     CALL,
     CSV,
@@ -26,6 +26,7 @@ from probe.core.storage.layout import (
     ops_of,
     span_of,
 )
+from probe.core.storage.regular_files import LONGEST_LINE
 
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""
@@ -178,9 +179,6 @@ def _header(file: FileIO, expected: str) -> str:
 
 def _add_call_column(path: Path) -> None:
     """Gives every row of ``path`` a ``call`` of 0."""
-    with replacing(path) as target, path.open(newline="", encoding="utf-8") as source:
-        rows = csv.reader(source)
-        write: Callable[[list[str]], object] = csv.writer(target, lineterminator="\n").writerow
-        write([*next(rows), CALL])
-        for row in rows:
-            write([*row, "0"])
+    with replacing(path) as target, path.open(newline="\n", encoding="utf-8") as source:
+        for number, row in enumerate(rows(source)):
+            target.write("".join(row.lines).rstrip("\r\n") + f",{0 if number else CALL}\n")
