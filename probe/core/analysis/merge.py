@@ -1,4 +1,4 @@
-"""Whole tensors from the files of the ranks that shared them out: what ``global_stats`` collects while training."""
+"""Whole tensors from the files of the ranks that hold their parts, as ``global_stats`` collects them in training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, tables
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
-"""Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
+"""Signals that each rank has of its own: a row that covers all of a tensor means nothing for another rank's."""
 NECESSARY = (NAME, STEP, SHAPE, DTYPE)
 """Columns without which a file cannot be merged."""
 LAST = (SHAPE, DTYPE, RANKS, COMPLETE)
@@ -59,7 +59,7 @@ class MergedRow(NamedTuple):
     part: str
     """Empty for a whole tensor."""
     ranks: str
-    """Who hold the parts; this rank alone for a whole tensor."""
+    """The ranks that hold the parts; this rank alone for a whole tensor."""
     elements: int
     ops: Mapping[str, float]
     histogram: str | None = None
@@ -78,7 +78,7 @@ class Merged(NamedTuple):
 
 @dataclass
 class Report:
-    """What came of merging."""
+    """The result of merging."""
 
     files: list[Path] = field(default_factory=list)
     rows: int = 0
@@ -87,14 +87,14 @@ class Report:
     differing: list[str] = field(default_factory=list)
     """Tensors that several ranks hold alike, but whose numbers differ."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read, by file and line."""
+    """Lines and files that could not be read."""
 
 
-def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda _: None) -> Report:
-    """Merges what all ranks have written under ``root`` into files of the same layout in ``out``.
+def merge_directory(root: Path, out: Path, observe: Callable[[str], None] = lambda _: None) -> Report:
+    """Merge the files of all ranks under ``root`` into files of the same layout in ``out``.
 
     Args:
-        told: gets the name of each file as it is begun.
+        observe: called with the name of each file as it is begun.
 
     Raises:
         ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
@@ -116,7 +116,7 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
     except OSError as error:
         raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
     for (signal, last), files in sorted(found.items()):
-        told(f"{signal} up to step {last}")
+        observe(f"{signal} up to step {last}")
         rows = [row for file, directory in files for row in _read(file, directory, problems)]
         if merged := merge_rows(signal, rows, report):
             report.files.append(out / str(TableName(signal, min(file.first for file, _ in files), last)))
@@ -126,8 +126,8 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
 
 
 def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[Merged]:
-    """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first. Those
-    that differ stand behind them."""
+    """Whole tensors, in the order of their first rows; of copies in several groups of ranks, the first. Copies that
+    differ stand behind them."""
     groups: dict[tuple[object, ...], list[MergedRow]] = {}
     for row in rows:
         if row.part or signal not in OWN:
@@ -151,7 +151,7 @@ def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[M
 
 
 def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """To what is left of the numbers in a file, where parts were added up in another order."""
+    """Whether numbers agree to the digits in a file, where parts were added up in another order."""
     pairs = ((one[op], other[op]) for op in one)
     return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
 
@@ -171,9 +171,9 @@ def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
         moments[HISTOGRAM] = np.stack([parsed(row.histogram or "") for row in rows])
     columns = merge_columns(moments, counts, wholes, len(groups))
     shapes = [group[0].shape for group in groups]
-    heard = np.bincount(wholes, counts, len(groups))
+    counted = np.bincount(wholes, counts, len(groups))
     terms = np.array([any(row.part.startswith("term") for row in group) for group in groups])
-    complete = (heard == numels(shapes)) & ~terms
+    complete = (counted == numels(shapes)) & ~terms
     derived = {op: derive(op, columns, shapes) for op in ops if OPS[op].moment in columns}
     return [
         Merged(
@@ -235,7 +235,7 @@ def _described(rank: int, shape: str, _: str, coverage: str) -> tuple[tuple[int,
 
 
 def _pp_stage(directory: RankDirectory) -> int:
-    """The pipeline stage: as the monitor was told, else as Megatron knows it."""
+    """The pipeline stage: as the manifest has it, else by the rank's place in its pipeline."""
     pipeline = directory.manifest.groups.get(PIPELINE, ())
     return directory.manifest.pipeline_stage or (pipeline.index(directory.rank) if directory.rank in pipeline else 0)
 

@@ -62,7 +62,7 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
 
 
 class Resumed:
-    """The old directory; also a sink, the first of all, which puts aside what is about to be done again.
+    """The old directory; also a sink, the first of all, which puts aside the rows of steps that are done again.
 
     That waits for the first step that is written: a run that comes to none takes nothing away.
     """
@@ -90,16 +90,16 @@ class Resumed:
         return self._manifest.changes
 
     def open(self) -> None:
-        """Nothing is taken away yet."""
+        """No row is put aside yet."""
 
     def close(self) -> None:
         """Nothing is kept open."""
 
     def write(self, _: Snapshot) -> None:
-        """Puts aside, before the first step, all rows from that step on.
+        """Put aside, before the first step, all rows from that step on.
 
         Raises:
-            Exception: the first failure; what could not be put aside stays.
+            Exception: the first failure; rows that could not be put aside stay.
         """
         if self._done:
             return
@@ -198,7 +198,7 @@ MOST_BYTES = 64 << 20
 
 
 def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, own: bool = False) -> int:
-    """Lets ``rules`` judge what this rank has written of the steps before ``first``; what they find is thrown away.
+    """Let ``rules`` judge the rows of this rank of the steps before ``first``; their findings are dropped.
 
     Reads CSV files, in the directories beside ``directory`` that it continues. A rule that fails is counted.
 

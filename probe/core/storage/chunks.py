@@ -34,7 +34,7 @@ class ParsedChunk(NamedTuple):
     bad: int = 0
     """Rows that were left out."""
     troubles: tuple[tuple[int | None, str], ...] = ()
-    """The first of them: the line, and what is wrong with it."""
+    """The first of them: the line and its defect."""
 
 
 def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:

@@ -41,7 +41,7 @@ class CsvColumns(NamedTuple):
     bad: int = 0
     """Rows that are left out."""
     named: tuple[tuple[int, str], ...] = ()
-    """The first of them: the line, and what is wrong with it."""
+    """The first of them: the line and its defect."""
 
     @property
     def number(self) -> int:
@@ -67,7 +67,7 @@ def read(file: TableFile, begin: int, end: int | None) -> CsvColumns:
     if not found.bad:
         return found
     before = _lines_before(file.path, start)
-    return found._replace(named=tuple((before + line, what) for line, what in found.named))
+    return found._replace(named=tuple((before + line, wrong) for line, wrong in found.named))
 
 
 def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
@@ -79,8 +79,8 @@ def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
     bad = 0
     for before, text in _pieces(file):
         found = _columns(file, text)
-        for line, what in found.named[: max(0, NAMED - bad)]:
-            problems.add(file.path, what, before + line)
+        for line, wrong in found.named[: max(0, NAMED - bad)]:
+            problems.add(file.path, wrong, before + line)
         bad += found.bad
         yield found
     if bad > NAMED:
@@ -179,7 +179,7 @@ def _row_by_row(columns: Sequence[str], found: Iterable[CsvRow]) -> CsvColumns:
 
 
 def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
-    """What is wrong with a row; empty if nothing is."""
+    """The defect of a row; empty if there is none."""
     if len(cells) != len(columns):
         return f"expected {len(columns)} cells, got {len(cells)}"
     for column, cell in zip(columns, cells, strict=True):
@@ -197,7 +197,7 @@ def _converted(columns: Sequence[str], table: Sequence[Sequence[str]]) -> CsvCol
     """The cells of ``table`` as columns.
 
     Raises:
-        ValueError: if a cell is not what its column needs.
+        ValueError: if a cell has no number where its column needs one.
     """
     cells = dict(zip(columns, zip(*table, strict=True) if table else ((),) * len(columns), strict=True))
     about = {column: _known(column, cells[column]) for column in columns if not is_number(column)}
@@ -215,7 +215,7 @@ def _numbers(cells: Sequence[str]) -> Any:
     try:
         return np.array(list(map(float, cells)))
     except ValueError:
-        there = [bool(cell) for cell in cells]  # else float raises once more: what is there is no number
+        there = [bool(cell) for cell in cells]  # float raises once more for a cell that is no number
         return np.ma.array([float(cell or 0) for cell in cells], mask=np.logical_not(there))  # type: ignore[no-untyped-call]
 
 

@@ -27,7 +27,7 @@ def is_sound(file: TableFile) -> bool:
 
 
 def mend(file: TableFile, copy: Path, problems: Problems) -> None:
-    """Writes ``copy``, without an unfinished last line, with LF at the end of each row, and an empty line for each
+    """Write ``copy``, without an unfinished last line, with LF at the end of each row, and an empty line for each
     one that cannot be read: the first few of them go to ``problems``, and the number of the rest."""
     bad = 0
     with opened(file.path) as source, copy.open("wb") as target:

@@ -1,4 +1,4 @@
-"""The files of a rank's directory: each is looked at once, and left out here if it cannot be read."""
+"""The tables of a rank's directory: each file is looked at once, and left out if it cannot be read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TableFile(NamedTuple):
     format: str
     """``csv`` or ``parquet``."""
     columns: tuple[str, ...]
-    """Empty for Parquet files, which say themselves what they hold."""
+    """Empty for Parquet files, which describe themselves."""
     torn: int = 0
     """Bytes of an unfinished last line."""
 
@@ -58,7 +58,7 @@ def tables(directory: Path, problems: Problems) -> list[TableFile]:
 
 
 def each_once(found: Sequence[TableFile]) -> list[TableFile]:
-    """Without the Parquet files of what there is as CSV too, which is complete up to the last step."""
+    """Without the Parquet files of steps that are there as CSV too, which is complete up to the last step."""
     in_csv = {(file.signal, file.first) for file in found if file.format == CSV}
     return [file for file in found if file.format == CSV or (file.signal, file.first) not in in_csv]
 
@@ -84,7 +84,7 @@ def _first_row(path: Path) -> int | None:
             start = file.read(LONGEST_LINE).decode("utf-8", "replace")
         header, first = islice(rows(io.StringIO(start, newline="\n")), 2)
         return whole(STEP, first.cells[header.cells.index(STEP)])
-    except (OSError, IndexError, ValueError):  # no table: reading it says what is wrong
+    except (OSError, IndexError, ValueError):  # nothing is lost: reading the file names the defect
         return None
 
 
@@ -140,7 +140,7 @@ def _columns(header: str) -> tuple[str, ...]:
 
 
 def _check_header(columns: tuple[str, ...], there: str) -> None:
-    """What would stop a query of many files stops only the file that has it."""
+    """Check the header: a defect that would stop a query of many files leaves out only the file that has it."""
     if len(columns) > MOST_COLUMNS:
         raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
     if columns[: len(NEEDED)] != NEEDED:
