@@ -287,6 +287,19 @@ def test_the_format_on_disk_has_one_home() -> None:
     assert spelled == set(SPELLED_ELSEWHERE)
 
 
+def test_csv_is_parsed_by_two_readers_alone() -> None:
+    """DuckDB, and the plain one with its parser of rows."""
+    plain = {
+        name
+        for name, path in modules_of("probe").items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("csv.reader", "csv.DictReader")
+    }
+    assert plain == {"probe.core.storage.csv_rows", "probe.core.storage.csv_reader"}
+    by_query = {name for name, path in modules_of("probe").items() if any("read_csv(" in t for t in strings_of(path))}
+    assert by_query == {"probe.core.storage.duckdb_reader"}
+
+
 def test_no_script_of_a_page_spells_the_format_on_disk() -> None:
     """Scripts get names of files, lines and queries from the page's data."""
     scripts = sorted((ROOT / "probe").rglob("*.js"))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from probe.core.analysis.convert.select import Told
+from probe.core.analysis.convert.select import Observer
 from probe.core.messages import printable
 from probe.core.storage.problems import Problems
 
@@ -32,7 +32,7 @@ def listed(names: str | None) -> list[str] | None:
 
 
 @contextmanager
-def progress(unit: str) -> Iterator[Told]:
+def progress(unit: str) -> Iterator[Observer]:
     """Progress bar on standard error, shown only in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     console = Console(stderr=True)

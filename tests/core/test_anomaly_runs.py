@@ -138,7 +138,7 @@ def test_files_of_older_versions_are_taken_whole(tmp_path: Path, capsys: pytest.
     assert ordered(tmp_path) == [(0, 1)]
     found(tmp_path, "Dec03_10-00-00", 2)
     assert ordered(tmp_path) == [(0, 2)]
-    assert "1 finding left out, without a word of which run they are" in capsys.readouterr().err
+    assert "1 finding left out, of unnamed runs" in capsys.readouterr().err
     assert ordered(tmp_path, "--run", "all") == [(0, 1), (0, 2)]
 
 

@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_told_and_the_rest_merged(tmp_path: Path) 
     write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None)})
     write(tmp_path, 1, "grad_reduced", {"w": (WHOLE, None)})
     broken = next(tmp_path.glob("*rank1*")) / "grad_reduced_0-0.csv"
-    broken.write_text("name,step,dtype,norm\nw,0,Float32,1\n", encoding="utf-8")
+    broken.write_text("vpp_stage,name,step,norm,dtype\n0,w,0,1,Float32\n", encoding="utf-8")
     report = merge_directory(tmp_path, tmp_path / "merged")
     assert_whole(merged(tmp_path, "grad_reduced_0-0.csv")[0], WHOLE)
     (problem,) = report.problems
@@ -207,9 +207,9 @@ def test_a_file_that_cannot_be_read_is_told_and_the_rest_merged(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        (",0,", "", "expected 13 cells, as in the first line; there are 11"),
-        (",0,", ",,", "step: expected a whole number; got ''"),
-        (",0,", ",0,much,", "expected 13 cells, as in the first line; there are 14"),
+        (",0,", "", "expected 13 cells, got 11"),
+        (",0,", ",,", "expected a number in column step, got ''"),
+        (",0,", ",0,much,", "expected 13 cells, got 14"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_told_and_the_others_merged(
@@ -222,7 +222,32 @@ def test_a_line_that_cannot_be_read_is_told_and_the_others_merged(
     path.write_text("".join([*lines[:2], lines[2].replace(before, after, 1), lines[3]]), encoding="utf-8")
     report = merge_directory(tmp_path, tmp_path / "merged")
     assert [row["name"] for row in merged(tmp_path, "grad_reduced_0-0.csv")] == ["w", "b"]
-    assert report.problems == [f"{path}:3: {told}: the line is left out"]
+    assert report.problems == [f"{path}:3: {told}: this line is left out"]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "told"),
+    [
+        ("shape", "six", "expected sizes such as [3, 2] in column shape, got 'six'"),
+        ("min", "", "expected a number in column min, got ''"),
+    ],
+)
+def test_a_row_that_means_nothing_is_named_and_the_others_merged(
+    tmp_path: Path, column: str, cell: str, told: str
+) -> None:
+    """A shape that is none; a number that is missing."""
+    write(tmp_path, 0, "grad_reduced", {"w": (WHOLE, None), "v": (WHOLE, None)})
+    path = next(tmp_path.glob("*/grad_reduced_0-0.csv"))
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    rows[1][column] = cell
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    report = merge_directory(tmp_path, tmp_path / "merged")
+    assert [row["name"] for row in merged(tmp_path, "grad_reduced_0-0.csv")] == ["w"]
+    assert report.problems == [f"{path}: {told}: rows such as 0 v 0 are left out"]
 
 
 def test_only_the_latest_run_is_merged(tmp_path: Path) -> None:

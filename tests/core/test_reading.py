@@ -292,6 +292,30 @@ def test_text_that_means_nothing_stops_nothing(tmp_path: Path, reader: Any, colu
     assert_same(found[1].batches[0], batch("grad_reduced", 1, rows, coverage=covered))
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_with_line_breaks_is_read_wherever_it_stands(tmp_path: Path, reader: Any) -> None:
+    """Also in a file that is read in pieces."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    path = write(tmp_path, [batch("grad_reduced", 0, rows)], ops=("norm",)) / "grad_reduced_0-0.csv"
+    names = [f"w{n}\n{'x' * 40}\n" for n in range(40_000)]
+    lines = [f'0,"{name}",0,1.5,[3],float64\n' for name in names]
+    path.write_text("vpp_stage,name,step,norm,shape,dtype\n" + "".join(lines), encoding="utf-8")
+    ((step,), problems) = read(tmp_path, reader)
+    assert [key.name for key in step.batches[0].keys] == names
+    assert problems.lines() == []
+
+
+def test_a_line_behind_names_with_line_breaks_is_told_by_its_number(tmp_path: Path) -> None:
+    """Without DuckDB, which counts rows in place of lines."""
+    rows = {Key("w"): RANDOM.normal(size=3)}
+    path = write(tmp_path, [batch("grad_reduced", 0, rows)], ops=("norm",)) / "grad_reduced_0-0.csv"
+    good = [f'0,"w{n}\n{"x" * 40}\n",0,1.5,[3],float64\n' for n in range(40_000)]
+    text = "vpp_stage,name,step,norm,shape,dtype\n" + "".join(good) + "0,bad,0,much,[3],float64\n"
+    path.write_text(text, encoding="utf-8")
+    _, problems = read(tmp_path, PlainRows)
+    assert [(problem.path, problem.line) for problem in problems.kept] == [(path, text.count("\n"))]
+
+
 BROKEN = {
     "empty": (b"", "expected a table; the file is empty", None),
     "a torn header": (b"vpp_stage,name,st", "expected a header; its line is not finished", 1),

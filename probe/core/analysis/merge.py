@@ -1,4 +1,4 @@
-"""Whole tensors from the files of the ranks that shared them out: what ``global_stats`` collects while training."""
+"""Whole tensors from the files of the ranks that hold their parts, as ``global_stats`` collects them in training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import TextIOWrapper
+from functools import cache, partial
+from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +17,16 @@ from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES
 from probe.core.storage.atomic_files import replacing
+from probe.core.storage.csv_reader import read_all
 from probe.core.storage.directories import RankDirectory, last_run
 from probe.core.storage.layout import (
     COMPLETE,
-    COVERAGE,
     CSV,
     DTYPE,
+    FORM,
     KEY,
     NAME,
+    NEEDED,
     PP_STAGE,
     RANKS,
     SHAPE,
@@ -32,20 +35,17 @@ from probe.core.storage.layout import (
     coverage_of,
     ranks_text,
     shape_of,
-    table_name,
 )
 from probe.core.storage.manifest import PIPELINE
 from probe.core.storage.problems import Problems
-from probe.core.storage.regular_files import check_lines, opened
+from probe.core.storage.table_files import TableFile, tables
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
-"""Signals that are each rank's own affair: a row that covers all of a tensor says nothing of another rank's."""
+"""Signals that each rank has of its own: a row that covers all of a tensor means nothing for another rank's."""
 NECESSARY = (NAME, STEP, SHAPE, DTYPE)
 """Columns without which a file cannot be merged."""
 LAST = (SHAPE, DTYPE, RANKS, COMPLETE)
 """Columns at the end of a merged file; behind them the histogram, if there is one."""
-
-T = TypeVar("T")
 
 
 class MergedRow(NamedTuple):
@@ -59,7 +59,7 @@ class MergedRow(NamedTuple):
     part: str
     """Empty for a whole tensor."""
     ranks: str
-    """Who hold the parts; this rank alone for a whole tensor."""
+    """The ranks that hold the parts; this rank alone for a whole tensor."""
     elements: int
     ops: Mapping[str, float]
     histogram: str | None = None
@@ -78,7 +78,7 @@ class Merged(NamedTuple):
 
 @dataclass
 class Report:
-    """What came of merging."""
+    """The result of merging."""
 
     files: list[Path] = field(default_factory=list)
     rows: int = 0
@@ -87,14 +87,14 @@ class Report:
     differing: list[str] = field(default_factory=list)
     """Tensors that several ranks hold alike, but whose numbers differ."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read, by file and line."""
+    """Lines and files that could not be read."""
 
 
-def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda _: None) -> Report:
-    """Merges what all ranks have written under ``root`` into files of the same layout in ``out``.
+def merge_directory(root: Path, out: Path, observe: Callable[[str], None] = lambda _: None) -> Report:
+    """Merge the files of all ranks under ``root`` into files of the same layout in ``out``.
 
     Args:
-        told: gets the name of each file as it is begun.
+        observe: called with the name of each file as it is begun.
 
     Raises:
         ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
@@ -102,29 +102,32 @@ def merge_directory(root: Path, out: Path, told: Callable[[str], None] = lambda 
     report = Report()
     problems = Problems()
     run = last_run(root, problems)
-    found: dict[tuple[str, int], list[tuple[int, Path, RankDirectory]]] = {}
+    found: dict[tuple[str, int], list[tuple[TableFile, RankDirectory]]] = {}
     for directory in run.directories:
-        for path in sorted(directory.path.iterdir()):
-            name = table_name(path.name)
-            if name and name.format == CSV:
-                found.setdefault((name.signal, name.last), []).append((name.first, path, directory))
+        looked = Problems()
+        for file in tables(directory.path, looked):
+            if file.format == CSV:
+                found.setdefault((file.signal, file.last), []).append((file, directory))
+        for problem in looked.kept:
+            if problem.skipped:  # a file of another name is no part of the run
+                problems.add(problem.path, problem.what, problem.line)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{out}: expected a folder that can be written to; {error}") from None
     for (signal, last), files in sorted(found.items()):
-        told(f"{signal} up to step {last}")
-        rows = [row for _, path, directory in files for row in _read(path, directory, problems)]
+        observe(f"{signal} up to step {last}")
+        rows = [row for file, directory in files for row in _read(file, directory, problems)]
         if merged := merge_rows(signal, rows, report):
-            report.files.append(out / str(TableName(signal, min(first for first, *_ in files), last)))
+            report.files.append(out / str(TableName(signal, min(file.first for file, _ in files), last)))
             _write(report.files[-1], merged)
     report.problems += problems.lines()
     return report
 
 
 def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[Merged]:
-    """Whole tensors, in the order of their first rows; of what several groups of ranks hold alike, the first. Those
-    that differ stand behind them."""
+    """Whole tensors, in the order of their first rows; of copies in several groups of ranks, the first. Copies that
+    differ stand behind them."""
     groups: dict[tuple[object, ...], list[MergedRow]] = {}
     for row in rows:
         if row.part or signal not in OWN:
@@ -148,7 +151,7 @@ def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[M
 
 
 def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """To what is left of the numbers in a file, where parts were added up in another order."""
+    """Whether numbers agree to the digits in a file, where parts were added up in another order."""
     pairs = ((one[op], other[op]) for op in one)
     return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
 
@@ -168,9 +171,9 @@ def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
         moments[HISTOGRAM] = np.stack([parsed(row.histogram or "") for row in rows])
     columns = merge_columns(moments, counts, wholes, len(groups))
     shapes = [group[0].shape for group in groups]
-    heard = np.bincount(wholes, counts, len(groups))
+    counted = np.bincount(wholes, counts, len(groups))
     terms = np.array([any(row.part.startswith("term") for row in group) for group in groups])
-    complete = (heard == numels(shapes)) & ~terms
+    complete = (counted == numels(shapes)) & ~terms
     derived = {op: derive(op, columns, shapes) for op in ops if OPS[op].moment in columns}
     return [
         Merged(
@@ -184,58 +187,55 @@ def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
     ]
 
 
-def _read(path: Path, directory: RankDirectory, problems: Problems) -> Iterator[MergedRow]:
-    """The rows of a file; lines that cannot be read are told and left out."""
-    at = 1
+def _read(file: TableFile, directory: RankDirectory, problems: Problems) -> Iterator[MergedRow]:
+    """The rows of a file; those that cannot be read go to ``problems`` and are left out."""
+    if missing := [column for column in NECESSARY if column not in file.columns]:
+        what = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
+        problems.add(file.path, f"{what}: the file is left out", 1)
+        return
+    described = cache(partial(_described, directory.rank))
+    stage, ops = _pp_stage(directory), [column for column in file.columns if column in OPS and column != "id"]
+    for found in read_all(file, problems):
+        columns = [found.about.get(column) or [""] * found.number for column in KEY]
+        forms = zip(*(found.about.get(column) or [""] * found.number for column in FORM), strict=True)
+        values = zip(*(found.values[op].tolist() for op in ops), strict=True) if ops else repeat(())
+        histograms = found.about.get(HISTOGRAM) or repeat(None)
+        for key, form, numbers, histogram in zip(zip(*columns, strict=True), forms, values, histograms, strict=False):
+            if directory.until is not None and key[KEY.index(STEP)] >= directory.until:
+                continue
+            try:
+                if None in numbers:
+                    raise ValueError(f"expected a number in column {ops[numbers.index(None)]}, got ''")
+                shape, part, ranks, elements = described(*form)
+            except ValueError as error:
+                where = " ".join(map(str, key[: len(NEEDED)]))
+                problems.add(file.path, f"{error}: rows such as {where} are left out")
+                continue
+            texts = tuple(map(str, key))
+            row = dict(zip(ops, numbers, strict=True))
+            yield MergedRow(texts, stage, shape, form[1], part, ranks, elements, row, histogram)
+
+
+def _described(rank: int, shape: str, _: str, coverage: str) -> tuple[tuple[int, ...], str, str, int]:
+    """The shape of the whole tensor, the part of it that a row of ``rank`` is about, the ranks that hold the parts, and
+    the number of elements.
+
+    Raises:
+        ValueError: if the cells cannot be read.
+    """
     try:
-        with opened(path) as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-            check_lines(binary)
-            binary.seek(0)
-            lines = csv.reader(file, strict=True)
-            header = next(lines, [])
-            if missing := [column for column in NECESSARY if column not in header]:
-                expected = ", ".join(NECESSARY)
-                what = f"expected the columns {expected}; there is no {', '.join(missing)}: the file is left out"
-                problems.add(path, what, 1)
-                return
-            for cells in filter(None, lines):
-                at = lines.line_num
-                try:
-                    row = _row(header, cells, directory)
-                except ValueError as error:
-                    problems.add(path, f"{error}: the line is left out", at)
-                    continue
-                if directory.until is None or int(row.key[KEY.index(STEP)]) < directory.until:
-                    yield row
-    except (OSError, ValueError, csv.Error) as error:
-        problems.add(path, f"expected CSV in UTF-8; after this line {error}: the rest of the file is left out", at)
-
-
-def _row(header: Sequence[str], cells: Sequence[str], directory: RankDirectory) -> MergedRow:
-    """Raises ValueError if it is none."""
-    if len(cells) != len(header):
-        raise ValueError(f"expected {len(header)} cells, as in the first line; there are {len(cells)}")
-    line = dict(zip(header, cells, strict=True))
-    _read_as(int, line, STEP, "a whole number")
-    key = tuple(line.get(column) or "" for column in KEY)
-    ops = {op: _read_as(float, line, op, "a number") for op in line if op in OPS and op != "id"}
-    shape, stage = _read_as(shape_of, line, SHAPE, "sizes such as [3, 2]"), _pp_stage(directory)
-    covered, histogram, elements = coverage_of(line.get(COVERAGE)), line.get(HISTOGRAM), math.prod(shape)
-    if covered is None:
-        return MergedRow(key, stage, shape, line[DTYPE], "", str(directory.rank), elements, ops, histogram)
-    part = f"term {covered.part}" if covered.term else covered.part
-    return MergedRow(key, stage, covered.shape, line[DTYPE], part, ranks_text(covered.ranks), elements, ops, histogram)
-
-
-def _read_as(kind: Callable[[str], T], line: Mapping[str, str], column: str, expected: str) -> T:
-    try:
-        return kind(line[column])
+        own = shape_of(shape)
     except ValueError:
-        raise ValueError(f"{column}: expected {expected}; got {line[column]!r}") from None
+        raise ValueError(f"expected sizes such as [3, 2] in column {SHAPE}, got {shape!r}") from None
+    covered = coverage_of(coverage)
+    if covered is None:
+        return own, "", str(rank), math.prod(own)
+    part = f"term {covered.part}" if covered.term else covered.part
+    return covered.shape, part, ranks_text(covered.ranks), math.prod(own)
 
 
 def _pp_stage(directory: RankDirectory) -> int:
-    """The pipeline stage: as the monitor was told, else as Megatron knows it."""
+    """The pipeline stage: as the manifest has it, else by the rank's place in its pipeline."""
     pipeline = directory.manifest.groups.get(PIPELINE, ())
     return directory.manifest.pipeline_stage or (pipeline.index(directory.rank) if directory.rank in pipeline else 0)
 

@@ -3,7 +3,6 @@ remember the steps before."""
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import shutil
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TextIO
 
 from probe.core.faults import Faults
 from probe.core.messages import plural
@@ -24,6 +22,7 @@ from probe.core.storage.anomaly_json import file_of
 from probe.core.storage.atomic_files import replacing
 from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory, find, runs
 from probe.core.storage.event_file import is_event_file
 from probe.core.storage.layout import COSTS, CSV, STEP, cost_step, table_name
@@ -63,7 +62,7 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
 
 
 class Resumed:
-    """The old directory; also a sink, the first of all, which puts aside what is about to be done again.
+    """The old directory; also a sink, the first of all, which puts aside the rows of steps that are done again.
 
     That waits for the first step that is written: a run that comes to none takes nothing away.
     """
@@ -91,16 +90,16 @@ class Resumed:
         return self._manifest.changes
 
     def open(self) -> None:
-        """Nothing is taken away yet."""
+        """No row is put aside yet."""
 
     def close(self) -> None:
         """Nothing is kept open."""
 
     def write(self, _: Snapshot) -> None:
-        """Puts aside, before the first step, all rows from that step on.
+        """Put aside, before the first step, all rows from that step on.
 
         Raises:
-            Exception: the first failure; what could not be put aside stays.
+            Exception: the first failure; rows that could not be put aside stay.
         """
         if self._done:
             return
@@ -132,20 +131,21 @@ class Resumed:
         shutil.copy2(path, self._aside / path.name)
 
     def _csv(self, path: Path) -> None:
-        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-            rows = _whole(file)
-            header = next(rows, [])
-            if not header:  # of a run that was killed before its first row
+        with path.open(newline="\n", encoding="utf-8", errors="surrogateescape") as file:
+            found = rows(line for line in file if line.endswith("\n"))
+            header = next(found, None)
+            if header is None:  # of a run that was killed before its first row
                 return
-            column = header.index(STEP)  # a ValueError tells what is no table of ours, which stays
-            before = (row for row in rows if len(row) == len(header) and self._is_before(row[column]))
+            column, width = header.cells.index(STEP), len(header.cells)  # a ValueError: no table of ours, which stays
+            before = (row for row in found if len(row.cells) == width and self._is_before(row.cells[column]))
             kept = next(before, None)
             self._keep_copy(path)
             if kept is None:
                 path.unlink()
                 return
             with replacing(path) as target:
-                csv.writer(target, lineterminator="\n").writerows(chain([header, kept], before))
+                for row in chain([header, kept], before):
+                    target.writelines(row.lines)
 
     def _cost(self, path: Path) -> None:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
@@ -193,17 +193,12 @@ def _until(directory: Path) -> str:
         return ""
 
 
-def _whole(file: TextIO) -> Iterator[list[str]]:
-    """The rows of a CSV file but for a last one whose line is not finished."""
-    return csv.reader(line for line in file if line.endswith("\n"))
-
-
 MOST_BYTES = 64 << 20
 """Of earlier files that are read at most, the latest ones: a few seconds before training begins."""
 
 
 def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, own: bool = False) -> int:
-    """Lets ``rules`` judge what this rank has written of the steps before ``first``; what they find is thrown away.
+    """Let ``rules`` judge the rows of this rank of the steps before ``first``; their findings are dropped.
 
     Reads CSV files, in the directories beside ``directory`` that it continues. A rule that fails is counted.
 

@@ -1,6 +1,8 @@
-"""Reading back what monitored runs have written, of any number of ranks, within bounded memory.
+"""The format on disk: all names, columns and fields, and the readers of any number of ranks within bounded memory.
 
-:mod:`directories` finds the ranks' directories and which of them are one run, :mod:`files` looks at each file once,
-:mod:`rows` gives them to DuckDB as one table a signal, :mod:`batches` gives them step by step as rules take them.
-What is wrong with a file is told to :class:`probe.core.storage.problems.Problems`, and the rest is read.
+Grammar: :mod:`layout` (tables), :mod:`run_directory` and :mod:`manifest`, :mod:`anomaly_json`, :mod:`metrics_schema`,
+:mod:`event_file`. Finding: :mod:`directories` groups the ranks' directories into runs, :mod:`table_files` looks at each
+file once. Reading: :mod:`duckdb_reader` makes one view a signal, :mod:`csv_reader` reads CSV without DuckDB,
+:mod:`sqlite_reader` copies databases for DuckDB, :mod:`chunks` reads any file in pieces, :mod:`batches` step by step as
+rules take them. Damaged lines and files go to :class:`probe.core.storage.problems.Problems`; the rest is read.
 """

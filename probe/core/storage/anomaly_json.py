@@ -44,7 +44,7 @@ TYPED: dict[str, tuple[type, ...]] = {
     "start": (str,),
     "first_step": (int,),
 }
-"""The fields behind the documented ones, and what JSON has for each; NaN and the infinities are texts."""
+"""The fields behind the documented ones, with their types in JSON; NaN and the infinities are texts."""
 
 
 _TAG = re.compile(r"(\d+):(.*)/rank(\d+)/([^/]+)", re.DOTALL)
@@ -58,13 +58,13 @@ _SIGNAL_OF_TASK = {signal.task: name for name, signal in SIGNALS.items()}
 
 
 class Said(NamedTuple):
-    """What a finding is, as far as an entry says it."""
+    """Rule, op and numbers of a finding, as far as an entry has them."""
 
     rule: str = ""
     op: str = ""
     value: float | None = None
     expected: float | None = None
-    """None where nothing was compared, or nothing is said of it."""
+    """None where nothing was compared, or the entry lacks it."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class Entry:
 
     @property
     def task(self) -> str:
-        """What is measured, as tags call it."""
+        """The signal as tags call it."""
         return self.tag_name.rpartition("/")[2]
 
     @property
     def signal(self) -> str:
-        """What is measured, as files are called."""
+        """The signal as files are called."""
         return str(self.typed.get("signal") or _SIGNAL_OF_TASK.get(self.task, self.task))
 
     @property
     def name(self) -> str:
-        """What the row is about: the tag without stage, rank and task, such as ``fc.weight`` or ``fc.input:0``."""
+        """The tensor: the tag without stage, rank and task, such as ``fc.weight`` or ``fc.input:0``."""
         found = _TAG.fullmatch(self.tag_name)
         return found[2] if found else self.tag_name
 
@@ -117,7 +117,7 @@ class Entry:
 
     @property
     def call(self) -> int:
-        """Repetition within a micro step; 0 where nothing is said of it."""
+        """Repetition within a micro step; 0 where the entry lacks it."""
         return int(self.typed.get("call", 0))
 
     @property
@@ -129,7 +129,7 @@ class Entry:
 
     @property
     def said(self) -> Said:
-        """Rule, op and numbers: the typed fields, else what the message says."""
+        """Rule, op and numbers: the typed fields, else parsed from the message."""
         if "rule" in self.typed:
             op, value, expected = (self.typed.get(name) for name in ("op", "value", "expected"))
             return Said(self.typed["rule"], str(op or ""), _number(value), _number(expected))
@@ -138,16 +138,16 @@ class Entry:
 
     @property
     def rule(self) -> str:
-        """The rule that found it; empty if the entry does not say."""
+        """The rule that found it; empty if the entry lacks it."""
         return self.said.rule
 
     @property
     def op(self) -> str:
-        """The op in which it was found; empty if the entry does not say."""
+        """The op in which it was found; empty if the entry lacks it."""
         return self.said.op
 
     def numbers(self) -> tuple[float, float]:
-        """The value and what it was compared with; NaN where the entry does not say."""
+        """The value and the one that it was compared with; NaN where the entry lacks them."""
         _, _, value, expected = self.said
         return nan if value is None else value, nan if expected is None else expected
 
@@ -272,7 +272,7 @@ def _whole(values: Mapping[str, object], name: str) -> int:
 
 
 def _shown(value: object) -> str:
-    """What came, as far as a line has room for it."""
+    """A text of ``value``, as far as a line has room for it."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 

@@ -19,7 +19,7 @@ ALL = "all"
 
 
 def belongs(run: RecordedRun) -> Callable[[Entry], bool | None]:
-    """Whether an entry is of ``run``, and of no step that was done again after a resume; None if it does not say."""
+    """Whether an entry is of ``run``, and of no step that was done again after a resume; None if it names no run."""
     directory_of = _finder(run.directories)
 
     def judge(entry: Entry) -> bool | None:
@@ -33,7 +33,7 @@ def belongs(run: RecordedRun) -> Callable[[Entry], bool | None]:
 
 def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirectory | None]:
     """Which of ``directories`` an entry is of: the one that has its name or, if that has been renamed since, the one of
-    its rank whose run began when the entry says."""
+    its rank whose run began at the entry's time."""
     named = {directory.path.name: directory for directory in directories}
     begun = {(each.rank, each.manifest.start_time): each for each in named.values()}
     roots = {directory.path.parent for directory in named.values()}
@@ -89,7 +89,7 @@ def chosen(there: list[RecordedRun], name: str) -> RecordedRun:
 class Kept:
     """The findings of one run, one after the other, with their keys; those of the others are counted on the way.
 
-    Where no finding says of which run it is (files of older versions), all are taken.
+    Where no finding names its run (files of older versions), all are taken.
 
     Args:
         root: ``anomaly_detected``, or the output directory that holds it.
@@ -109,7 +109,7 @@ class Kept:
         self._run = None if name == ALL or (not name and not any(of_runs)) else chosen(there, name)
         every = "all runs" if name == ALL else "the run, or the runs, that they do not name"
         self.of = f"run {self._run.name}" if self._run else every
-        """Of what run the findings are, in words."""
+        """The run of the findings, in words."""
 
     def __iter__(self) -> Iterator[tuple[str, Entry]]:
         is_own = belongs(self._run) if self._run else None
@@ -122,6 +122,6 @@ class Kept:
                 yield key, entry
 
     def left_out(self) -> list[str]:
-        """What was left out, in sentences."""
-        told = [(self._others, "of other runs"), (self._unknown, "without a word of which run they are")]
-        return [f"{n:,} finding{'s' * (n > 1)} left out, {what}: --run all has them" for n, what in told if n]
+        """Sentences about the findings that were left out."""
+        numbers = [(self._others, "of other runs"), (self._unknown, "of unnamed runs")]
+        return [f"{n:,} finding{'s' * (n > 1)} left out, {what}: --run all has them" for n, what in numbers if n]

@@ -1,4 +1,4 @@
-"""Appending and replacing so that whoever reads a file, at whatever moment, finds it whole."""
+"""Append to files and replace them, so that a reader finds each file whole at any moment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from probe.core.messages import plural
-
-LONGEST_LINE = 1 << 16
-"""Bytes at either end of a file that are searched for a line break."""
+from probe.core.storage.regular_files import LONGEST_LINE
 
 _log = logging.getLogger("probe.files")
 
@@ -29,17 +27,17 @@ def open_for_append(path: Path) -> FileIO:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Adds ``data`` in one write, or nothing.
+    """Append ``data`` in one write, or nothing.
 
     Raises:
-        OSError: if it does not fit, naming the file, which is then cut back to what it was; one that was empty is
-            taken away.
+        OSError: if it does not fit, naming the file, which is then cut back to its size before; one that was empty is
+            removed.
     """
     size = file.seek(0, os.SEEK_END)
     try:
         write_all(file, data)
     except OSError as error:
-        error.filename = error.filename or file.name  # a full disk does not say where
+        error.filename = error.filename or file.name  # the error of a full disk names no file
         with suppress(OSError):
             file.truncate(size)
             if not size:
@@ -48,7 +46,7 @@ def append(file: FileIO, data: bytes) -> None:
 
 
 def cut_torn_line(file: FileIO, path: Path) -> None:
-    """Takes away an unfinished last line of a text, which would spoil what is appended to it; ``file`` stands at its
+    """Remove an unfinished last line of a text, which would spoil the lines that are appended; ``file`` stands at its
     end then."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - LONGEST_LINE))
@@ -60,7 +58,7 @@ def cut_torn_line(file: FileIO, path: Path) -> None:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Writes ``data`` where ``file`` stands; after a short write it tries the rest, which says what is wrong."""
+    """Write ``data`` where ``file`` stands; after a short write the rest is tried, which raises the error."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -72,7 +70,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
     error of the file system names it.
 
     Raises:
-        OSError: if it cannot be written, or if what is there is no regular file: a device would be gone afterwards.
+        OSError: if it cannot be written, or if ``path`` is no regular file: a device would be gone afterwards.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "expected a regular file, or none", str(path))

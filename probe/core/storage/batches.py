@@ -1,4 +1,4 @@
-"""What a rank has written, step by step, as rules take it."""
+"""The rows of a rank as batches, step by step, as rules take them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
 
 DESCRIBING = ("name", "vpp_stage", "micro_step", "call", "shape", "dtype", "coverage")
-"""Columns that say what a row's numbers are about."""
+"""Columns that describe the tensor of a row."""
 
 
 class Readable(Protocol):
-    """What :func:`steps` reads from: :class:`probe.core.storage.duckdb_reader.Rows`, or what does without DuckDB,
+    """A reader for :func:`steps`: :class:`probe.core.storage.duckdb_reader.Rows`, or, without DuckDB,
     :class:`probe.core.storage.csv_reader.PlainRows`."""
 
     @property
@@ -38,7 +38,7 @@ class Readable(Protocol):
 
     @property
     def problems(self) -> Problems:
-        """Gets what cannot be read."""
+        """Gets the lines and files that cannot be read."""
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
@@ -62,10 +62,10 @@ def steps(
 ) -> Iterator[StoredStep]:
     """The steps of one rank, in order; of ``signals`` or of all.
 
-    What files do not say: ``order`` is the position among the rows of the signal and step, not among all signals'.
-    Moments are as good as the digits that were written. Rows of a signal that lack different ops, their cells being
-    empty, are batches of their own; a row without any value is left out. A key that comes twice in a
-    step is given once, as it was written last; a step that comes again after others is given again, and told.
+    Files do not record call ids: ``order`` is the position among the rows of the signal and step. Moments
+    are as good as the digits that were written. Rows of a signal that lack different ops, their cells being empty, are
+    batches of their own; a row without any value is left out. A key that comes twice in a step is yielded once, as it
+    was written last; a step that comes again after others is yielded again, and recorded.
     """
     wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
@@ -139,10 +139,10 @@ class _About(NamedTuple):
     """All of a batch but its numbers: mostly the same from step to step."""
 
     cells: tuple[tuple[Any, ...] | None, ...]
-    """What the rest follows from."""
+    """The cells that the rest follows from."""
     keys: tuple[Key, ...]
     kept: list[int]
-    """The rows that are given: of a key that comes twice, the last one."""
+    """The rows that are kept: of a key that comes twice, the last one."""
     shapes: tuple[tuple[int, ...], ...]
     counts: Array
     """Of elements."""
@@ -192,7 +192,7 @@ def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: P
     ]
     kept = sorted({key: row for row, key in enumerate(keys)}.values())
 
-    def said(read: Callable[[str | None], Any], row: int, text: str | None) -> Any:
+    def parsed(read: Callable[[str | None], Any], row: int, text: str | None) -> Any:
         try:
             return read(text)
         except ValueError:
@@ -200,8 +200,8 @@ def _about(table: _Table, cells: tuple[tuple[Any, ...] | None, ...], problems: P
             problems.add(table.directory, what)
             return read(None)
 
-    sizes = tuple(said(shape_of, row, shapes[row]) if shapes else () for row in kept)
-    coverage = tuple(said(coverage_of, row, covers[row]) for row in kept) if covers else ()
+    sizes = tuple(parsed(shape_of, row, shapes[row]) if shapes else () for row in kept)
+    coverage = tuple(parsed(coverage_of, row, covers[row]) for row in kept) if covers else ()
     return _About(
         cells=cells,
         keys=tuple(keys[row] for row in kept),

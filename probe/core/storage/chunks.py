@@ -1,18 +1,19 @@
-"""One file, or a piece of a large one, as rows; what cannot be read is told by its line."""
+"""One file, or a piece of a large one, as rows; lines that cannot be read are named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from probe.core.storage import csv_chunks, parquet_chunks
-from probe.core.storage.metric_rows import MetricRows
+from probe.core.storage import csv_reader, parquet_chunks
+from probe.core.storage.csv_reader import PIECE_BYTES
+from probe.core.storage.layout import PARQUET
+from probe.core.storage.metric_rows import MetricRows, assembled
+from probe.core.storage.problems import cannot_be_read
 from probe.core.storage.table_files import TableFile
 
-PIECE_BYTES = 1 << 20
-"""Of a CSV file that are read at a time."""
 PIECE_ROWS = 100_000
-"""Of a Parquet file that are read at a time."""
+"""Rows of a Parquet file that are read at a time."""
 
 
 class Chunk(NamedTuple):
@@ -27,13 +28,13 @@ class Chunk(NamedTuple):
 
 
 class ParsedChunk(NamedTuple):
-    """What a piece holds."""
+    """The rows of a piece."""
 
     rows: MetricRows | None
     bad: int = 0
-    """Lines that were left out."""
+    """Rows that were left out."""
     troubles: tuple[tuple[int | None, str], ...] = ()
-    """The first of them: the line, and what is wrong with it."""
+    """The first of them: the line and its defect."""
 
 
 def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
@@ -46,7 +47,7 @@ def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
         ImportError: if a Parquet file needs DuckDB, and that is missing.
         ValueError: if a Parquet file is none.
     """
-    if file.format == "parquet":
+    if file.format == PARQUET:
         size, step = parquet_chunks.number_of_rows(file.path), PIECE_ROWS
     else:
         size, step = size - file.torn, PIECE_BYTES
@@ -64,6 +65,9 @@ def parse(piece: Chunk) -> ParsedChunk:
         ValueError: if a Parquet file is none or has other columns than it must.
     """
     file = piece.file
-    if file.format == "parquet":
+    if file.format == PARQUET:
         return ParsedChunk(parquet_chunks.read(file, piece.rank, piece.begin, piece.end))
-    return ParsedChunk(*csv_chunks.read(file, piece.rank, piece.begin, None if piece.last else piece.end, file.torn))
+    found = csv_reader.read(file, piece.begin, None if piece.last else piece.end)
+    made = assembled(file.signal, piece.rank, found.about, found.values) if found.number else None
+    more = found.bad - len(found.named)
+    return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))

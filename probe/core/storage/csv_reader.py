@@ -1,19 +1,222 @@
-"""CSV files read by Python alone: slower than DuckDB, but there wherever training runs."""
+"""CSV files read by Python alone, some lines at a time, as columns.
+
+DuckDB is the other reader (:mod:`probe.core.storage.duckdb_reader`). It need not be installed where training runs, and
+a query for each of the small files that a run leaves (one a signal and step, unless configured otherwise) would take
+longer to start than the file takes to read.
+"""
 
 from __future__ import annotations
 
 import csv
+import gc
 import io
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from probe.core.storage.csv_rows import CsvRow, rows
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.layout import INTEGERS, is_number, whole
-from probe.core.storage.problems import Problems, left_out
+from probe.core.storage.layout import CSV, INTEGERS, STEP, is_number, whole
+from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
+from probe.core.storage.regular_files import opened
 from probe.core.storage.table_files import TableFile, tables
 
-Convert = Callable[[str], Any]
+PIECE_BYTES = 1 << 20
+"""Bytes that are read at a time."""
+MOST_LINES = 1000
+"""Lines that a row may go on for beyond them."""
+
+
+class CsvColumns(NamedTuple):
+    """Rows of a file, column by column; and lines of it that cannot be read."""
+
+    about: dict[str, Sequence[Any]]
+    """The columns that are no values: whole numbers and texts."""
+    values: dict[str, Any]
+    """By column an array, masked where cells are empty."""
+    bad: int = 0
+    """Rows that are left out."""
+    named: tuple[tuple[int, str], ...] = ()
+    """The first of them: the line and its defect."""
+
+    @property
+    def number(self) -> int:
+        """Of the rows."""
+        return len(next(iter(self.about.values()), ()))
+
+
+def read(file: TableFile, begin: int, end: int | None) -> CsvColumns:
+    """The rows of the lines that begin from byte ``begin`` to byte ``end - 1``, but for the header.
+
+    Args:
+        end: None for the rest of the file.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    with opened(file.path) as source:
+        stop = source.seek(0, os.SEEK_END) - file.torn if end is None else _next_line(source, end - 1)
+        start = _next_line(source, max(0, begin - 1))
+        source.seek(start)
+        text = _decoded(source.read(max(0, stop - start)))
+    found = _columns(file, text, alone=True)
+    if not found.bad:
+        return found
+    before = _lines_before(file.path, start)
+    return found._replace(named=tuple((before + line, wrong) for line, wrong in found.named))
+
+
+def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
+    """All rows of a file, in order; lines that cannot be read go to ``problems``.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    bad = 0
+    for before, text in _pieces(file):
+        found = _columns(file, text)
+        for line, wrong in found.named[: max(0, NAMED - bad)]:
+            problems.add(file.path, wrong, before + line)
+        bad += found.bad
+        yield found
+    if bad > NAMED:
+        problems.add(file.path, cannot_be_read(bad - NAMED))
+
+
+def _pieces(file: TableFile) -> Iterator[tuple[int, str]]:
+    """The text behind the header in pieces of whole rows, each with the number of lines before it."""
+    with opened(file.path) as source:
+        end = source.seek(0, os.SEEK_END) - file.torn
+        source.seek(0)
+        source.readline()
+        before, place = 1, source.tell()
+        while place < end:
+            block = source.read(min(PIECE_BYTES, end - place))
+            lines = [block, source.readline() if source.tell() < end else b""]
+            # within a cell that has line breaks the number of quotes is odd
+            while sum(line.count(b'"') for line in lines) % 2 and source.tell() < end and len(lines) < MOST_LINES:
+                lines.append(source.readline())
+            data, place = b"".join(lines), source.tell()
+            yield before, _decoded(data)
+            before += data.count(b"\n")
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _next_line(file: io.BufferedReader, position: int) -> int:
+    """Where the first line begins that does so after ``position``."""
+    file.seek(position)
+    file.readline()
+    return file.tell()
+
+
+def _lines_before(path: Path, position: int) -> int:
+    lines = 0
+    with opened(path) as file:
+        while position > 0 and (block := file.read(min(PIECE_BYTES, position))):
+            lines += block.count(b"\n")
+            position -= len(block)
+    return lines
+
+
+def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
+    """The rows of ``text``; lines are counted from 1.
+
+    Args:
+        alone: whether each line within quotes that are not closed is read again alone, because ``text`` may begin or
+            end within a cell; else all of them are left out, as DuckDB does.
+    """
+    with _collector_paused():
+        try:
+            table = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+            if set(map(len, table)) <= {len(file.columns)}:
+                return _converted(file.columns, table)
+        except (csv.Error, ValueError):
+            pass  # nothing is lost: the text is read again, row by row, to name the rows that cannot be read
+        return _row_by_row(file.columns, _rows(text, alone))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the search for cycles that a million new cells would set off, in vain, again and again."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def _rows(text: str, alone: bool) -> Iterator[CsvRow]:
+    for row in rows(io.StringIO(text, newline="\n")):
+        if row.wrong and alone:
+            for n, line in enumerate(row.lines):
+                yield from (each._replace(line=row.line + n) for each in rows([line]))
+        else:
+            yield row
+
+
+def _row_by_row(columns: Sequence[str], found: Iterable[CsvRow]) -> CsvColumns:
+    good: list[list[str]] = []
+    named: list[tuple[int, str]] = []
+    bad = 0
+    for row in found:
+        wrong = row.wrong or (_misfit(columns, row.cells) if row.cells else "")
+        if wrong:
+            bad += 1
+            if bad <= NAMED:
+                named.append((row.line, f"{wrong}: {left_out(len(row.lines) - 1)}"))
+        elif row.cells:
+            good.append(row.cells)
+    return _converted(columns, good)._replace(bad=bad, named=tuple(named))
+
+
+def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
+    """The defect of a row; empty if there is none."""
+    if len(cells) != len(columns):
+        return f"expected {len(columns)} cells, got {len(cells)}"
+    for column, cell in zip(columns, cells, strict=True):
+        try:
+            if column in INTEGERS:
+                whole(column, cell)
+            elif is_number(column):
+                float(cell or 0)
+        except ValueError:
+            return f"expected a number in column {column}, got {cell[:40]!r}"
+    return ""
+
+
+def _converted(columns: Sequence[str], table: Sequence[Sequence[str]]) -> CsvColumns:
+    """The cells of ``table`` as columns.
+
+    Raises:
+        ValueError: if a cell has no number where its column needs one.
+    """
+    cells = dict(zip(columns, zip(*table, strict=True) if table else ((),) * len(columns), strict=True))
+    about = {column: _known(column, cells[column]) for column in columns if not is_number(column)}
+    return CsvColumns(about, {column: _numbers(cells[column]) for column in columns if is_number(column)})
+
+
+def _known(column: str, cells: Sequence[str]) -> Sequence[Any]:
+    if column not in INTEGERS:
+        return cells
+    numbers = {cell: whole(column, cell) for cell in set(cells)}
+    return [*map(numbers.__getitem__, cells)]
+
+
+def _numbers(cells: Sequence[str]) -> Any:
+    try:
+        return np.array(list(map(float, cells)))
+    except ValueError:
+        there = [bool(cell) for cell in cells]  # float raises once more for a cell that is no number
+        return np.ma.array([float(cell or 0) for cell in cells], mask=np.logical_not(there))  # type: ignore[no-untyped-call]
 
 
 class PlainRows:
@@ -25,7 +228,7 @@ class PlainRows:
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
         for n, directory in enumerate(self.directories):
             for file in tables(directory.path, problems):
-                if file.format == "csv":
+                if file.format == CSV:
                     self.files.setdefault(file.signal, []).append((n, file))
 
     def read(
@@ -35,36 +238,11 @@ class PlainRows:
         return files[0].columns, self._rows(files, first, last)
 
     def _rows(self, files: Sequence[TableFile], first: int | None, last: int | None) -> Iterator[tuple[Any, ...]]:
-        at = files[0].columns.index("step")
+        columns = files[0].columns
+        at = columns.index(STEP)
         for file in files:
-            for row in self._rows_of(file):
-                if (first is None or row[at] >= first) and (last is None or row[at] <= last):
-                    yield row
-
-    def _rows_of(self, file: TableFile) -> Iterator[tuple[Any, ...]]:
-        convert = [_convert(column) for column in file.columns]
-        data = file.path.read_bytes()
-        whole = data[: len(data) - file.torn].decode("utf-8", "replace")
-        lines = csv.reader(io.StringIO(whole, newline=""), strict=True)
-        next(lines, None)
-        begin, ended = lines.line_num + 1, False
-        while not ended:
-            try:
-                cells = next(lines)
-                yield tuple(to(cell) for to, cell in zip(convert, cells, strict=True))
-            except StopIteration:
-                ended = True
-            except (csv.Error, ValueError) as error:  # the reader goes on with the line after it
-                self.problems.add(file.path, f"{error}: {left_out(lines.line_num - begin)}", begin)
-            begin = lines.line_num + 1
-
-
-def _convert(column: str) -> Convert:
-    if column in INTEGERS:
-        return partial(whole, column)
-    return _number if is_number(column) else str
-
-
-def _number(cell: str) -> float | None:
-    """None for no value, as DuckDB reads it."""
-    return float(cell) if cell else None
+            for found in read_all(file, self.problems):
+                cells = found.about | {column: values.tolist() for column, values in found.values.items()}
+                for row in zip(*(cells[column] for column in columns), strict=True):
+                    if (first is None or row[at] >= first) and (last is None or row[at] <= last):
+                        yield row

@@ -26,7 +26,7 @@ from probe.core.storage.run_directory import (
 from probe.core.storage.table_files import first_step, has_tables
 
 TOGETHER = 3600.0
-"""Seconds within which the ranks of a run begin, where nothing else tells which directories belong together."""
+"""Seconds within which the ranks of a run begin, where nothing else shows which directories belong together."""
 
 
 class RankDirectory(NamedTuple):
@@ -43,8 +43,8 @@ class RankDirectory(NamedTuple):
     first_step: int
     """The first step that it has any row of."""
     until: int | None = None
-    """The step from which on a later directory of the rank goes on (the run was resumed there), if there is one: what
-    this one has from that step on was done again."""
+    """The step from which on a later directory of the rank goes on (the run was resumed there), if there is one: the
+    steps of this one from there on were done again."""
 
 
 class RecordedRun(NamedTuple):
@@ -61,7 +61,7 @@ class RecordedRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What people call it: the name of its first directory."""
+        """The name for people: that of its first directory."""
         return min(self.directories, key=lambda directory: directory.began).path.name
 
     def of(self, rank: int) -> tuple[RankDirectory, ...]:
@@ -97,8 +97,8 @@ def find(
 
 
 def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
-    """Without directories that somebody has copied beside the original: what a run says of itself at its end, its own
-    cost to the microsecond, no other run says too."""
+    """Without directories that are copies of others: the manifest that a run writes at its end, with its own cost to
+    the microsecond, is that of no other run."""
     kept: dict[object, RankDirectory] = {}
     for directory in sorted(found, key=lambda each: (not each.time, each.path.name)):
         ended = directory.manifest.cost_seconds and directory.manifest.start_time is not None
@@ -110,7 +110,7 @@ def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[
 
 
 def place(root: Path) -> Path:
-    """``root`` as the paths in it begin: ``.`` and ``..`` have no name that could tell a rank."""
+    """``root`` as the paths in it begin: ``.`` and ``..`` have no name that could contain a rank."""
     root = root.expanduser()
     return root.resolve() if not root.name or ".." in root.parts else root
 
@@ -150,7 +150,7 @@ def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
 
 
 def last_run(root: Path, problems: Problems) -> RecordedRun:
-    """The run in ``root`` that began last; that there are others, and that ranks are missing, is told to ``problems``.
+    """The run in ``root`` that began last; other runs and missing ranks are recorded in ``problems``.
 
     Raises:
         ValueError: as :func:`find`.
@@ -189,7 +189,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def _holds_back(directory: RankDirectory) -> bool:
-    """Whether the rank writes only what is near a finding (``history``)."""
+    """Whether the rank writes only steps near a finding (``history``)."""
     return bool(directory.manifest.config.get("history"))
 
 
@@ -210,7 +210,7 @@ def _run(directories: list[RankDirectory]) -> RecordedRun:
 
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:
-    """The ranks that should have written, by what manifests say."""
+    """The ranks that should have written, according to the manifests."""
     expected: set[int] = set()
     for directory in directories:
         wanted = directory.manifest.config.get("module_ranks")
@@ -221,7 +221,7 @@ def _expected(directories: Iterable[RankDirectory]) -> set[int]:
 
 
 def _read(path: Path, problems: Problems) -> RankDirectory | None:
-    """What ``path`` is the directory of, if it is one of a rank."""
+    """The rank's directory at ``path``; None for another directory."""
     named, manifest = parsed_name(path.name), read_manifest(path, problems)
     if manifest is None or (named is None and manifest.rank is None):
         return None

@@ -27,18 +27,16 @@ from probe.core.storage.layout import (
 )
 from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.parquet_check import readable
-from probe.core.storage.problems import Problems, cannot_be_read, left_out
+from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
 from probe.core.storage.table_files import TableFile, each_once, tables
 
 Connection = Any
 
 MEMORY = "512MB"
-"""What DuckDB may take for itself; sorting and grouping beyond it go through files."""
+"""Memory that DuckDB may take; sorting and grouping beyond it go through files."""
 AT_ONCE = 20_000
 """Rows that are held at a time."""
-REJECTED_A_FILE = 3
-"""Lines of a file that are told one by one."""
 
 
 def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
@@ -55,7 +53,7 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
     connection.execute(f"SET memory_limit = '{memory}'")
     spill = Path(tempfile.gettempdir()) / f"probe-{uuid.uuid4().hex}"  # made, and removed, by DuckDB if it is needed
     connection.execute("SET temp_directory = ?", [str(spill)])
-    connection.execute("SET enable_progress_bar = false")  # it would be drawn into what a command prints
+    connection.execute("SET enable_progress_bar = false")  # it would be drawn into the output of a command
     if threads:
         connection.execute(f"SET threads = {threads}")
     return connection
@@ -69,7 +67,7 @@ class Rows:
     ``micro_step`` and ``call`` are 0 where the files do not have them. Steps that were done again after a resume are
     there once.
 
-    Use as a context manager: lines that could not be read are told to ``problems`` at the end.
+    Use as a context manager: lines that could not be read are recorded in ``problems`` at the end.
 
     Args:
         connection: one that others use too, and close; else one of its own.
@@ -164,10 +162,10 @@ class Rows:
                     yield from found
             finally:
                 if not self._closed:
-                    self._tell_rejected(cursor)  # a cursor has temporary tables of its own
+                    self._record_rejected(cursor)  # a cursor has temporary tables of its own
 
     def source(self, files: Sequence[TableFile]) -> str:
-        """What reads ``files``, which have the same format and columns, in their order; ready to be put behind FROM."""
+        """The SQL that reads ``files`` in their order, to be put behind FROM; all have the same format and columns."""
         paths = listed([file.path for file in files])
         if files[0].format != CSV:
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
@@ -180,34 +178,34 @@ class Rows:
         )
 
     def close(self) -> None:
-        """Tells which lines were left out, and gives back what was taken."""
+        """Record the lines that were left out, and release all resources."""
         self._closed = True
-        self.tell_rejected()
+        self.record_rejected()
         self._mended.cleanup()
         if self._owned:
             self.connection.close()
 
-    def tell_rejected(self) -> None:
-        """Lines that could not be read by the queries so far."""
-        self._tell_rejected(self.connection)
+    def record_rejected(self) -> None:
+        """Record the lines that the queries so far could not read."""
+        self._record_rejected(self.connection)
 
-    def _tell_rejected(self, connection: Connection) -> None:
+    def _record_rejected(self, connection: Connection) -> None:
         known = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
         if not {"reject_errors", "reject_scans"} <= known:
             return
         own = {path for path, _ in self._places}
-        told = connection.execute(_REJECTED).fetchall()
-        for path, line, what, after, place, lines in told:
+        rejected = connection.execute(_REJECTED).fetchall()
+        for path, line, wrong, after, place, lines in rejected:
             if folder_of(path) not in own:  # another's, that shares the connection
                 continue
             where = self._originals.get(path, Path(path))
-            if place <= REJECTED_A_FILE:
-                self.problems.add(where, f"{' '.join(what.split())}: {left_out(after)}", line)
-            elif place == REJECTED_A_FILE + 1:
-                self.problems.add(where, cannot_be_read(lines - REJECTED_A_FILE))
+            if place <= NAMED:
+                self.problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
+            elif place == NAMED + 1:
+                self.problems.add(where, cannot_be_read(lines - NAMED))
 
     def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
-        """Files of equal columns together: the columns, and what reads them."""
+        """Files of equal columns together: the columns, and the SQL that reads them."""
         groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
         for file in files:
             groups.setdefault((file.format, file.columns), []).append(file)
@@ -251,7 +249,7 @@ class Rows:
             self.connection.executemany(f"INSERT INTO {self._schema}.directories VALUES (?, ?, ?, ?)", listed)  # noqa: S608
 
     def _mend(self, directory: int, file: TableFile) -> TableFile:
-        """A copy without what DuckDB cannot read, if there is any."""
+        """A copy without the lines that DuckDB cannot read, if there are any."""
         if csv_repair.is_sound(file):
             return file
         copy = self._folder(directory) / file.path.name
@@ -342,5 +340,5 @@ WITH lines AS (
 numbered AS (
     SELECT *, row_number() OVER (PARTITION BY path ORDER BY line) AS place, count(*) OVER (PARTITION BY path) AS lines
     FROM lines)
-SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {REJECTED_A_FILE + 1} ORDER BY path, line
+SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {NAMED + 1} ORDER BY path, line
 """  # noqa: S608 - no word of it is a user's

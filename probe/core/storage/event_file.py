@@ -19,7 +19,7 @@ import numpy.typing as npt
 from probe.core.storage.run_directory import rank_folder
 
 VERSION = "brain.Event:2"
-"""What the first event of every file says."""
+"""The text of the first event of every file."""
 
 _NUMBERS = count()
 _PREFIX = "events.out.tfevents."
@@ -29,7 +29,7 @@ def file_name(time: float) -> str:
     """A name that no other file has; TensorBoard reads those of a directory in their order.
 
     Args:
-        time: seconds since the epoch, of the beginning of what the file holds.
+        time: seconds since the epoch, of the first event.
     """
     return f"{_PREFIX}{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
 
@@ -64,7 +64,7 @@ def _one_byte() -> Words:
 
 
 def _followed(tables: Words, words: Words) -> Words:
-    """Remainders of what is followed by as many zero bytes as ``tables`` (4 x 256) stand for: a linear map."""
+    """Remainders of ``words`` followed by as many zero bytes as ``tables`` (4 x 256) stand for: a linear map."""
     octets = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)
     folded: Words = tables[0].take(octets[:, 0])
     for position in (1, 2, 3):

@@ -63,7 +63,7 @@ COSTS = "cost.jsonl"
 
 
 def cost_line(step: int, seconds: Mapping[str, float], overhead: float) -> str:
-    """A line of that file: the cost of a step in seconds by what took them, and the overhead of the run so far."""
+    """A line of that file: the cost of a step in seconds by part, and the overhead of the run so far."""
     parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
     return json.dumps({STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}) + "\n"
 
@@ -105,7 +105,7 @@ def candidates(signal: str, first: int, last: int, step: int, kind: str) -> Iter
 
 
 STAGE, NAME, STEP, MICRO_STEP, CALL = KEY = ("vpp_stage", "name", "step", "micro_step", "call")
-"""Columns that tell rows apart."""
+"""Columns that distinguish rows."""
 SHAPE, DTYPE, COVERAGE = FORM = ("shape", "dtype", "coverage")
 """Columns that describe a row's tensor."""
 PP_STAGE, RANKS, COMPLETE = "pp_stage", "ranks", "complete"
@@ -199,7 +199,7 @@ def csv_cell(text: str) -> str:
 
 _PART = re.compile(r"(?:(.*)\.)?((?:input|output)(?:_\d+)?|pre|post)", re.DOTALL)
 _WITH_PARTS = frozenset({"actv", "actv_grad", "other"})
-"""Signals whose rows are about a part of what has the name."""
+"""Signals whose rows are about a part of the module or call that has the name."""
 
 
 def cell_name(key: Key) -> str:
@@ -256,7 +256,7 @@ def coverage_of(text: str | None) -> Coverage | None:
 
 
 PART_SQL = f"coalesce(regexp_replace({COVERAGE}, '{_OVER}.*', ''), '')"
-"""The part that a row is about, whoever holds the others; empty for a whole tensor."""
+"""The part that a row is about, without the ranks that hold the others; empty for a whole tensor."""
 HOLDS_NO_TERM_SQL = f"({COVERAGE} IS NULL OR {COVERAGE} NOT LIKE '% {_TERM} %')"
 """Whether a row is about elements, not about the terms of a sum."""
 
@@ -268,7 +268,7 @@ def _stride(ranks: Sequence[int]) -> int:
 
 
 def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
-    """The ranks from ``first`` to ``last`` at a distance of ``stride``; ``text`` is what an error shows."""
+    """The ranks from ``first`` to ``last`` at a distance of ``stride``; ``text`` is shown in errors."""
     if int(last) - int(first) > MOST_RANKS:
         raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
     return tuple(range(int(first), int(last) + 1, int(stride or 1)))

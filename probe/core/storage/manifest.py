@@ -113,7 +113,7 @@ class Manifest(dict[str, Any]):
 
     @property
     def cost_seconds(self) -> Mapping[str, Any]:
-        """Seconds by what took them; empty if the run has not ended."""
+        """Seconds by part; empty if the run has not ended."""
         cost: Mapping[str, Any] = self.get("cost_seconds", {})
         return cost
 
@@ -155,8 +155,8 @@ def is_whole(value: object, low: int = 0, high: int = HIGHEST) -> bool:
 
 
 def misfit(key: str, value: object) -> str | None:
-    """What was expected of a manifest's field ``key`` where ``value`` is not that; None where it fits, or where the
-    field is not one that is read."""
+    """The expectation of a manifest's field ``key`` that ``value`` does not meet; None where it does, or for an unknown
+    field."""
     field = _FIELDS.get(key)
     return None if field is None or field.fits(value) else field.expected
 

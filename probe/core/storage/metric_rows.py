@@ -1,4 +1,4 @@
-"""Rows on their way from files and snapshots to a database: columns, names told once."""
+"""Rows on their way from files and snapshots to a database: as columns, each name once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class MetricTarget(NamedTuple):
-    """What a row is about."""
+    """The tensor that a row is about."""
 
     name: str
     """As the ``name`` column of the CSV files has it."""
@@ -26,7 +26,7 @@ class MetricTarget(NamedTuple):
 
 
 class TensorForm(NamedTuple):
-    """What the tensor of a row is like; ``""`` for what is not known."""
+    """Shape, dtype and coverage of a row's tensor; ``""`` where unknown."""
 
     shape: str = ""
     dtype: str = ""
@@ -48,7 +48,7 @@ class MetricRows(NamedTuple):
     values: Mapping[str, npt.NDArray[np.float64]]
     """By op; a masked array where values are missing."""
     micro_stepped: bool = False
-    """Whether the micro step tells rows apart here."""
+    """Whether the signal has a row for each micro step."""
 
     def taken(self, chosen: Any) -> MetricRows:
         """The rows that an index or a mask of NumPy's ``chosen`` takes."""

@@ -1,4 +1,4 @@
-"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink alike.
+"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink.
 
 docs/guides/conversions.md describes the tables.
 """
@@ -36,7 +36,7 @@ STEP_PARTITION = 500
 CACHED_STATEMENTS = 64
 """Prepared statements that are kept, a few kilobytes each: one a signal is used step after step."""
 MOST_TABLES = 100
-"""Tables that are remembered, the latest ones; what any other holds is looked up again."""
+"""Tables that are remembered, the latest ones; the columns of others are looked up again."""
 CACHE_KIB = 32 << 10
 """Memory that SQLite may keep pages in, unless asked for otherwise."""
 
@@ -50,7 +50,7 @@ class _Table(NamedTuple):
 
 
 class MetricsDatabase:
-    """Takes rows inside of transactions; one process writes at a time, any number read.
+    """The database, which takes rows inside transactions; one process writes at a time, any number read.
 
     Args:
         step_partition: steps in one table; None for those that the database was made with, if it is not new.
@@ -87,11 +87,11 @@ class MetricsDatabase:
         self._forget()
 
     def close(self) -> None:
-        """Leaves one file, without a journal beside it, if nobody else has it open."""
+        """Close the database; one file is left, without a journal beside it, if no other process has it open."""
         try:
             self.connection.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.OperationalError:
-            pass  # a reader has it open: the journal stays until the last one closes it
+            pass  # nothing is lost: a reader has it open, and the journal stays until the last one closes it
         finally:
             self.connection.close()
 
@@ -114,14 +114,14 @@ class MetricsDatabase:
         return self._partition
 
     def repartition(self, step_partition: int) -> None:
-        """Puts so many steps into one table; called inside a transaction. No effect where there are rows already."""
+        """Put so many steps into one table; called inside a transaction. No effect where there are rows already."""
         if not row_tables(self.connection):
             statement = "UPDATE global_stats SET stat_value = ? WHERE stat_name = 'step_partition'"
             self.connection.execute(statement, (step_partition,))
             self._partition = step_partition
 
     def add(self, rows: MetricRows) -> None:
-        """Adds ``rows``; one about the same rank, step and target replaces what is there."""
+        """Add ``rows``; a row replaces one about the same rank, step and target."""
         if not len(rows.steps):
             return
         metric = int(self._names.ids("monitoring_metrics", [(rows.signal,)])[0])
@@ -133,7 +133,7 @@ class MetricsDatabase:
         self._names.widen_range(int(rows.steps.min()), int(rows.steps.max()), rows.rank)
 
     def remove(self, signal: str, rank: int) -> None:
-        """Takes away all rows of a signal and rank, and what is remembered of their files."""
+        """Remove all rows of a signal and rank, and the records of their files."""
         for table in self.tables(signal):
             self.connection.execute(f"DELETE FROM {table} WHERE rank = ?", (rank,))  # noqa: S608 - our own name
         self.connection.execute("DELETE FROM imported_files WHERE metric_name = ? AND rank = ?", (signal, rank))
@@ -182,7 +182,7 @@ class MetricsDatabase:
             self._partition = self._agree("step_partition", step_partition, STEP_PARTITION)
 
     def _check_ours(self) -> None:
-        """Before anything is written: what is someone else's stays as it is."""
+        """Check before the first write that the database is one of ours: another stays as it is."""
         query = "SELECT name FROM sqlite_master WHERE type = 'table'"
         try:
             names = {name for (name,) in self.connection.execute(query)}
@@ -194,7 +194,8 @@ class MetricsDatabase:
             raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
 
     def _agree(self, name: str, value: int | None, default: int = 0) -> int:
-        """What the database has: it must be ``value``; whatever it has if that is None, ``default`` in a new one."""
+        """The value in the database, which must be ``value`` unless that is None; a new one gets ``value`` or
+        ``default``."""
         begun_with = default if value is None else value
         self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, begun_with))
         query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
@@ -206,7 +207,7 @@ class MetricsDatabase:
         return int(found)
 
     def _forget(self) -> None:
-        """What is remembered of the database may have been undone."""
+        """Forget names and tables: their transaction may have been undone."""
         self._names = NameTable(self.connection)
         self._tables: dict[tuple[int, int], _Table] = {}
         self._placed: dict[int, Sequence[MetricTarget]] = {}
@@ -228,7 +229,7 @@ class MetricsDatabase:
         self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
 
     def _place(self, metric: int, rows: MetricRows) -> None:
-        """Keeps the order of a signal's targets: that in which they are first written."""
+        """Record the order of a signal's targets: that in which they are first written."""
         if self._placed.get(metric) is rows.targets:  # as in the step before
             return
         targets = self._names.ids("monitoring_targets", rows.targets).tolist()
@@ -271,7 +272,7 @@ class MetricsDatabase:
         self.connection.executemany(statement, ((metric, stat) for stat in stats))
 
     def _view(self, signal: str) -> None:
-        """Makes the view of ``signal`` anew, now that it has another table or column."""
+        """Make the view of ``signal`` anew, now that it has another table or column."""
         tables = [(table, self._held(table)) for table in self.tables(signal)]
         stats = dict.fromkeys(stat for _, held in tables for stat in held)
         self.connection.execute(f"DROP VIEW IF EXISTS {quoted(view_name(signal))}")
@@ -280,7 +281,7 @@ class MetricsDatabase:
 
 
 def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
-    """What SQLite is given: NaN, which it would turn into NULL, as the text ``nan``; what is missing as NULL."""
+    """The cells for SQLite: NaN, which it would turn into NULL, as the text ``nan``; missing values as NULL."""
     cells: list[Any] = column.tolist()
     for row in np.flatnonzero(np.isnan(np.asarray(column))).tolist():
         if cells[row] is not None:
@@ -298,7 +299,7 @@ def has_row_tables(path: Path) -> bool:
 
 
 def move_steps(path: Path, rank: int, first: int, aside: Path) -> None:
-    """Removes the rows of a rank from step ``first`` on; if there are any, a copy of the database as it was is made at
+    """Remove the rows of a rank from step ``first`` on; if there are any, a copy of the database as it was is made at
     ``aside``, with its folder.
 
     Raises:
@@ -328,8 +329,7 @@ _RANGE = {"min_step": "min", "max_step": "max", "max_rank": "max"}
 
 
 class NameTable:
-    """Remembers what it has looked up, so that a known name costs no query; of a transaction that is undone it must
-    be forgotten with it."""
+    """The numbers of names; each is looked up once. After a transaction is undone, the object must be thrown away."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -337,7 +337,7 @@ class NameTable:
         self._range: tuple[int, int, int] | None = None
 
     def ids(self, table: str, items: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """The number of each item; new ones are given the next."""
+        """The number of each item; new items get the next ones."""
         known = self._ids[table]
         for item in items:
             if item not in known:
@@ -345,7 +345,7 @@ class NameTable:
         return np.fromiter((known[item] for item in items), np.int64, len(items))
 
     def widen_range(self, first: int, last: int, rank: int) -> None:
-        """Keeps the smallest and largest step and the largest rank, as who draws a chart asks for them first."""
+        """Keep the smallest and largest step and the largest rank: a program that draws charts asks for them first."""
         known = self._range
         if known and known[0] <= first and last <= known[1] and rank <= known[2]:
             return
@@ -368,5 +368,5 @@ class NameTable:
         columns = _COLUMNS[table][1:]
         statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
         number = self._connection.execute(statement, item).lastrowid
-        assert number is not None, "an INSERT gives a row its number"
+        assert number is not None, "SQLite numbers each row that is inserted"
         return number

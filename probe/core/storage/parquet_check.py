@@ -35,13 +35,13 @@ def readable(connection: Any, files: Sequence[TableFile], problems: Problems) ->
 
 
 def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
-    """What is wrong with any of ``files``; None if nothing is."""
+    """The first defect of any of ``files``; None if there is none."""
     import duckdb
 
     paths = [file.path for file in files]
     try:
-        if what := misfit(connection, paths):
-            return what
+        if wrong := misfit(connection, paths):
+            return wrong
         connection.execute(_ALL.format(files=listed(paths))).fetchall()
     except duckdb.Error as error:
         return f"expected a Parquet file, undamaged; {str(error).splitlines()[0][:200]}"

@@ -18,15 +18,15 @@ from probe.core.storage.table_files import TableFile
 
 
 def number_of_rows(path: Path) -> int:
-    """How many rows ``path`` holds.
+    """The number of rows in ``path``.
 
     Raises:
         ImportError: if DuckDB is missing.
         ValueError: if it is no Parquet file, or not one of ours.
     """
     with _duckdb() as connection:
-        if what := misfit(connection, [path]):
-            raise ValueError(what)
+        if wrong := misfit(connection, [path]):
+            raise ValueError(wrong)
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
         return int(connection.execute(query, [pattern_of(path)]).fetchone()[0])
 
@@ -54,7 +54,7 @@ def _duckdb() -> Iterator[Any]:
 
     Raises:
         ImportError: if DuckDB is missing.
-        ValueError: if what is done with it fails.
+        ValueError: if a query fails.
     """
     connection = connect(threads=1)
     import duckdb
@@ -62,7 +62,7 @@ def _duckdb() -> Iterator[Any]:
     try:
         yield connection
     except RuntimeError as error:
-        if type(error) is RuntimeError:  # what DuckDB makes of Ctrl-C
+        if type(error) is RuntimeError:  # Ctrl-C during a query of DuckDB
             raise KeyboardInterrupt from error
         raise
     except duckdb.Error as error:

@@ -1,4 +1,4 @@
-"""What could not be read: told once, by file and line, while the rest is read."""
+"""Problems with files: each is recorded once, by file and line, while the rest is read."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from probe.core.messages import plural, printable
 
 MOST = 1000
 """Problems that are kept; more are counted."""
+NAMED = 3
+"""Lines of a file, or of a piece of it, that are named one by one; more are counted."""
 
 
 def left_out(after: int) -> str:
-    """What becomes of a line that cannot be read, and of ``after`` ones that its quotes, not closed, take with it."""
+    """The end of a message about a line that cannot be read, and the ``after`` lines in its unclosed quotes."""
     return f"this line and the next{f' {after}' * (after > 1)} are left out" if after else "this line is left out"
 
 
 def cannot_be_read(more: int) -> str:
-    """What becomes of further lines of a file that are not named one by one."""
+    """The message about further lines of a file, which are not named one by one."""
     return f"{more} more {plural(more, 'line')} cannot be read and {plural(more, 'is', 'are')} left out"
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with what was found."""
+    """One problem with a file or directory."""
 
     path: Path
     line: int | None
@@ -37,7 +39,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Problems:
-    """Everything that is wrong with what was found, in the order in which it was."""
+    """All problems, in the order in which they were found."""
 
     kept: list[Problem] = field(default_factory=list)
     number: int = 0
@@ -45,7 +47,7 @@ class Problems:
     """Whether any data were left out."""
 
     def add(self, path: Path, what: str, line: int | None = None, skipped: bool = True) -> None:
-        """One more; the same twice counts once."""
+        """Record a problem; the same one twice counts once."""
         problem = Problem(path, line, what, skipped)
         self.skipped |= skipped
         if problem in self.kept[-MOST:]:
@@ -56,6 +58,6 @@ class Problems:
 
     def lines(self, most: int = 20) -> list[str]:
         """For people: the first ``most``, and how many there are besides."""
-        told = [str(problem) for problem in self.kept[:most]]
-        rest = self.number - len(told)
-        return [*told, f"and {rest} more problem{'s' * (rest > 1)}"] if rest else told
+        shown = [str(problem) for problem in self.kept[:most]]
+        rest = self.number - len(shown)
+        return [*shown, f"and {rest} more problem{'s' * (rest > 1)}"] if rest else shown

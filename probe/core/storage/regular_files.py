@@ -1,5 +1,4 @@
-"""Files that anybody may have put there, opened without being held up: regular ones only, of what size there is room
-for."""
+"""Open files of unknown origin without waiting: regular files only, within limits of size."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import Any
 MOST_JSON = 64 << 20
 """Bytes of a JSON file; one of a hundred thousand ranks has a few megabytes."""
 DEEPEST = 64
-"""Levels of a JSON file; what walks through it level by level has room for so many."""
+"""Levels of a JSON file at most: readers walk through it level by level."""
 LONGEST_LINE = 1 << 16
 """Bytes that a line of ours hardly ever reaches."""
 FARTHEST = 8 << 20
@@ -39,7 +38,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def json_of(path: Path) -> Any:
-    """What the JSON file ``path`` says.
+    """The value in the JSON file ``path``.
 
     Raises:
         OSError: if it cannot be read, or is no regular file.
@@ -62,8 +61,8 @@ def json_of(path: Path) -> Any:
 
 
 def check_lines(file: BufferedReader) -> None:
-    """That no line of ``file`` is far longer than any of ours, such as the zeros of a file that was only made room
-    for. Lines are looked for at some places only; what passes has none of more than three times ``FARTHEST``.
+    """Check that no line of ``file`` is far longer than any of ours, such as the zeros of a preallocated file. Lines
+    are looked for at some places only; a file that passes has no line of more than three times ``FARTHEST``.
 
     Raises:
         ValueError: if one is.

@@ -23,7 +23,7 @@ SCHEMA = 1
 """Version of the output's layout; raised when a reader of the older one would go wrong."""
 
 ZONE = timezone(timedelta(hours=8), "UTC+08:00")
-"""Directory names are in this zone whatever the machine's, so that those of all ranks and tools compare."""
+"""The zone of directory names, on every machine, so that those of all ranks and tools compare."""
 
 EXAMPLE_TIME = "Dec03_21-34-40"
 EXAMPLE_DIRECTORY = f"{EXAMPLE_TIME}-rank0-1f0c9a3e"
@@ -41,7 +41,7 @@ def output_root(environ: Mapping[str, str]) -> Path:
 
 def stamp(now: float) -> str:
     """``now`` (seconds since the epoch) as all folder names have it, such as ``Dec03_21-34-40``: one clock and one
-    language, whatever the machine's zone and locale."""
+    language on every machine."""
     start = datetime.fromtimestamp(now, ZONE)
     return f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
 
@@ -91,12 +91,12 @@ def directories_of(rank: int | None = None) -> str:
 
 
 def superseded_name(now: float, step: int) -> str:
-    """The name of the folder that keeps what a resumed run does again from ``step`` on."""
+    """The name of the folder that keeps the rows which a resumed run replaces, from ``step`` on."""
     return f"superseded-{stamp(now)}-from-step-{step}"
 
 
 def rank_folder(rank: int) -> str:
-    """The name of a folder that is one rank's in what all runs share."""
+    """The name of the folder of one rank in a folder that all runs share."""
     return f"rank{rank}"
 
 
@@ -107,7 +107,7 @@ def parsed_rank(name: str) -> int | None:
 
 
 def create(root: Path, name: str) -> Path:
-    """Makes the directory ``name`` under ``root``.
+    """Make the directory ``name`` under ``root``.
 
     Raises:
         OSError: if it cannot be made.
@@ -120,20 +120,20 @@ def create(root: Path, name: str) -> Path:
 
 @contextmanager
 def told(root: Path) -> Iterator[None]:
-    """What makes directories under ``root``: an error names the environment variable.
+    """Name the environment variable in errors of the block, which makes directories under ``root``.
 
     Raises:
-        OSError: the one that came, saying what to do.
+        OSError: the original one, with advice.
     """
     try:
         yield
     except OSError as error:
-        what = f"cannot write to {root}: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that can be written"
-        raise OSError(error.errno, what, error.filename) from error
+        advice = f"cannot write to {root}: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that can be written"
+        raise OSError(error.errno, advice, error.filename) from error
 
 
 def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:
-    """Writes ``manifest.json`` as a whole; call it again with more fields when more is known."""
+    """Write ``manifest.json`` as a whole; call it again with more fields when more is known."""
     text = json.dumps(_plain({"schema": SCHEMA, **fields}), ensure_ascii=False, indent=1)
     with replacing(directory / manifest.FILE) as file:
         file.write(text + "\n")
@@ -163,7 +163,7 @@ def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
 
 
 def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
-    """Validates a known field of a manifest; accepts unknown ones."""
+    """Whether a field is as documented, or unknown."""
     expected = manifest.misfit(key, value)
     if expected:
         problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
@@ -171,7 +171,7 @@ def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bo
 
 
 def _plain(value: object) -> object:
-    """``value`` in what every JSON reader knows: NaN and the infinities, which JSON lacks, become strings."""
+    """``value`` in the types of JSON: NaN and the infinities, which JSON lacks, become strings."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

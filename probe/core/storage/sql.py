@@ -1,4 +1,4 @@
-"""Words of SQL: identifiers and texts, whatever is in them, and the paths that DuckDB takes."""
+"""Words of SQL: identifiers and texts with any characters, and the paths that DuckDB takes."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ LOCKED_SECONDS = 2.0
 PIECE = 100_000
 """Rows that one copy has, but for those of its last step."""
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What ``sqlite3`` raises for a damaged database; the latter where its own message quotes what is damaged."""
+"""Exceptions of ``sqlite3`` for a damaged database; the latter where its own message quotes damaged text."""
 MICRO_STEPPED = frozenset({"actv", "actv_grad"})
-"""Signals whose rows micro steps tell apart in databases that do not say it."""
+"""Signals whose rows have micro steps, for databases that do not record it."""
 
 _OURS = frozenset({"monitoring_targets", "monitoring_metrics", "tensor_forms", "global_stats"})
 
@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
 
 Copy = Callable[[Path, dict[str, Column]], None]
-"""Writes columns, each of the same length, to a file."""
+"""Function that writes columns, each of the same length, to a file."""
 
 
 class _Signal(NamedTuple):
@@ -89,7 +89,8 @@ def copied(
 ) -> Iterator[TableFile]:
     """Copies of the rows that the database of a rank's directory has and no other file of it, by signal and step.
 
-    What cannot be read is left out and logged in ``problems``, with the rest of its table: its steps come in order.
+    Rows that cannot be read are left out with the rest of their table, whose steps come in order, and recorded in
+    ``problems``.
 
     Args:
         folder: gets the copies.
@@ -148,7 +149,7 @@ def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _journals(path: Path) -> list[Path]:
-    """What SQLite has left beside a database and belongs to it."""
+    """The journals that SQLite has left beside a database."""
     beside = (path.with_name(f"{path.name}{end}") for end in ("-wal", "-journal"))
     return [journal for journal in beside if journal.is_file() and journal.stat().st_size]
 
@@ -187,12 +188,12 @@ class _Reading:
     def _signal(self, name: str, number: int, tables: list[str]) -> _Signal:
         try:
             query = "SELECT target_id, position, micro_stepped FROM metric_targets WHERE metric_id = ?"
-            told = self._database.execute(query, (number,)).fetchall()
+            placed = self._database.execute(query, (number,)).fetchall()
         except sqlite3.OperationalError:  # of a version that had no such table
-            told = []
-        order = {target: place for target, place, _ in told}
-        several = any(micro_stepped for _, _, micro_stepped in told)
-        return _Signal(name, number, tables, order, several if told else name in MICRO_STEPPED)
+            placed = []
+        order = {target: place for target, place, _ in placed}
+        several = any(micro_stepped for _, _, micro_stepped in placed)
+        return _Signal(name, number, tables, order, several if placed else name in MICRO_STEPPED)
 
     def _rows_of(self, table: str, columns: str) -> dict[int, tuple[Any, ...]]:
         return {row[0]: row[1:] for row in self._database.execute(f"SELECT {columns} FROM {table}")}  # noqa: S608
@@ -209,7 +210,8 @@ class _Reading:
                         path = folder / f"copy_{self._copies}.parquet"
                         self._copies += 1
                         copy(path, cells)
-                        yield TableFile(path, signal.name, int(cells["step"].values[0]), 0, FORMAT, tuple(cells))
+                        first, last = map(int, cells["step"].values[[0, -1]])
+                        yield TableFile(path, signal.name, first, last, 0, FORMAT, tuple(cells))
             except (*UNREADABLE, ValueError) as error:
                 self._problems.add(self._path, f"{table} cannot be read; {error}: left out")
 
@@ -253,7 +255,7 @@ class _Reading:
     def _fetched(self, query: str) -> Iterator[tuple[Any, ...]]:
         with closing(self._database.cursor()) as cursor:
             cursor.execute(query, (self._rank,))
-            yield from cursor  # row by row: what comes before a damaged page is not lost
+            yield from cursor  # row by row: the rows before a damaged page are not lost
 
     def _cells(self, signal: _Signal, table: str, ops: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Column]:
         """Columns as in the files of the signal; a step's rows in the order in which they were written."""
@@ -278,7 +280,7 @@ class _Reading:
         }
 
     def _is_sound(self, row: tuple[Any, ...]) -> bool:
-        """Whether every cell is what its column can hold, and names are known."""
+        """Whether each column can hold its cell, and names are known."""
         step, target, form, *values = row
         about = self._targets.get(target)
         try:

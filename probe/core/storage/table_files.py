@@ -1,16 +1,17 @@
-"""The files of a rank's directory: each is looked at once, and left out here if it cannot be read."""
+"""The tables of a rank's directory: each file is looked at once, and left out if it cannot be read."""
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 from collections.abc import Sequence
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.messages import plural
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.layout import (
     CSV,
     EXAMPLE,
@@ -39,11 +40,13 @@ class TableFile(NamedTuple):
     signal: str
     first: int
     """The first step that may be in it."""
+    last: int
+    """The last step that may be in it."""
     part: int
     format: str
     """``csv`` or ``parquet``."""
     columns: tuple[str, ...]
-    """Empty for Parquet files, which say themselves what they hold."""
+    """Empty for Parquet files, which describe themselves."""
     torn: int = 0
     """Bytes of an unfinished last line."""
 
@@ -55,7 +58,7 @@ def tables(directory: Path, problems: Problems) -> list[TableFile]:
 
 
 def each_once(found: Sequence[TableFile]) -> list[TableFile]:
-    """Without the Parquet files of what there is as CSV too, which is complete up to the last step."""
+    """Without the Parquet files of steps that are there as CSV too, which is complete up to the last step."""
     in_csv = {(file.signal, file.first) for file in found if file.format == CSV}
     return [file for file in found if file.format == CSV or (file.signal, file.first) not in in_csv]
 
@@ -71,17 +74,17 @@ def first_step(directory: Path) -> int:
     if not named:
         return 0
     lowest = min(name.first for name, _ in named)
-    rows = (_first_row(path) for name, path in named if name.first == lowest and name.format == CSV)
-    return min((step for step in rows if step is not None), default=lowest)
+    steps = (_first_row(path) for name, path in named if name.first == lowest and name.format == CSV)
+    return min((step for step in steps if step is not None), default=lowest)
 
 
 def _first_row(path: Path) -> int | None:
     try:
         with opened(path) as file:
             start = file.read(LONGEST_LINE).decode("utf-8", "replace")
-        row = next(csv.DictReader(io.StringIO(start, newline="")))
-        return whole(STEP, row[STEP])
-    except (OSError, StopIteration, KeyError, TypeError, ValueError, csv.Error):
+        header, first = islice(rows(io.StringIO(start, newline="\n")), 2)
+        return whole(STEP, first.cells[header.cells.index(STEP)])
+    except (OSError, IndexError, ValueError):  # nothing is lost: reading the file names the defect
         return None
 
 
@@ -100,7 +103,7 @@ def _look(path: Path, problems: Problems) -> TableFile | None:
     except (OSError, ValueError) as error:
         problems.add(path, f"{error}: left out", 1 if isinstance(error, _HeaderError) else None)
         return None
-    return TableFile(path, name.signal, name.first, name.part, name.format, columns, torn)
+    return TableFile(path, name.signal, name.first, name.last, name.part, name.format, columns, torn)
 
 
 class _HeaderError(ValueError):
@@ -126,18 +129,18 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
 
 
 def _columns(header: str) -> tuple[str, ...]:
-    if "\r" in header:  # which csv takes for the end of a line
+    if "\r" in header:  # which the parser takes for the end of a line
         raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
-    try:
-        columns = tuple(next(csv.reader([header], strict=True)))
-    except csv.Error as error:
-        raise _HeaderError(f"expected a header; {error} in {header[:60]!r}") from None
+    row = next(rows([header]), None)
+    if row is not None and row.wrong:
+        raise _HeaderError(f"expected a header; {row.wrong} in {header[:60]!r}")
+    columns = tuple(row.cells) if row else ()
     _check_header(columns, header[:60])
     return columns
 
 
 def _check_header(columns: tuple[str, ...], there: str) -> None:
-    """What would stop a query of many files stops only the file that has it."""
+    """Check the header: a defect that would stop a query of many files leaves out only the file that has it."""
     if len(columns) > MOST_COLUMNS:
         raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
     if columns[: len(NEEDED)] != NEEDED:

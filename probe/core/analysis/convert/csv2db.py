@@ -15,7 +15,7 @@ from typing import NamedTuple
 from probe.core.analysis.convert.select import (
     Chosen,
     ConversionUnit,
-    Told,
+    Observer,
     checked_folder,
     checked_kinds,
     checked_number,
@@ -39,10 +39,10 @@ MOST_STEPS = 10_000_000
 
 @dataclass(frozen=True)
 class CSV2DBConfig:
-    """What is converted, and where to.
+    """The source and the target of a conversion.
 
     Raises:
-        ValueError: if a value is not what its field says.
+        ValueError: if a value is not of its field's kind.
     """
 
     monitor_path: str | PathLike[str]
@@ -59,7 +59,7 @@ class CSV2DBConfig:
     """Steps in one table; None for those of the database that is gone on with, 500 in a new one."""
     output_dirpath: str | PathLike[str] | None = None
     """Folder of the database; None for ``{curtime}_csv2db`` in ``monitor_path``. A folder that has one is gone on with:
-    what it holds already is not read again."""
+    files that it holds already are not read again."""
 
     def __post_init__(self) -> None:
         checked_folder("monitor_path", self.monitor_path)
@@ -73,7 +73,7 @@ class CSV2DBConfig:
 
 @dataclass
 class Imported:
-    """What a conversion has done."""
+    """The result of a conversion."""
 
     path: Path
     """The database."""
@@ -102,13 +102,13 @@ class _Work(NamedTuple):
     size: int
     modified_ns: int
     afresh: bool
-    """Whether what the database holds of this rank and kind goes first."""
+    """Whether the rows that the database holds of this rank and kind are removed first."""
     twice: bool
     """Whether the directory has files of this kind as CSV and as Parquet."""
 
     @property
     def name(self) -> str:
-        """What the database remembers it by: a run that is moved elsewhere stays known."""
+        """The name under which the database records it: a run that is moved elsewhere stays known."""
         return f"{self.directory.path.name}/{self.file.path.name}"
 
 
@@ -130,15 +130,15 @@ def csv2db(config: CSV2DBConfig) -> Imported:
     return done
 
 
-def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
-    """Writes ``monitor_metrics.db``; what cannot be read is reported, and the rest is converted.
+def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
+    """Write ``monitor_metrics.db``; files and lines that cannot be read are reported, and the rest is converted.
 
     Args:
-        told: is told how many files are done.
+        observe: called with the number of files that are done.
 
     Raises:
         ValueError: if there is nothing to convert, or the output belongs to something else.
-        sqlite3.Error: if the database cannot be written. What was written is whole: go on by converting again.
+        sqlite3.Error: if the database cannot be written. Written files are whole: go on by converting again.
     """
     problems = Problems()
     chosen = choose(
@@ -149,7 +149,7 @@ def convert(config: CSV2DBConfig, told: Told | None = None) -> Imported:
     with _nothing_left(done):
         database = MetricsDatabase(done.path, config.step_partition)
         try:
-            _Import(database, chosen, done, told or _nobody).run(config.process_num)
+            _Import(database, chosen, done, observe or _ignore).run(config.process_num)
             database.index()
         finally:
             database.close()
@@ -172,8 +172,8 @@ def _nothing_left(done: Imported) -> Iterator[None]:
 
 
 class _Import:
-    def __init__(self, database: MetricsDatabase, chosen: Chosen, done: Imported, told: Told) -> None:
-        self._database, self._chosen, self._done, self._told = database, chosen, done, told
+    def __init__(self, database: MetricsDatabase, chosen: Chosen, done: Imported, observe: Observer) -> None:
+        self._database, self._chosen, self._done, self._observe = database, chosen, done, observe
         self._total = sum(chosen.kinds.values())
         self._counted = _Counted()
 
@@ -182,7 +182,7 @@ class _Import:
         try:
             for work, parts in groupby(results, key=lambda result: result[0][0]):
                 self._import(work, ((piece, parsed) for (_, piece), parsed in parts))
-                self._told(self._done.files + self._done.known, self._total, work.name)
+                self._observe(self._done.files + self._done.known, self._total, work.name)
         except WorkersDiedError as died:
             self._done.problems.add(
                 self._database.path, f"{died}: convert again to go on after {self._done.files} files"
@@ -236,8 +236,8 @@ class _Import:
                     if isinstance(parsed, Exception):
                         raise _FileError(f"{type(parsed).__name__}: {parsed}") from parsed
                     bad += parsed.bad
-                    for line, what in parsed.troubles:
-                        self._done.problems.add(work.file.path, what, line)
+                    for line, wrong in parsed.troubles:
+                        self._done.problems.add(work.file.path, wrong, line)
                     if parsed.rows is not None:
                         self._database.add(parsed.rows)
                         rows += len(parsed.rows.steps)
@@ -283,5 +283,5 @@ def _parse(item: tuple[_Work, Chunk]) -> ParsedChunk:
     return parse(item[1])
 
 
-def _nobody(done: int, total: int, what: str) -> None:
-    """Nobody asked."""
+def _ignore(done: int, total: int, latest: str) -> None:
+    """The observer where there is none."""

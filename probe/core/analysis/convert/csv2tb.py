@@ -14,7 +14,7 @@ from probe.core.analysis.convert.csv2db import MOST_PROCESSES
 from probe.core.analysis.convert.curve_folders import CurveOutcome, write_folder
 from probe.core.analysis.convert.select import (
     ConversionUnit,
-    Told,
+    Observer,
     checked_kinds,
     checked_number,
     choose,
@@ -31,10 +31,10 @@ logger = logging.getLogger("probe.convert")
 
 @dataclass
 class Converted:
-    """What a conversion has done."""
+    """The result of a conversion."""
 
     path: Path
-    """The folder that TensorBoard is given."""
+    """The folder for TensorBoard."""
     problems: Problems = field(default_factory=Problems)
     rows: int = 0
     files: int = 0
@@ -71,9 +71,10 @@ def convert(
     process_num: int = 1,
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | PathLike[str] | None = None,
-    told: Told | None = None,
+    observe: Observer | None = None,
 ) -> Converted:
-    """Writes ``rank{rank}/{kind}/events...``; what cannot be read is reported, and the rest is converted.
+    """Write ``rank{rank}/{kind}/events...``; files and lines that cannot be read are reported, and
+    the rest is converted.
 
     Args:
         monitor_path: the directory in which the ranks have written; ``~`` is the home directory.
@@ -82,10 +83,10 @@ def convert(
         process_num: processes that convert.
         data_type_list: kinds, by the prefix of their files; None for all.
         output_dirpath: None for ``{curtime}_csv2tensorboard_by_step`` in ``monitor_path``.
-        told: is told how many folders are done.
+        observe: called with the number of folders that are done.
 
     Raises:
-        ValueError: if a value is not what it must be, there is nothing to convert, or the output cannot be written or
+        ValueError: if a value is not of its kind, there is nothing to convert, or the output cannot be written or
             has curves of the same ranks and kinds already.
         KeyboardInterrupt: leaving nothing behind.
     """
@@ -106,8 +107,8 @@ def convert(
     try:
         for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
             _gather(done, work, outcome)
-            if told:
-                told(number, total, f"{rank_folder(work.unit.rank)}/{work.unit.kind}")
+            if observe:
+                observe(number, total, f"{rank_folder(work.unit.rank)}/{work.unit.kind}")
     except WorkersDiedError as died:
         problems.add(done.path, f"{died}: not all is converted")
     except BaseException:  # Ctrl-C: half of a run would look like all of it
@@ -129,7 +130,7 @@ def _check_empty(folder: Path) -> None:
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    """Removes the event files, none of which was there before, and the folders that are empty then."""
+    """Remove the event files, none of which was there before, and the folders that are empty then."""
     with suppress(OSError):
         for folder in filter(Path.is_dir, folders):
             for path in folder.iterdir():

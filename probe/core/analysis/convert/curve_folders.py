@@ -24,7 +24,7 @@ Steps = npt.NDArray[np.int64]
 
 
 class Trouble(NamedTuple):
-    """Something in a file that is wrong; its fields are what problems are told by."""
+    """A problem with a file, with the arguments of :meth:`Problems.add` as its fields."""
 
     path: Path
     what: str
@@ -33,7 +33,7 @@ class Trouble(NamedTuple):
 
 
 class CurveOutcome(NamedTuple):
-    """What was converted."""
+    """The numbers of a conversion."""
 
     rows: int
     files: int
@@ -51,7 +51,7 @@ class _Stretch(NamedTuple):
 
 
 def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
-    """Converts the newest directory first: repeated steps are taken from it."""
+    """Convert the newest directory first: repeated steps are taken from it."""
     writer = _Folder(folder)
     for directory, files in reversed(_parts(unit)):
         writer.add(directory, files)
@@ -59,8 +59,8 @@ def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
 
 
 def _parts(unit: ConversionUnit) -> list[tuple[RankDirectory, list[TableFile]]]:
-    """The files of each directory, those of each format apart: what a run has written in two is given once, by the
-    Parquet files, which have all digits."""
+    """The files of each directory, those of each format apart: rows that a run has written in two are taken from
+    the Parquet files, which have all digits."""
     parts = []
     for directory, own in groupby(unit.files, key=lambda pair: pair[0]):
         files = sorted((file for _, file in own), key=lambda file: file.format)
@@ -79,7 +79,7 @@ class _Folder:
         self.troubles: list[Trouble] = []
 
     def add(self, directory: RankDirectory, files: Sequence[TableFile]) -> None:
-        """Writes the event file of one directory, under its name only when it is complete."""
+        """Write the event file of one directory, under its name only when it is complete."""
         self._path.mkdir(parents=True, exist_ok=True)
         hidden = self._path / f".{os.getpid()}.tmp"
         try:
@@ -90,7 +90,7 @@ class _Folder:
             hidden.unlink(missing_ok=True)
         again = np.intersect1d(steps, self._done)
         if len(again) and directory.path != self._latest:
-            self._tell(directory, f"{_listed(again)} come again in a later directory, which is taken")
+            self._record(directory, f"{_listed(again)} come again in a later directory, which is taken")
         self.rows += rows
         self._done, self._latest = np.union1d(self._done, steps), directory.path
 
@@ -102,7 +102,7 @@ class _Folder:
             numbers = len(steps) - 1 - last
             _, rows = self._write_stretches(directory, files, path, set(numbers.tolist()))
             again = found[np.bincount(np.searchsorted(found, steps)) > 1]
-            self._tell(directory, f"{_listed(again)} come again in the same directory: the later rows are taken")
+            self._record(directory, f"{_listed(again)} come again in the same directory: the later rows are taken")
         return found, rows
 
     def _write_stretches(
@@ -131,7 +131,7 @@ class _Folder:
                     yield _Stretch(number, step, time, rows.taken(slice(begin, end)))
 
     def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
-        """What can be read of ``file``, and when it was written."""
+        """The readable rows of ``file``, and the time at which it was written."""
         try:
             stat = file.path.stat()
             for piece in pieces(file, rank, stat.st_size):
@@ -142,7 +142,7 @@ class _Folder:
         except (ImportError, OSError, ValueError) as error:
             self.troubles.append(Trouble(file.path, f"{error}: left out"))
 
-    def _tell(self, directory: RankDirectory, what: str) -> None:
+    def _record(self, directory: RankDirectory, what: str) -> None:
         self.troubles.append(Trouble(directory.path, f"{self._path.name}: {what}", skipped=False))
 
 

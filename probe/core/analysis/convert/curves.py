@@ -20,17 +20,17 @@ class _Template(NamedTuple):
     """The summary of a step, ready to be filled in."""
 
     about: tuple[object, ...]
-    """What it follows from; as long as it stays the same from step to step, so does the template."""
+    """The parts that the summary follows from; while they stay the same, so does the template."""
     summary: npt.NDArray[np.uint8]
     places: npt.NDArray[np.int64]
     """Of each of the four bytes of each number where it goes."""
 
 
 class CurveFile:
-    """One event file, beginning with what TensorBoard looks for.
+    """One event file, with the first event that TensorBoard looks for.
 
     Args:
-        file: opened for writing bytes; who opened it closes it.
+        file: opened for writing bytes; the caller closes it.
         time: seconds since the epoch, for the event that begins the file.
     """
 

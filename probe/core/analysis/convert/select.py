@@ -1,4 +1,4 @@
-"""Which files a conversion is about: of which ranks, times and kinds."""
+"""The selection of files for a conversion: by rank, time and kind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
 from probe.core.storage.table_files import TableFile, tables
 
-Told = Callable[[int, int, str], None]
-"""Is told how much is done, out of how much, and what was done last."""
+Observer = Callable[[int, int, str], None]
+"""Called with the number of items that are done, the number of all, and the name of the latest."""
 
 DOCUMENTED = (*SIGNALS, "exp_avg", "exp_avg_sq")
 """Kinds that may be asked for even where there are none."""
@@ -36,7 +36,7 @@ class ConversionUnit(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is to be converted."""
+    """The directories and kinds of a conversion."""
 
     directories: list[RankDirectory]
     """By rank, then time."""
@@ -67,7 +67,7 @@ def choose(
         ValueError: if there is none, or none of ``kinds``, or one of these is neither there nor documented.
     """
     root = checked_folder("monitor_path", monitor_path)
-    # What manifests say is not needed here, and would go to the workers with every file.
+    # Manifests are not needed here, and would go to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
     there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
     if not there:

@@ -25,13 +25,13 @@ AHEAD = 3
 
 
 class WorkersDiedError(RuntimeError):
-    """A process was ended from outside; what it did, and what waited, is not done."""
+    """A process was ended from outside; its work, and work that waited, is not done."""
 
 
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], processes: int
 ) -> Iterator[tuple[Item, Result | Exception]]:
-    """Each item with what ``work`` makes of it, or with the exception that it raised.
+    """Each item with the result of ``work``, or with the exception that it raised.
 
     Args:
         work: a function that a new process can import.
@@ -73,7 +73,7 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _end_with(other: Connection) -> None:
-    """Ends this process when nobody holds the other end of a pipe any more."""
+    """End this process when no process holds the other end of a pipe any more."""
     threading.Thread(target=_wait_and_end, args=(other,), daemon=True).start()
 
 
@@ -90,7 +90,7 @@ def _tried(work: Callable[[Item], Result], item: Item) -> Result | Exception:
 
 
 def _result(future: Future[Any]) -> Any:
-    """What the work gave, or the exception that it raised."""
+    """The result of the work, or the exception that it raised."""
     error = future.exception()
     if isinstance(error, BrokenProcessPool):
         raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
@@ -109,7 +109,7 @@ def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """A process that is started here never gets SIGINT, which a terminal sends to all: who started it ends it."""
+    """A process that is started here never gets SIGINT, which a terminal sends to all: its parent ends it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

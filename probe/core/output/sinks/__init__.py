@@ -13,7 +13,7 @@ from probe.core.records import Snapshot
 
 
 class Sink(Protocol):
-    """Takes snapshots, one after the other, on the delivery thread.
+    """Writer of snapshots, one after the other, on the delivery thread.
 
     Any method may raise: the caller counts it and goes on, and the next ``write`` must work again if it can.
     """
@@ -22,7 +22,7 @@ class Sink(Protocol):
         """Called once, before the first ``write``."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Returns when whoever reads what this sink writes can see all of ``snapshot``."""
+        """Write ``snapshot``; when this returns, readers can see all of it."""
 
     def close(self) -> None:
         """Called once, after the last ``write``, also when that failed."""

@@ -18,10 +18,10 @@ LINES_A_STEP = 8
 
 
 class AnomalySink:
-    """Prints findings, first causes first, and dumps them.
+    """Log of findings, first causes first, and their dump.
 
-    What was already found at the step before is counted, not printed again: a NaN stays for the rest of the run.
-    Where anything is new, the step's last line says in words what came first in it.
+    A finding of the step before is counted, not printed again: a NaN stays for the rest of the run. If any finding is
+    new, the step's last line explains the first one in words.
     """
 
     def __init__(self, context: SinkContext) -> None:

@@ -46,7 +46,7 @@ class AnomalyFile:
         self._dropped = 0
 
     def write(self, findings: Sequence[Finding]) -> None:
-        """Adds ``findings`` in one write."""
+        """Add ``findings`` in one write."""
         taken = findings[: MOST_ENTRIES - self._written]
         self._drop(len(findings) - len(taken))
         if not taken:
@@ -60,7 +60,7 @@ class AnomalyFile:
         self._written += len(entries)
 
     def close(self) -> None:
-        """Says how many findings found no place."""
+        """Log the number of findings that found no place."""
         if self._dropped:
             were = plural(self._dropped, "finding was", "findings were")
             logger.warning("%d %s not written to %s", self._dropped, were, self._path)
@@ -88,8 +88,8 @@ class AnomalyFile:
 
 
 def take_out(path: Path, run: str, first: int) -> dict[str, object]:
-    """Takes what a run has found from step ``first`` on out of ``path``, and returns it; nothing from a file that
-    cannot be continued.
+    """Remove the findings of a run from step ``first`` on from ``path``, and return them; none from a file that cannot
+    be continued.
 
     Raises:
         OSError: if the file cannot be read or written; it then stays as it was.
@@ -106,7 +106,7 @@ def take_out(path: Path, run: str, first: int) -> dict[str, object]:
 
 
 def _adopt(path: Path) -> set[str]:
-    """Makes what is at ``path`` continuable, or puts it aside if it cannot be; returns its keys."""
+    """Make the file at ``path`` continuable, or put it aside if it cannot be; return its keys."""
     if not path.exists() or not path.stat().st_size:
         return set()
     entries = _entries_of(path)
@@ -142,7 +142,7 @@ def _put_aside(path: Path) -> None:
 
 
 def _splice(path: Path, members: str) -> int:
-    """Adds ``members`` to the object in ``path``, made if missing; returns the size of the file.
+    """Add ``members`` to the object in ``path``, made if missing; return the size of the file.
 
     Raises:
         OSError: if they do not fit; the file then ends as it did.

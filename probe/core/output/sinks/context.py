@@ -1,4 +1,4 @@
-"""What a sink is told when it is made."""
+"""The facts about a run that a sink is made with."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import FileIO
 from itertools import chain, repeat
 from pathlib import Path
@@ -13,7 +12,8 @@ from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.moments import COUNTS
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Array, Batch, Snapshot
-from probe.core.storage.atomic_files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
+from probe.core.storage.atomic_files import append, cut_torn_line, open_for_append, replacing
+from probe.core.storage.csv_rows import rows
 from probe.core.storage.layout import (
     CALL,
     CSV,
@@ -26,22 +26,23 @@ from probe.core.storage.layout import (
     ops_of,
     span_of,
 )
+from probe.core.storage.regular_files import LONGEST_LINE
 
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""
 WITH_CALL = f",{CALL}"
-"""The end of the header of a file that tells repetitions of a module apart."""
+"""The end of the header of a file that has repetitions of modules."""
 
 
 Numbers = tuple[Any, ...]
-"""What fills in the rows of a batch, one after the other."""
+"""The values of the rows of a batch, one after the other."""
 
 
 class _Layout(NamedTuple):
     """All of a batch but its numbers, ready to be filled in."""
 
     about: tuple[object, ...]
-    """What the rest follows from; as long as it stays the same from step to step, so does the rest."""
+    """The parts of a batch that the rest follows from; while they stay the same, so does the rest."""
     header: str
     """Without ``call``, without line break."""
     rows: dict[bool, str]
@@ -51,7 +52,7 @@ class _Layout(NamedTuple):
 
 
 class CsvSink:
-    """Writes ``{signal}_{first}-{last}.csv``; each write is one append, so a killed run leaves whole files."""
+    """Writer of ``{signal}_{first}-{last}.csv``; each write is one append, so a killed run leaves whole files."""
 
     def __init__(self, context: SinkContext) -> None:
         self._directory = context.directory
@@ -67,7 +68,7 @@ class CsvSink:
         """Nothing is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Appends every batch, also after one has failed; the first failure is raised at the end."""
+        """Append every batch, also after one has failed; the first failure is raised at the end."""
         failures: list[OSError] = []
         for batch in snapshot.batches:
             try:
@@ -108,7 +109,7 @@ class CsvSink:
             yield last, self._directory / str(name)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
-        """Appends to ``path`` unless that has other columns; a new file appears with its header and rows."""
+        """Append to ``path`` unless that has other columns; a new file appears with its header and rows."""
         if not path.exists():
             with replacing(path) as new:
                 new.write(_text(layout, "", numbers))
@@ -125,7 +126,7 @@ class CsvSink:
         return self._append(path, layout, numbers)
 
     def _numbers(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> Numbers:
-        """What fills in the rows of a layout: for each row its step, its values and its histogram."""
+        """The values for the rows of a layout: for each row its step, its numbers and its histogram."""
         columns = [self._rounded(op, batch.op(op).tolist()) for op in ops]
         texts = [] if histograms is None else [[*map(text_of, histograms)]]
         return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, *texts, strict=True)))
@@ -177,10 +178,7 @@ def _header(file: FileIO, expected: str) -> str:
 
 
 def _add_call_column(path: Path) -> None:
-    """Gives every row of ``path`` a ``call`` of 0."""
-    with replacing(path) as target, path.open(newline="", encoding="utf-8") as source:
-        rows = csv.reader(source)
-        write: Callable[[list[str]], object] = csv.writer(target, lineterminator="\n").writerow
-        write([*next(rows), CALL])
-        for row in rows:
-            write([*row, "0"])
+    """Add a ``call`` of 0 to every row of ``path``."""
+    with replacing(path) as target, path.open(newline="\n", encoding="utf-8") as source:
+        for number, row in enumerate(rows(source)):
+            target.write("".join(row.lines).rstrip("\r\n") + f",{0 if number else CALL}\n")

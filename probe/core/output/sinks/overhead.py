@@ -24,7 +24,7 @@ class CostSink:
         """No file is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Appends a line.
+        """Append a line.
 
         Raises:
             OSError: if that fails; the line is lost.

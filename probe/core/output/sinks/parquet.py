@@ -31,7 +31,7 @@ from probe.core.storage.sql import literal, quoted
 MOST_ROWS = 1 << 20
 """Rows of a signal that are kept; then they are written before their range of steps is over."""
 MEMORY_MIB = 256
-"""What the writer may take for itself."""
+"""Memory that the writer may take."""
 FILES_A_CONNECTION = 100
 """DuckDB (seen with 2.0) keeps a kilobyte of every statement until its connection is closed."""
 
@@ -52,8 +52,8 @@ class _Pending(NamedTuple):
 
 
 class ParquetSink:
-    """Writes ``{signal}_{first}-{last}.parquet`` when the last step of the range has come, or the next range begins, or
-    the run ends; a run that is killed loses the steps since then.
+    """Writer of ``{signal}_{first}-{last}.parquet``, each when the last step of its range has come, or the next range
+    begins, or the run ends; a run that is killed loses the steps since then.
 
     Columns are those of the CSV files, with ``call`` in every file, and values are not rounded.
 
@@ -87,7 +87,7 @@ class ParquetSink:
         self._files = 0
 
     def write(self, snapshot: Snapshot) -> None:
-        """Keeps every batch, and writes what is complete.
+        """Keep every batch, and write the files that are complete.
 
         Raises:
             OSError: the first failure. It is tried again with the next step, unless too much waits: then it is lost.
@@ -102,7 +102,7 @@ class ParquetSink:
         self._flush(MOST_ROWS)
 
     def close(self) -> None:
-        """Writes what is left.
+        """Write the files that are left.
 
         Raises:
             OSError: if that fails: it is lost.
@@ -135,7 +135,7 @@ class ParquetSink:
         self._complete.append(self._filling.pop(signal))
 
     def _flush(self, most_rows: int) -> None:
-        """Writes what is complete; of what fails the latest ``most_rows`` are kept to be tried again."""
+        """Write the files that are complete; of those that fail the latest ``most_rows`` are kept to be tried again."""
         failures: list[Exception] = []
         failed: list[_Pending] = []
         for complete in self._complete:
@@ -149,8 +149,8 @@ class ParquetSink:
             lost.append(failed.pop(0))
         self._complete = failed
         if lost:
-            told = ", ".join(f"{pending.rows} {plural(pending.rows, 'row')} of {pending.signal}" for pending in lost)
-            raise OSError(f"{self._directory}: {told} lost: {failures[0]}") from failures[0]
+            rows = ", ".join(f"{pending.rows} {plural(pending.rows, 'row')} of {pending.signal}" for pending in lost)
+            raise OSError(f"{self._directory}: {rows} lost: {failures[0]}") from failures[0]
         if failures:
             raise failures[0]
 
@@ -180,7 +180,7 @@ class ParquetSink:
 
 
 def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
-    """The cells of each column, batch by batch. What stays the same from step to step is made once."""
+    """The cells of each column, batch by batch. Cells that stay the same from step to step are made once."""
     cells: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in kept.columns}
     about: object = None
     same: dict[str, npt.NDArray[Any]] = {}

@@ -1,4 +1,4 @@
-"""A database a rank, written while training runs, in the layout that `probe csv2db` gives."""
+"""A database a rank, written while training runs, in the layout of `probe csv2db`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTITIONS = (50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 500)
 """Steps that a table may be of. SQLite keeps the description of every table in memory, 3 KB each, so that a long run of
 a small model has few large ones."""
 CACHE_KIB = 2 << 10
-"""Memory that SQLite may keep pages in: rows are appended, and what is full is not read again."""
+"""Memory that SQLite may keep pages in: rows are appended, and full pages are not read again."""
 
 
 class _Layout(NamedTuple):
@@ -42,7 +42,7 @@ class _Layout(NamedTuple):
 
 
 class SqliteSink:
-    """Writes ``monitor_metrics.db``, a transaction a step.
+    """Writer of ``monitor_metrics.db``, a transaction a step.
 
     Readers do not hold it up: the journal is a write-ahead log where the file system allows it. A step that finds the
     database locked is written with a later one.
@@ -60,7 +60,7 @@ class SqliteSink:
         """Tables that get no more rows and are still to be indexed: one after each step."""
 
     def open(self) -> None:
-        """Makes the database.
+        """Make the database.
 
         Raises:
             OSError: if that fails.
@@ -72,7 +72,7 @@ class SqliteSink:
             raise OSError(f"{what}; make room there, or set MONITOR_OUTPUT_DIR to another directory") from error
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes ``snapshot`` and those that wait.
+        """Write ``snapshot`` and those that wait.
 
         Raises:
             OSError: if a step had to be given up, because too many wait, or because the database cannot be written for
@@ -107,7 +107,7 @@ class SqliteSink:
     def _opened(self) -> MetricsDatabase:
         if self._database is not None and self._path.exists():
             return self._database
-        self._disconnect()  # what was taken away is made again
+        self._disconnect()  # a file that was removed is made again
         self._database = MetricsDatabase(self._path, None, LOCKED_SECONDS, CACHE_KIB)
         return self._database
 
@@ -169,6 +169,6 @@ def _lay_out(batch: Batch, about: tuple[object, ...]) -> _Layout:
 
 def _locked(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # before Python 3.11 only the text tells
+    if code is None:  # before Python 3.11 only the text shows it
         return str(error).startswith("database") and str(error).endswith("locked")
-    return code & 0xFF in (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED and what extends them
+    return code & 0xFF in (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED and their extended codes

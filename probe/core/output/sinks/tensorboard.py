@@ -27,8 +27,8 @@ class _Curves(NamedTuple):
 
 
 class TensorBoardSink:
-    """Writes scalars, and histograms where asked for, at their step; a scalar beyond float32, which is all that an
-    event holds, becomes infinite.
+    """Writer of scalars, and of histograms where asked for, at their step; one beyond float32, the type of an event,
+    becomes infinite.
 
     An event holds all values of a signal, because an event a value costs more than measuring it.
 
@@ -53,7 +53,7 @@ class TensorBoardSink:
         """Nothing is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
-        """Appends the events of one step in one write."""
+        """Append the events of one step in one write."""
         events = [self._measured(batch, ops_of(batch, snapshot.ops)) for batch in snapshot.batches if len(batch)]
         events += [self._distributed(batch, snapshot.ops) for batch in snapshot.batches if len(batch)]
         events.append(self._run(snapshot))
@@ -65,7 +65,7 @@ class TensorBoardSink:
             append(file, b"".join(record(event.SerializeToString()) for event in events))
 
     def _beginning(self, time: float) -> Iterator[Event]:
-        """The first events of a file: the second one tells readers to forget steps of other files from this one on."""
+        """The first events of a file: the second one makes readers forget steps of other files from this one on."""
         yield self._new_event(wall_time=time, file_version=VERSION)
         if self._resumed_at is not None:
             event = self._new_event(wall_time=time, step=self._resumed_at)
@@ -94,7 +94,7 @@ class TensorBoardSink:
         return event
 
     def _run(self, snapshot: Snapshot) -> Event:
-        """The event of what is one number a step."""
+        """The event of the numbers that a step has one of."""
         cost = ((f"probe/rank{self._rank}/{name}_seconds", value) for name, value in snapshot.cost.items())
         return self._event([*((f"{n}/rank{self._rank}", value) for n, value in snapshot.scalars.items()), *cost])
 

@@ -1,0 +1,60 @@
+"""Rows of CSV as text: the parser of all that is read without DuckDB."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class CsvRow(NamedTuple):
+    """A row, or lines that are none."""
+
+    line: int
+    """Number of its first line, from 1."""
+    lines: list[str]
+    """As they are in the file, with their ends; several where a cell has line breaks."""
+    cells: list[str]
+    """Empty for an empty line, and where ``wrong`` is not."""
+    wrong: str = ""
+    """Why the lines cannot be read."""
+
+
+def rows(lines: Iterable[str]) -> Iterator[CsvRow]:
+    """The rows that ``lines`` hold; after lines that cannot be read it goes on with the next."""
+    source = _Lines(lines)
+    parser = csv.reader(source, strict=True)
+    ended = False
+    while not ended:
+        begin, cells, wrong = source.number + 1, None, ""
+        try:
+            cells = next(parser, None)
+            ended = cells is None
+        except csv.Error as error:
+            wrong = _wrong(source.taken, error)
+        if source.taken:
+            yield CsvRow(begin, source.taken, cells or [], wrong)
+            source.taken = []
+
+
+class _Lines:
+    """Lines, and those that the parser has taken for its latest row."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = lines
+        self.number = 0
+        self.taken: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self.number += 1
+            self.taken.append(line)
+            yield line
+
+
+def _wrong(lines: list[str], error: csv.Error) -> str:
+    if "\r" in lines[0].rstrip("\r\n"):
+        return "expected line breaks at the end of lines, got CR within one"
+    if sum(map(len, lines)) > csv.field_size_limit():
+        return f"expected cells of {csv.field_size_limit()} characters at most; {error}"
+    return f"expected cells with paired quotes; {error}"
