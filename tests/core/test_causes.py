@@ -24,6 +24,8 @@ from tests.core.causes_data import Change, bad, everything_after, write_rank, wr
 from tests.core.sink_data import finding
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 
 nan = math.nan

@@ -16,6 +16,8 @@ from probe.cli.anomalies import chosen
 from tests.core.causes_data import bad, everything_after, write_rank, write_run
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 
 nan = math.nan

@@ -15,6 +15,8 @@ from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
 from tests.core.compare_data import MICRO_STEPS, MODULES, Array, Change, Where, rounding, same, write_run
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 duckdb = require("duckdb")
 
 ROWS_A_STEP = 2 * len(MODULES) * 3 + len(MODULES) * MICRO_STEPS * 2

@@ -13,6 +13,8 @@ from tests.core.browsing import browser, errors, open_page, requested, wait_unti
 from tests.core.compare_data import Array, Where, write_run
 from tests.required import require
 
+pytestmark = pytest.mark.browser
+
 require("duckdb")
 require("plotly")
 

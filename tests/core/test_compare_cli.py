@@ -16,6 +16,8 @@ from probe.cli import app
 from tests.core.compare_data import Array, Where, same, write_run
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 
 PLACE = Where("grad_reduced", "layers.0.fc2.weight", 3, 0, 1)

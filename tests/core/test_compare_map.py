@@ -13,6 +13,8 @@ from probe.core.analysis.compare.pairing import Options
 from tests.core.compare_data import Array, Where, write_run
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 
 RENAMED = {"layers.0": "h.0", "layers.1": "h.1", "embedding": "wte", "head": "lm.head"}

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from probe.cli import app
 from probe.core.control.status import states
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from probe.core.csv2db import CSV2DBConfig, csv2db
 from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
@@ -12,6 +14,8 @@ from probe.core.storage.run_directory import write_manifest
 from tests.core.run_files import write_run
 from tests.core.test_damaged_files import commands, ended
 from tests.required import require
+
+pytestmark = pytest.mark.slow
 
 require("duckdb")
 require("plotly")

@@ -24,6 +24,8 @@ from probe.core.storage.layout import tables
 from probe.core.storage.problems import Problems
 from tests.core.run_files import Place, cells_of, write_run
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["actv", "grad_reduced"]
 
 

@@ -18,6 +18,8 @@ from probe.cli import app
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 from tests.core.run_files import cells_of, write_run
 
+pytestmark = pytest.mark.slow
+
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 Curves = dict[str, list[tuple[int, float]]]

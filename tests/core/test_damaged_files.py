@@ -29,6 +29,8 @@ from probe.core.storage.run_directory import write_manifest
 from tests.core.run_files import write_run
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 require("plotly")
 

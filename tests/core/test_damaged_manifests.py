@@ -7,9 +7,13 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.core.run_files import write_run
 from tests.core.test_damaged_files import commands, ended
 from tests.required import require
+
+pytestmark = pytest.mark.slow
 
 require("duckdb")
 require("plotly")

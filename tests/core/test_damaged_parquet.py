@@ -10,6 +10,8 @@ from tests.core.run_files import write_run
 from tests.core.test_damaged_files import commands, ended
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 duckdb = require("duckdb")
 require("plotly")
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 require("plotly")
 

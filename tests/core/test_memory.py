@@ -25,7 +25,10 @@ class _Counts(ctypes.Structure):
     _fields_ += [(name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
 
 
-pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"),
+]
 
 
 def in_use() -> int:

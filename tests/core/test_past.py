@@ -88,6 +88,7 @@ def test_memory_is_bounded() -> None:
     assert [out.step for out in tiny.release()] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["order", "shapes", "keys"])
 def test_what_is_not_a_number_counts_too(other: str) -> None:
     """Activations whose sizes change from step to step, or thousands of rows in another order: what is held takes no

@@ -11,6 +11,8 @@ import pytest
 
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 
 FEW, MANY, ROWS, A_FILE = 100, 3000, 100, 50

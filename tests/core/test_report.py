@@ -25,6 +25,8 @@ from tests.core.report_data import write_run
 from tests.core.sink_data import finding
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 require("plotly")
 

@@ -16,6 +16,8 @@ from tests.core.browsing import browser, click_cell, errors, open_page, requeste
 from tests.core.report_data import varied, write_run, written_rows
 from tests.required import require
 
+pytestmark = pytest.mark.browser
+
 require("duckdb")
 require("plotly")
 

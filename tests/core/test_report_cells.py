@@ -19,6 +19,8 @@ from probe.core.storage.problems import Problems
 from tests.core.report_data import varied, write_run, written_rows
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 
 NAMES = [f"layers.{n}.{part}" for n in range(4) for part in ("attn.weight", "mlp.weight", "mlp.bias")]

@@ -14,6 +14,8 @@ from probe.core.analysis.report.encode import FEW, MANY, NAN, SPECIAL, packed_ar
 from probe.core.analysis.report.layout import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, ReportPlan, plan
 from probe.core.analysis.report.survey import SignalSurvey, Survey, SurveyRow
 
+pytestmark = pytest.mark.slow
+
 
 def surveyed(signals: int, names: int, ops: int, steps: int, interval: int = 1) -> Survey:
     """What there would be of a run of that size."""

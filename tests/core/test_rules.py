@@ -380,6 +380,7 @@ def test_healthy_training_is_silent():
     assert [(f.key, f.op, f.order) for f in found] == [(keys[77], "norm", 77)]
 
 
+@pytest.mark.slow
 def test_adam_from_the_first_step_is_silent():
     """Biases that start at 0, gradients that fall a hundredfold, first and second moments that warm up."""
     random, rule = np.random.default_rng(3), spike(ops=("norm", "min", "max"))
