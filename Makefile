@@ -50,8 +50,8 @@ BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/fal
 export OMP_NUM_THREADS ?= 2
 # One process for each of two cores, a file at a time: fixtures of a file are made once. ARGS="-n 0" runs all in one.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-UNDER_NUMPY2 := tests/contract tests/core tests/test_layering.py
-FAST := tests/core tests/contract tests/matrix $(wildcard tests/test_*.py)
+UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules storage test_moments.py test_histogram.py)
+FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
 .PHONY: venv demo test test-fast test-versions check docs pictures bench clean browser always

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from tests.core.browsing import browser, open_page  # noqa: E402 - the repository is no package
+from tests.core.analysis.browsing import browser, open_page  # noqa: E402 - the repository is no package
 
 SIZE = 1360, 1500
 """Pixels: the first cause and the heatmap below it."""

@@ -20,7 +20,7 @@ from probe.core.output.history_buffer import Past
 from probe.core.output.sinks import SINKS
 from probe.core.records import Coverage
 from probe.core.storage.run_directory import write_manifest
-from tests.core.sink_data import batch, context, finding, snapshot
+from tests.core.output.sink_data import batch, context, finding, snapshot
 
 RANDOM = np.random.default_rng(0)
 WIDE = RANDOM.standard_normal(5000) * 10.0 ** RANDOM.uniform(-25, 25, 5000)
