@@ -398,6 +398,21 @@ def test_adam_from_the_first_step_is_silent():
 # Memory
 
 
+def test_a_step_that_comes_again_is_remembered_anew():
+    """Nothing is left of what a key had when its steps go back, be it by one; other keys keep theirs."""
+    history = History(("norm",), {"seen": Field(0, np.int64)})
+    one, other = Key("one"), Key("other")
+    for step in (4, 5):
+        slots = history.read(norms({one: 1.0, other: 1.0}, step)).slots
+        history.of("seen")[slots] += 1
+    (slot,) = history.read(norms({one: 1.0}, 5)).slots
+    assert history.of("seen")[slot] == 2
+    (slot,) = history.read(norms({one: 1.0}, 4)).slots
+    assert history.of("seen")[slot] == 0
+    (slot,) = history.read(norms({other: 1.0}, 6)).slots
+    assert history.of("seen")[slot] == 2
+
+
 def test_memory_is_bounded_and_what_does_not_fit_is_counted():
     """Room for two keys of two ops: the third is not remembered, and 2 values are counted."""
     history = History(("norm", "mean"), {"seen": Field(0, np.int64)}, limit=4)

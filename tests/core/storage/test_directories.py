@@ -12,6 +12,7 @@ from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, last_run, runs
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.layout import first_step
 from probe.core.storage.problems import Problems
 from tests.required import require
 
@@ -324,3 +325,10 @@ def test_parquet_is_read_beside_csv(tmp_path: Path) -> None:
     assert {problem.path.name for problem in problems.kept} == {"grad_reduced_6-6.parquet", "grad_reduced_7-7.parquet"}
     assert all("expected a Parquet file" in problem.what for problem in problems.kept)
     assert problems.skipped
+
+
+def test_a_directory_begins_with_the_first_row_of_its_first_files(tmp_path: Path) -> None:
+    """A file's name holds the steps that it has room for; its first row is the first that was sampled."""
+    for name, step in (("grad_reduced_0-9", 4), ("param_origin_0-9", 3), ("grad_reduced_10-19", 10)):
+        (tmp_path / f"{name}.csv").write_text(f"vpp_stage,name,step,norm\n0,w,{step},1.0\n", encoding="utf-8")
+    assert first_step(tmp_path) == 3
