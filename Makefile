@@ -51,7 +51,8 @@ BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/fal
 export OMP_NUM_THREADS ?= 2
 # One process for each of two cores, a file at a time: fixtures of a file are made once. ARGS="-n 0" runs all in one.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-UNDER_NUMPY2 := tests/contract tests/core tests/test_layering.py
+UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules storage test_moments.py test_histogram.py)
+FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
 .PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser always
@@ -69,7 +70,7 @@ test: $(VENV)/.ready $(NUMPY2)/.ready browser
 	{ set +x; } 2>/dev/null; exit $$status
 
 test-fast: $(VENV)/.ready
-	$(VENV)/bin/python $(PYTEST) -m "not torch and not mindspore and not browser and not slow" $(ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "not torch and not mindspore and not browser and not slow" $(or $(ARGS),$(FAST))
 
 test test-fast: export OMP_NUM_THREADS := 1
 

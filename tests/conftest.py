@@ -15,6 +15,7 @@ FOLDERS = {
     "matrix": "",
     "contract": "",
     "core": "",
+    "cli": "",
 }
 """Those whose files take longest first, so that processes side by side end together; the framework that each needs."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
@@ -35,10 +36,7 @@ def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests by the framework that they need, and brings them in the order of their folders."""
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        framework = callspec.params.get("framework") if callspec is not None else None
-        package = FOLDERS.get(_folder(item)) or (FRAMEWORKS.get(framework) if isinstance(framework, str) else None)
-        if package:
+        if package := FOLDERS.get(_folder(item)) or _package(item):
             item.add_marker(package)
     places = list(FOLDERS)
     items.sort(key=lambda item: places.index(folder) if (folder := _folder(item)) in FOLDERS else len(places))
@@ -47,3 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _folder(item: pytest.Item) -> str:
     """The folder of a test in this one; empty beside it."""
     return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+
+
+def _package(item: pytest.Item) -> str:
+    """The package of the framework that a test of the matrix runs on; empty for the toy and where there is none."""
+    given = item.callspec.params.values() if _folder(item) == "matrix" and hasattr(item, "callspec") else ()
+    return next((FRAMEWORKS[value] for value in given if isinstance(value, str) and value in FRAMEWORKS), "")

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from probe.core.backend.protocols import Groups, Hooks, Tensors
 from tests.required import require
 
@@ -59,6 +61,7 @@ class Deleting(ast.NodeTransformer):
         return node
 
 
+@pytest.mark.slow
 def test_mypy_names_every_function_that_an_adapter_lacks(tmp_path: Path) -> None:
     shutil.copytree(PROBE, tmp_path / "probe", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "mypy.ini").write_text(MYPY, encoding="utf-8")

@@ -327,6 +327,7 @@ def test_an_op_a_rule_a_writer_and_a_signal_are_added_by_these_edits(copy: Path,
     assert "[('AnomalyPresent', 1)]" in out
 
 
+@pytest.mark.torch
 def test_an_engine_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
     """Names are those of what the new engine wraps."""
     require("torch")

@@ -9,6 +9,8 @@ import pytest
 from tests.fixed_runs.__main__ import ROOT, hashes
 from tests.required import require
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:

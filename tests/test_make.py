@@ -63,6 +63,16 @@ def test_both_passes_run_and_either_failure_fails(clone: Path, failing: tuple[st
     assert (code != 0) is bool(failing)
 
 
+def test_the_fast_tests_are_those_without_frameworks_browser_and_waiting(clone: Path) -> None:
+    """One pass, in the first environment; other tests can be named."""
+    made(clone, "make", "venv")
+    (call,) = made(clone, "make", "test-fast")[2]
+    assert call.startswith(".venv/bin/python -m pytest")
+    assert "-m not torch and not mindspore and not browser and not slow tests/core" in call
+    (call,) = made(clone, "make", "test-fast", "ARGS=tests/cli")[2]
+    assert call.endswith("not slow tests/cli")
+
+
 @pytest.mark.parametrize(
     "closing",
     ["3 passed in 0.10s", "1 failed, 2 passed, 4 warnings in 61.20s (0:01:01)", "1 warning, 1 error in 0.10s",

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.core.browsing import browser, open_page  # noqa: E402 - the repository is no package
+from tests.core.analysis.browsing import browser, open_page  # noqa: E402 - the repository is no package
 
 SIZE = 1360, 1500
 """Pixels: the first cause and the heatmap below it."""

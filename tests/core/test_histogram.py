@@ -14,13 +14,13 @@ import pytest
 
 from probe.core.analysis.merge import merge_directory
 from probe.core.backend.numpy_moments import moments
-from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, NAN, QUANTILES, parsed, quantile, shifted, text_of
+from probe.core.histogram import BINS, HIGH, HISTOGRAM, LOW, NAN, QUANTILES, counts, parsed, quantile, shifted, text_of
 from probe.core.moments import columns_for, derive, merge_columns
 from probe.core.output.history_buffer import Past
 from probe.core.output.sinks import SINKS
 from probe.core.records import Coverage
 from probe.core.storage.run_directory import write_manifest
-from tests.core.sink_data import batch, context, finding, snapshot
+from tests.core.output.sink_data import batch, context, finding, snapshot
 
 RANDOM = np.random.default_rng(0)
 WIDE = RANDOM.standard_normal(5000) * 10.0 ** RANDOM.uniform(-25, 25, 5000)
@@ -143,6 +143,13 @@ def test_within_a_bin_elements_lie_evenly(sign: int) -> None:
     for op, q in QUANTILES.items():
         got = float(derive(op, {HISTOGRAM: histograms(x)}, [x.shape])[0])
         assert got == pytest.approx(np.quantile(x, q), rel=1e-3)
+
+
+def test_a_quantile_between_two_elements_is_nearer_to_the_nearer_one() -> None:
+    """A tenth of the way from zero, which is exact, to an element that is known to a factor of 2."""
+    for far in (3.0, -3.0):
+        (got,) = quantile(counts(np.array([0.0, far]))[np.newaxis], 0.1 if far > 0 else 0.9)
+        assert 0.15 < math.copysign(got, far * got) < 0.6
 
 
 def test_nothing_has_no_quantiles() -> None:

@@ -50,6 +50,7 @@ def train(framework: Harness, settings: Any) -> tuple[Path, list[weakref.ref[Any
     return directory, [known, weakref.ref(model), weakref.ref(optimizer)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"cc_distribution": {"enable": True}, "monitor_mbs_grad": True}], ids=["", "cc"])
 def test_dropped_with_the_model(framework: Harness, more: dict[str, Any]) -> None:
     """A monitor lives as long as its model. When both are dropped, model, optimizer, hooks and thread are gone, and the

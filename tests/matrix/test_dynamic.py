@@ -191,6 +191,7 @@ def test_a_change_that_names_nothing_is_told_and_not_made(framework: Harness, pa
     assert monitor.faults == {"control: ValueError": 1}
 
 
+@pytest.mark.slow
 def test_a_hundred_changes_leave_nothing_behind(framework: Harness, path: Path, dynamic: None) -> None:
     """No hook, thread, file or object of ours is left from one time on to the next."""
     config(path)

@@ -95,6 +95,7 @@ def test_a_file_that_was_deleted_before_attaching_is_an_error(framework: Harness
     assert framework.picture([model], [optimizer]) == before
 
 
+@pytest.mark.slow
 def test_many_targets_that_nothing_is_called_hold_nobody_up(
     framework: Harness, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -153,6 +153,7 @@ print((kibibytes("VmHWM:") - before) / 1024, found["sr"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_of_linear(framework: Harness) -> None:
     """Of a weight of 32 MiB no copies are made, which would take 64 at least; what there is at a time is blocks."""

@@ -357,6 +357,7 @@ print((after - before) / 1024, found["entropy"])
 """
 
 
+@pytest.mark.slow
 def test_memory_of_attention(framework: Harness) -> None:
     """8192 queries and keys, whose scores would take 256 MiB, take less than 64."""
     arguments = [sys.executable, "-c", MEASURED, framework.__name__]  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ def descriptors() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
+@pytest.mark.slow
 def test_attaching_again_and_again_leaks_no_descriptor_and_no_thread(framework: Harness) -> None:
     """After twenty cycles the process has the descriptors and threads that it had after the first."""
     steps(framework, EVERYTHING | {"format": FORMATS}, 1)

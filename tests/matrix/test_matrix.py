@@ -86,6 +86,7 @@ def collected() -> list[str]:
     return [line.strip().removeprefix("tests/matrix/") for line in run.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_every_known_difference_names_a_test() -> None:
     """An entry whose test is gone, or is not run on that framework, has to go too."""
     tests = collected()

@@ -33,6 +33,9 @@ def steps_of(rows: Rows) -> dict[str, list[int]]:
         ({}, 7, [7, 8, 9, 10, 11, 12]),
         ({"start_step": 9, "step_interval": 2}, 7, [9, 11]),
         ({"start_step": 3}, 100, [100, 101, 102, 103, 104, 105]),
+        ({"start_step": 2, "step_interval": 2}, 0, [2, 4]),
+        ({"start_step": 6, "step_interval": 4}, 5, [6, 10]),
+        ({"start_step": 2, "step_interval": 5, "collect_times": 1}, 5, [7]),
     ],
     ids=lambda value: str(value) if isinstance(value, (dict, int)) else "",
 )
@@ -43,6 +46,8 @@ def test_every_signal_is_sampled_at_the_scheduled_steps(
     monitor, rows = train_tiny(framework, EVERYTHING | schedule, (1,) * 6, start_iteration=start_iteration)
     assert steps_of(rows) == dict.fromkeys(SIGNALS, expected)
     assert monitor.step == start_iteration + 6 or not monitor.monitoring
+    manifest = json.loads((Path(monitor.output_directory or "") / "manifest.json").read_text())
+    assert manifest["cost_seconds"]["steps"] == len(expected)
 
 
 @pytest.mark.parametrize("schedule", [{"collect_times": 0}, {"start_step": 99}], ids=str)

@@ -135,7 +135,13 @@ def test_listed_places_only(framework: Harness) -> None:
 
 @pytest.mark.parametrize(
     ("target", "nearest"),
-    [("encoder.layer.1", "encoder.layers.1"), ("layers.11", "layers.1"), ("output.wieght", "output.weight")],
+    [
+        ("encoder.layer.1", "encoder.layers.1"),
+        ("layers.11", "layers.1"),
+        ("output.wieght", "output.weight"),
+        ("1:output", "output"),
+        ("Encoder", "encoder"),
+    ],
 )
 def test_a_misspelt_target_is_an_error(framework: Harness, target: str, nearest: str) -> None:
     """A target that names nothing is refused before training, with the nearest name; nothing stays behind."""
@@ -143,8 +149,9 @@ def test_a_misspelt_target_is_an_error(framework: Harness, target: str, nearest:
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     before = framework.picture([model], [optimizer])
     monitor = framework.TrainerMon(ALL | {"targets": {target: {}, "encoder": {}}})
-    with pytest.raises(ValueError, match=rf"targets\.{target}.*did you mean '{nearest}"):
+    with pytest.raises(ValueError, match=rf"targets\.{target}.*did you mean '{nearest}") as raised:
         monitor.set_monitor(model, 1, optimizer)
+    assert "targets.encoder:" not in str(raised.value)
     assert framework.picture([model], [optimizer]) == before
 
 
@@ -224,14 +231,25 @@ def test_a_single_tensor_by_either_name(framework: Harness, selector: str) -> No
     assert names_of(rows, "actv_grad") == {"fc2.input", "fc2.output"}
 
 
-def test_a_selector_that_does_not_fit(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once, with the expected and the actual form; nothing is recorded there, all else is."""
-    targets = {"fc": {"output": "tuple[3]:0"}, "fc2": {"output": "tensor"}}
+@pytest.mark.parametrize(
+    ("place", "selector", "came"),
+    [
+        ("output", "tuple[3]:0", "tensor"),
+        ("output", "list[2]:0", "tensor"),
+        ("input", "tuple[2]:1", "tuple[1]"),
+        ("input", "dict[1]:0", "tuple[1]"),
+    ],
+)
+def test_a_selector_that_does_not_fit(
+    framework: Harness, caplog: pytest.LogCaptureFixture, place: str, selector: str, came: str
+) -> None:
+    """A warning is logged once, with what was expected and what came; nothing is recorded there, all else is."""
+    targets = {"fc": {place: selector}, "fc2": {"output": "tensor"}}
     with caplog.at_level(logging.WARNING, logger="probe"):
         rows = watched(framework, {"targets": targets}, tiny_net(framework), steps=3)
     assert names_of(rows, "actv") == {"fc2.output"}
     (warning,) = (record.getMessage() for record in caplog.records)
-    assert "targets.fc.output: expected tuple[3]:0, the module got tensor" in warning
+    assert f"targets.fc.{place}: expected {selector}, the module got {came}" in warning
 
 
 def test_rows_stand_in_the_order_of_execution(framework: Harness) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from probe.pytorch import TrainerMon, TrainingStopped
-from tests.core.test_reference import FILES, first_cells
+from tests.test_reference import FILES, first_cells
 from tests.pytorch.runs import one_step, train_tiny
 from tests.pytorch.toys import TinyNet
 from tests.required import require

@@ -1,0 +1,43 @@
+"""The `probe` command before any of its verbs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import probe
+from probe.cli import VERBS, app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_version_is_the_packages_own() -> None:
+    """`python -m probe --version` is the `probe` command, and prints the installed version."""
+    command = [sys.executable, "-m", "probe", "--version"]
+    assert subprocess.check_output(command, cwd=ROOT, text=True) == f"probe {probe.__version__}\n"
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"config", "control", "demo"}))
+def test_what_is_not_there_is_told_in_a_line(tmp_path: Path, verb: str) -> None:
+    """Wrong use, with the name that was given, and nothing else on either stream."""
+    missing = str(tmp_path / "missing")
+    done = CliRunner().invoke(app, [verb, missing, *([missing] if verb == "compare" else [])])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert missing in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_list_of_verbs_says_a_sentence_of_each() -> None:
+    """Whole ones, in one piece: the list shows the first paragraph as it stands."""
+    group = get_command(app)
+    for verb in VERBS:
+        command = group.get_command(group.make_context("probe", [verb]), verb)
+        first = str(command.help).partition("\n\n")[0]
+        assert first.endswith("."), verb
+        assert "\n" not in first, verb

@@ -1,0 +1,278 @@
+"""Tests of `probe report` from the outside: the file, its size, its text, and problems of the input."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from probe.cli import app
+from probe.core.analysis.report import findings as diagnosing
+from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, preliminary
+from probe.core.analysis.report.page import PageSection, page
+from probe.core.analysis.report.write import write_report
+from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Key
+from probe.core.storage.directories import RankDirectory, RecordedRun
+from probe.core.storage.manifest import Manifest
+from probe.core.storage.problems import Problems
+from tests.core.analysis.report_data import write_run
+from tests.core.output.sink_data import finding
+from tests.required import require
+
+pytestmark = pytest.mark.slow
+
+require("duckdb")
+require("plotly")
+
+
+class Text(HTMLParser):
+    """Text and elements of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.said: list[str] = []
+        self._silent = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._silent = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.said.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.said)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """The exit code of ``probe report`` and all that it prints."""
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_a_healthy_run_gives_a_page_and_exit_code_0(tmp_path: Path) -> None:
+    """Every section is there; no problem is listed."""
+    write_run(tmp_path, cost_seconds={"hooks": 3.0, "drain": 1.0, "delivery": 0.5, "steps": 8.0})
+    out = tmp_path / "page.html"
+    code, printed = run(tmp_path, "-o", out)
+    assert code == 0, printed
+    assert f"{out} ({out.stat().st_size / 1e6:.1f} MB): 84 rows of 2 ranks" in printed
+    said = Text(out).text
+    for heading in ("First cause", "Layers and steps", "Ranks side by side", "Gradient flow over depth"):
+        assert heading in said
+    assert "Nothing was found" in said
+    assert "500.00" in said  # (3 + 1) s / 8 steps in ms
+
+
+def test_the_first_bad_number_is_named(tmp_path: Path) -> None:
+    """Without any analysis the card has the first number that is not finite, in the order of a step's course."""
+
+    def value(step: int, rank: int, micro_step: int, row: int) -> float:
+        return math.nan if (step, rank, row) >= (3, 1, 1) else 1.0
+
+    write_run(tmp_path, ranks=2, value=value)
+    code, printed = run(tmp_path, "--no-judge", "-o", tmp_path / "page.html")
+    assert code == 0
+    assert "NaN at step 3, micro step 0, on rank 1: norm of fc2.output" in printed
+    assert "rank 1: norm of fc2.output" in Text(tmp_path / "page.html").text
+
+
+def test_the_files_are_judged_for_the_first_cause(tmp_path: Path) -> None:
+    """The card has the text of ``probe anomalies``, and consequences are classed apart from the cause."""
+
+    def value(step: int, rank: int, micro_step: int, row: int) -> float:
+        return math.nan if (step, rank, row) >= (3, 1, 1) else 1.0
+
+    write_run(tmp_path, ranks=2, value=value)
+    code, printed = run(tmp_path, "-o", tmp_path / "page.html")
+    said = CliRunner().invoke(app, ["anomalies", str(tmp_path)]).output
+    assert code == 0
+    assert printed.startswith("First cause: NaN.")
+    assert " ".join(printed.splitlines()[0].split()) in " ".join(said.split())
+    page_text = Text(tmp_path / "page.html")
+    assert printed.splitlines()[0] in page_text.said
+    source = (tmp_path / "page.html").read_text()
+    assert '"initiating"' in source
+    assert '"cascade"' in source
+
+
+def test_a_diagnosis_is_shown_as_it_is_given(tmp_path: Path) -> None:
+    """The caller's diagnosis decides the content of the card; the paragraph is text."""
+    write_run(tmp_path)
+    mark = Mark("AnomalyNan", "grad_reduced", "fc1.weight", "norm", math.inf, 2, 1, cause="initiating")
+    given = Diagnosis("It was <b>the</b> batch.\n\nSecond paragraph.", [mark], number=7, note="By hand.")
+    write_report(tmp_path, tmp_path / "page.html", given)
+    page_text = Text(tmp_path / "page.html")
+    assert {"It was <b>the</b> batch.", "Second paragraph.", "By hand.", "Findings (7)", "inf"} <= set(page_text.said)
+    assert "b" not in page_text.tags
+
+
+def run_of(root: Path, *ranks: int) -> RecordedRun:
+    """Directories that a file of findings without a run may be of."""
+    return RecordedRun(tuple(RankDirectory(root / f"rank{rank}", rank, "", 0.0, Manifest(), 0) for rank in ranks), ())
+
+
+def test_findings_of_the_live_rules_are_read_back(tmp_path: Path) -> None:
+    """Rule, signal, name, op, value and place come back from anomaly.json; steps of other runs are left out."""
+    message = (
+        "Rule AnomalySpike reports anomaly signal in ('x', 'norm') at step 4, current value 12.5, history median 1."
+    )
+    written = [
+        finding(4, key=Key("fc.weight"), op="norm", rule="AnomalySpike", rank=1, value=12.5, message=message),
+        finding(3, key=Key("fc", "input", 2, 1), op="global_norm", signal="actv", rank=1, micro_stepped=True),
+        finding(99, rank=1),
+    ]
+    AnomalyFile(SinkContext(tmp_path / "run", tmp_path, 1)).write(written)
+    problems = Problems()
+    marks, number = dumped(tmp_path, run_of(tmp_path, 0, 1), 0, 10, problems)
+    assert (number, problems.lines()) == (2, [])
+    assert marks[0]._replace(message="")._asdict() == pytest.approx(
+        Mark("AnomalyNan", "actv", "fc.input.call1", "global_norm", math.nan, 3, 1, 2, order=7)._asdict(), nan_ok=True
+    )
+    assert marks[1] == Mark("AnomalySpike", "grad_reduced", "fc.weight", "norm", 12.5, 4, 1, None, "", message, 0, 7)
+
+
+def test_most_findings_are_counted_and_the_earliest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not grow with the number of findings, and none is forgotten in the count."""
+    monkeypatch.setattr(diagnosing, "MOST", 3)
+    AnomalyFile(SinkContext(tmp_path / "run", tmp_path, 0)).write([finding(step) for step in (5, 1, 4, 2, 3)])
+    marks, number = dumped(tmp_path, run_of(tmp_path, 0), 0, 9, Problems())
+    assert ([mark.step for mark in marks], number) == ([1, 2, 3], 5)
+    assert preliminary(marks, number, [], None).total == 5
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": {"step": 1}}', '{"a": 3}', '{"a"'])
+def test_a_broken_file_of_findings_is_told(tmp_path: Path, content: str) -> None:
+    """The page is written all the same, and the exit code shows whether data are missing."""
+    write_run(tmp_path, ranks=1)
+    path = tmp_path / "anomaly_detected" / "rank0" / "anomaly.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    code, printed = run(tmp_path, "-o", tmp_path / "page.html")
+    assert code == (1 if content else 0)
+    assert f"{path}" in printed.replace("\n", "")
+    assert str(path) in Text(tmp_path / "page.html").text
+
+
+def test_what_cannot_be_read_is_told_by_file_and_line_and_the_rest_is_shown(tmp_path: Path) -> None:
+    """A wrong cell, a torn line, a foreign and an empty file, a missing rank: all in the page, exit code 1."""
+    first, second = write_run(tmp_path, ranks=2, steps=range(6))
+    (first / "actv_4-5.csv").write_text("hello,world\n1,2\n")
+    wrong = first / "grad_reduced_0-1.csv"
+    wrong.write_text(wrong.read_text().replace("0,fc1.bias,1,", "0,fc1.bias,what,"))
+    torn = second / "grad_reduced_2-3.csv"
+    torn.write_text(torn.read_text()[:-9])
+    (second / "actv_0-1.csv").write_text("")
+    manifest = json.loads((first / "manifest.json").read_text())
+    (first / "manifest.json").write_text(json.dumps({**manifest, "world_size": 3}))
+    code, printed = run(tmp_path, "-o", tmp_path / "page.html")
+    assert code == 1, printed
+    said = Text(tmp_path / "page.html").text
+    for told in (
+        f"{first}/actv_4-5.csv:1",
+        f"{wrong}:6",
+        f"{torn}:7",
+        f"{second}/actv_0-1.csv",
+        "expected ranks 2 too",
+    ):
+        assert told in said, told
+        assert told in printed.replace("\n", ""), told
+    assert "missing ranks" in said
+
+
+@pytest.mark.parametrize("kind", ["empty", "foreign", "absent"])
+def test_a_directory_without_a_run_is_wrong_use(tmp_path: Path, kind: str) -> None:
+    """Nothing is written, the message has the expected input, and the exit code is 2."""
+    directory = tmp_path / kind
+    if kind != "absent":
+        directory.mkdir()
+    if kind == "foreign":
+        (directory / "photos").mkdir()
+        (directory / "notes.csv").write_text("a,b\n1,2\n")
+    out = tmp_path / "page.html"
+    code, printed = run(directory, "-o", out)
+    assert code == 2
+    assert str(directory) in printed
+    assert "expected" in printed
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("out", [".", "absent/page.html"])
+def test_nowhere_to_write_is_wrong_use(tmp_path: Path, out: str) -> None:
+    """The message comes before the files are read."""
+    write_run(tmp_path, ranks=1)
+    code, printed = run(tmp_path, "-o", tmp_path / out)
+    assert code == 2
+    assert "expected the name of a file in a directory that exists" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("package", ["plotly.offline", "duckdb"])
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """The message has the command that installs it; the exit code is 2."""
+    write_run(tmp_path, ranks=1)
+    monkeypatch.setitem(sys.modules, package, None)
+    code, printed = run(tmp_path, "-o", tmp_path / "page.html")
+    assert code == 2
+    assert 'pip install -e ".[analysis]"' in printed
+
+
+def test_ranks_that_wrote_nothing_give_a_page_that_says_so(tmp_path: Path) -> None:
+    """A run that ended before its first step has a page too; exit code 1."""
+    (directory,) = write_run(tmp_path, ranks=1, steps=[0])
+    for path in directory.glob("*.csv"):
+        path.unlink()
+    code, _ = run(tmp_path, "-o", tmp_path / "page.html")
+    assert code == 1
+    assert "There are no numbers to show" in Text(tmp_path / "page.html").text
+
+
+def test_files_of_another_tool_need_no_manifest(tmp_path: Path) -> None:
+    """Without manifests the numbers are shown all the same."""
+    for directory in write_run(tmp_path, ranks=2):
+        (directory / "manifest.json").unlink()
+    code, printed = run(tmp_path, "-o", tmp_path / "page.html")
+    assert code == 0, printed
+    assert "2 of 2 directories have no cost" in Text(tmp_path / "page.html").text
+
+
+@pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<!--", "&lt;", "]]>", "\u2028'\"\\"])
+def test_a_page_holds_texts_of_others_as_text(tmp_path: Path, evil: str) -> None:
+    """Titles, headings, data and scripts stay what they are, whatever is in them."""
+    path = tmp_path / "page.html"
+    text = page(
+        evil, [PageSection("a", evil, "<p>own</p>")], data={"names": [evil]}, scripts=[f'const a = "{evil[:1]}";']
+    )
+    path.write_text(text, encoding="utf-8")
+    parsed = Text(path)
+    assert parsed.tags.count("script") == 3
+    assert parsed.said.count(evil) >= 2
+    data = text.split('id="data-names">')[1].split("</script>")[0]
+    assert json.loads(data) == [evil]
+    assert not set(data) & set("<>&")
+
+
+def test_a_script_cannot_end_its_own_element(tmp_path: Path) -> None:
+    """What would close the element is written so that JavaScript reads the same string."""
+    path = tmp_path / "page.html"
+    path.write_text(page("t", [], scripts=["const a = '</script><b>';"]), encoding="utf-8")
+    assert "b" not in Text(path).tags
+
+
+def test_data_of_a_page_must_be_json() -> None:
+    """NaN would be read by no browser."""
+    with pytest.raises(ValueError, match="JSON"):
+        page("t", [], data={"x": math.nan})

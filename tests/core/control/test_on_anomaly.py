@@ -1,0 +1,58 @@
+"""Orders to look deeper: which step they are for, and when there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from probe.core.control.agreement import FEWEST, Ahead
+from probe.core.control.on_anomaly import Arming
+from probe.core.distributed.announcements import FolderNotices
+from probe.core.faults import Faults
+from tests.core.output.sink_data import finding
+
+
+def arming(folder: Path, faults: Faults, rank: int = 0) -> Arming:
+    """For three steps, four steps ahead, then two of rest."""
+    return Arming(FolderNotices(folder, rank), rank, 3, 2, lambda _: 4, faults)
+
+
+def test_an_order_whose_steps_passed_at_rest_is_none(tmp_path: Path) -> None:
+    """Monitoring was switched off in between: what was suspect then is not looked at now, and nothing is late."""
+    faults = Faults()
+    one = arming(tmp_path, faults)
+    assert one.poll(10, [finding(9)]) is None
+    assert one.poll(500, []) is None
+    assert one.poll(600, [finding(599)]) is None
+    order = one.poll(604, [])
+    assert order is not None
+    assert order.step == 604
+    assert faults.counts == {}
+
+
+def test_who_hears_of_it_late_looks_as_long_as_there_is(tmp_path: Path) -> None:
+    """It logs that it does."""
+    first, second = Faults(), Faults()
+    one, other = arming(tmp_path, first), arming(tmp_path, second, rank=1)
+    assert one.poll(10, [finding(9)]) is None
+    assert one.poll(14, []) is not None
+    late = other.poll(16, [])
+    assert late is not None
+    assert (late.step, second.counts) == (14, {"arming: TimeoutError": 1})
+
+
+def test_announced_steps_last_as_long_as_a_file_takes_to_be_seen() -> None:
+    """A first step of five minutes, or one that saves, does not make the others seem long."""
+    now = 0.0
+    ahead = Ahead(False, 5.0, lambda: now)
+    assert ahead(0) == FEWEST
+    for seconds in (300.0, *[0.1] * 30, 60.0, *[0.1] * 5):
+        now += seconds
+        ahead.ended()
+    assert ahead(37) * 0.1 >= 5.0
+    assert ahead(37) <= 51
+
+
+def test_a_rank_alone_waits_for_nobody() -> None:
+    ahead = Ahead(True, 5.0)
+    ahead.ended()
+    assert ahead(1) == 0

@@ -1,0 +1,50 @@
+"""Aims of benchmarks, and the words for figures that miss them."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+BENCHMARKS = re.sub(
+    r"(?<=[^\n|])\n(?=[^\n|#<])", " ", PAGE[PAGE.index("<!-- benchmarks -->") : PAGE.index("<!-- /benchmarks -->")]
+)
+"""With each paragraph in a line."""
+WORDS = "met|MISSED|too noisy to say|not compared"
+
+
+@pytest.mark.parametrize(
+    ("figure", "word"),
+    [((0.9,), "met"), ((1.0,), "met"), ((1.1,), "MISSED"), ((0.1, 1.0), "met"), ((0.9, 1.1), "too noisy to say"),
+     ((1.1, 1.2), "MISSED")],
+)  # fmt: skip
+def test_a_figure_above_its_aim_is_a_miss(figure: tuple[float, ...], word: str) -> None:
+    """One figure by itself; an interval as a whole, or there is no verdict."""
+    assert runpy.run_path(str(ROOT / "benchmarks" / "_report.py"))["verdict"](1.0, *figure) == word
+
+
+def test_every_aim_of_the_results_has_its_verdict() -> None:
+    """In sentences after the aim, in tables in each cell of a column that names one."""
+    for sentence in re.findall(r"(?:aim <=|Aim:)(?![^|\n]*\|)[^.]*(?:\.\d[^.]*)*\.", BENCHMARKS):
+        assert re.search(rf": ({WORDS})", sentence), sentence
+    columns = [
+        (header.split("|")[number], row.split("|")[number])
+        for table in re.findall(r"(?:^\|.*\n)+", BENCHMARKS, re.MULTILINE)
+        for header, _, *rows in [table.splitlines()]
+        for number, name in enumerate(header.split("|"))
+        if "aim" in name
+        for row in rows
+    ]
+    assert len(columns) >= 7
+    assert [each for each in columns if each[1].strip() != "-" and not re.search(rf"[:,] ({WORDS})", each[1])] == []
+
+
+def test_what_weight_gradients_add_to_memory_is_judged_by_its_figure() -> None:
+    """The word follows from the number beside it."""
+    found = re.search(r"add ([+-][\d.]+)% on the host to a process [^;]*; aim <= 1 %: (\w+)", BENCHMARKS)
+    assert found
+    assert (found[2] == "MISSED") is (float(found[1]) > 1)
