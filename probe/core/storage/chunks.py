@@ -67,7 +67,8 @@ def parse(piece: Chunk) -> ParsedChunk:
     file = piece.file
     if file.format == PARQUET:
         return ParsedChunk(parquet_chunks.read(file, piece.rank, piece.begin, piece.end))
-    found = csv_reader.read(file, piece.begin, None if piece.last else piece.end)
-    made = assembled(file.signal, piece.rank, found.about, found.values) if found.number else None
+    with csv_reader.collector_paused():
+        found = csv_reader.read(file, piece.begin, None if piece.last else piece.end)
+        made = assembled(file.signal, piece.rank, found.about, found.values) if found.number else None
     more = found.bad - len(found.named)
     return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))

@@ -132,7 +132,7 @@ def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
         alone: whether each line within quotes that are not closed is read again alone, because ``text`` may begin or
             end within a cell; else all of them are left out, as DuckDB does.
     """
-    with _collector_paused():
+    with collector_paused():
         try:
             table = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
             if set(map(len, table)) <= {len(file.columns)}:
@@ -143,7 +143,7 @@ def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Without the search for cycles that a million new cells would set off, in vain, again and again."""
     running = gc.isenabled()
     gc.disable()
@@ -208,7 +208,7 @@ def _known(column: str, cells: Sequence[str]) -> Sequence[Any]:
     if column not in INTEGERS:
         return cells
     numbers = {cell: whole(column, cell) for cell in set(cells)}
-    return [*map(numbers.__getitem__, cells)]
+    return [*numbers.values()] * len(cells) if len(numbers) == 1 else [*map(numbers.__getitem__, cells)]
 
 
 def _numbers(cells: Sequence[str]) -> Any:

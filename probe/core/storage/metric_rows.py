@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.storage.layout import whole
+from probe.core.storage.layout import STEP, whole
 
 _NUMBERS = ("vpp_stage", "micro_step", "call")
 
@@ -66,10 +66,10 @@ def assembled(
     """Rows from the cells of a table.
 
     Args:
-        about: the columns that are not values, whole numbers also as text.
+        about: the columns that are not values.
 
     Raises:
-        ValueError: if a whole number is none, or none that its column can hold.
+        ValueError: if a whole number is none that its column can hold.
     """
     zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
     keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
@@ -89,10 +89,9 @@ def assembled(
 
 
 def _steps(cells: Sequence[Any]) -> Indices:
-    steps = list(map(int, cells))
-    whole("step", min(steps, default=0))
-    whole("step", max(steps, default=0))
-    return np.array(steps, dtype=np.int64)
+    whole(STEP, min(cells, default=0))
+    whole(STEP, max(cells, default=0))
+    return np.array(cells, dtype=np.int64)
 
 
 def numbered(items: Iterable[Any]) -> tuple[list[Any], Indices]:
