@@ -496,11 +496,11 @@ def test_two_losses_are_two_backwards() -> None:
 
 
 def test_three_thousand_modules() -> None:
-    """A model of 3,000 modules is attached to, trained and let go within seconds, with every row."""
+    """A model of 3,000 modules is attached to, trained and let go within seconds of the processor, with every row."""
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()) for _ in range(1000)))
-    begin = time.perf_counter()
+    begin = time.process_time()
     rows = train(model, lambda net: net(X).sum(), ops=["norm"], wg_distribution=True)
-    assert time.perf_counter() - begin < 15
+    assert time.process_time() - begin < 15
     assert len([row for row in rows if row.signal == "actv"]) == 2 * 3001
     assert len([row for row in rows if row.signal == "actv_grad"]) == 2 * 3001 - 3  # the input is no variable
     assert len([row for row in rows if row.signal == "grad_reduced"]) == 2000
