@@ -29,8 +29,8 @@ class GlooExchange:
     """An exchange between ``ranks``, which have all come. They connect at their first exchange: a rank whose
     configuration differs leaves before it, and no other waits for its connection."""
 
-    def __init__(self, store: Any, ranks: Sequence[int], seconds: float, heard: Sequence[bytes]) -> None:
-        self.heard = heard
+    def __init__(self, store: Any, ranks: Sequence[int], seconds: float, received: Sequence[bytes]) -> None:
+        self.received = received
         self._store, self._ranks, self._own = store, tuple(ranks), dist.get_rank()
         self._seconds, self._closed = seconds, False
         self._group: Any = None  # torch annotates few of its methods
@@ -136,5 +136,5 @@ def meet(ranks: Sequence[int], where: str, message: bytes, seconds: float) -> Gl
         if time.monotonic() > end:
             raise TimeoutError(f"of ranks {list(ranks)}, {missing} did not come within {seconds:g} s")
         time.sleep(POLL_SECONDS)
-    heard = [bytes(store.get(f"rank {rank}")) for rank in ranks]
-    return GlooExchange(store, ranks, seconds, heard)
+    received = [bytes(store.get(f"rank {rank}")) for rank in ranks]
+    return GlooExchange(store, ranks, seconds, received)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from probe.pytorch import TrainerMon, TrainingStopped
-from tests.test_reference import FILES, first_cells
 from tests.pytorch.runs import one_step, train_tiny
 from tests.pytorch.toys import TinyNet
 from tests.required import require
+from tests.test_reference import FILES, first_cells
 
 torch = require("torch")
 duckdb = require("duckdb")

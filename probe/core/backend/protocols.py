@@ -247,7 +247,7 @@ class Hooks(Protocol):
 class Exchange(Protocol):
     """A channel over which some ranks send each other arrays, all of them each time."""
 
-    heard: Sequence[bytes]
+    received: Sequence[bytes]
     """The message of each rank when they met, in the order of the ranks."""
 
     def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -260,7 +260,7 @@ class Planner:
         if settings.print_struct:
             schedule = Schedule(step, 1, 1)
             return Plan(settings, schedule, "structure", takes_part=takes_part, until=step + 1, listens=False)
-        if not takes_part:  # counts, since the first rank tells when collecting has come to its end
+        if not takes_part:  # counts, since the first rank writes into the file when collecting has come to its end
             schedule = Schedule(step, settings.step_interval, settings.collect_times)
             return Plan(settings, schedule, "count", takes_part=False, listens=False)
         return Plan(settings, self._paced(step, settings, settings.collect_times), restarts=True)

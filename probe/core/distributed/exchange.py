@@ -85,7 +85,7 @@ def meet(
     """
     own = json.dumps({"alike": alike, "rows": rows})
     exchange = parallel.meet(ranks, where, own.encode(), seconds)
-    others = [json.loads(other) for other in exchange.heard]
+    others = [json.loads(other) for other in exchange.received]
     for rank, other in zip(ranks, others, strict=True):
         if other["alike"] != alike:
             exchange.close()

@@ -57,7 +57,7 @@ _MESSAGE = re.compile(
 _SIGNAL_OF_TASK = {signal.task: name for name, signal in SIGNALS.items()}
 
 
-class Said(NamedTuple):
+class Judgement(NamedTuple):
     """Rule, op and numbers of a finding, as far as an entry has them."""
 
     rule: str = ""
@@ -128,27 +128,27 @@ class Entry:
         return SIGNALS["actv_grad"].phase if self.task in BACKWARD else signal_of(self.signal).phase
 
     @property
-    def said(self) -> Said:
+    def judgement(self) -> Judgement:
         """Rule, op and numbers: the typed fields, else parsed from the message."""
         if "rule" in self.typed:
             op, value, expected = (self.typed.get(name) for name in ("op", "value", "expected"))
-            return Said(self.typed["rule"], str(op or ""), _number(value), _number(expected))
+            return Judgement(self.typed["rule"], str(op or ""), _number(value), _number(expected))
         found = _MESSAGE.fullmatch(self.message)
-        return Said(found[1], found[2], _number(found[3]), _number(found[4])) if found else Said()
+        return Judgement(found[1], found[2], _number(found[3]), _number(found[4])) if found else Judgement()
 
     @property
     def rule(self) -> str:
         """The rule that found it; empty if the entry lacks it."""
-        return self.said.rule
+        return self.judgement.rule
 
     @property
     def op(self) -> str:
         """The op in which it was found; empty if the entry lacks it."""
-        return self.said.op
+        return self.judgement.op
 
     def numbers(self) -> tuple[float, float]:
         """The value and the one that it was compared with; NaN where the entry lacks them."""
-        _, _, value, expected = self.said
+        _, _, value, expected = self.judgement
         return nan if value is None else value, nan if expected is None else expected
 
     @property

@@ -113,13 +113,13 @@ def create(root: Path, name: str) -> Path:
         OSError: if it cannot be made.
     """
     directory = root / name
-    with told(root):
+    with advised(root):
         directory.mkdir(parents=True)
     return directory
 
 
 @contextmanager
-def told(root: Path) -> Iterator[None]:
+def advised(root: Path) -> Iterator[None]:
     """Name the environment variable in errors of the block, which makes directories under ``root``.
 
     Raises:

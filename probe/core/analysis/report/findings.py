@@ -140,7 +140,7 @@ def dumped(root: Path, run: RecordedRun, first: int, last: int, problems: Proble
 
 
 def _mark(entry: Entry) -> Mark:
-    rule, op, value, _ = entry.said
+    rule, op, value, _ = entry.judgement
     return Mark(
         rule=rule,
         signal=entry.signal,

@@ -406,6 +406,6 @@ class CallLog:
     def write(self, rank: int, level: int) -> None:
         """Logs the calls that were noted."""
         lines = list(self.lines())
-        _log.log(level, "collectives heard on rank %d before the second training step's update: %d", rank, len(lines))
+        _log.log(level, "collectives seen on rank %d before the second training step's update: %d", rank, len(lines))
         for line in lines:
             _log.log(level, "%s", line)

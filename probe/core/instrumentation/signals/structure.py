@@ -20,7 +20,7 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.selection import PLACES, Watched
 from probe.core.instrumentation.signals.activations import ActivationListener, Part, input_parts, output_parts
 from probe.core.records import TextFile
-from probe.core.storage.run_directory import output_root, rank_folder, told
+from probe.core.storage.run_directory import advised, output_root, rank_folder
 
 FOLDER, FILE = "module_struct", "module_struct.json"
 NOTHING = str(type(None))
@@ -55,7 +55,7 @@ def prepare(rank: int) -> None:
     """
     root = output_root(os.environ).absolute()
     folder = path_of(root, rank).parent
-    with told(root):
+    with advised(root):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES), str(folder))
