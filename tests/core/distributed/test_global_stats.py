@@ -53,7 +53,7 @@ class Rank:
         self.place, self.rank = place, rank
 
     def meet(self, ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Rank:
-        self.heard = self.place.exchange(self.rank, said)
+        self.received = self.place.exchange(self.rank, said)
         return self
 
     def gather(self, payload: Any) -> Any:

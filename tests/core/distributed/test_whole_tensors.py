@@ -30,10 +30,10 @@ class Other:
 
     def __init__(self) -> None:
         self.awake, self.comes, self.awaited = threading.Event(), True, threading.Event()
-        self.heard: Sequence[bytes] = ()
+        self.received: Sequence[bytes] = ()
 
     def meet(self, ranks: Sequence[int], where: str, said: bytes, seconds: float) -> Other:
-        self.heard = [said, said]
+        self.received = [said, said]
         return self
 
     def gather(self, payload: Any) -> Any:
