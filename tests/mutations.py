@@ -40,7 +40,7 @@ MUTATIONS = (
     # what flows
     Mutation("core/moments.py", "apart = [(shard[\"sum\"] / count - mean", "apart = [(shard[\"sum\"] / count + mean", "test_moments.py", "merge"),
     Mutation("core/moments.py", "value if name in (\"min\", \"max\") else value * times", "value * times", "test_moments.py", "copies"),
-    Mutation("core/moments.py", "np.inf if name == \"min\" else -np.inf", "0.0", "test_merging.py test_moments.py test_histogram.py test_global_stats.py"),
+    Mutation("core/moments.py", "np.inf if name == \"min\" else -np.inf", "0.0", "test_merging.py test_moments.py test_histogram.py core/test_global_stats.py core/distributed/test_global_stats.py"),
     Mutation("core/histogram.py", "np.clip(exponents, LOW - 1, HIGH) - LOW + 2", "np.clip(exponents, LOW - 1, HIGH) - LOW + 1", "test_histogram.py"),
     Mutation("core/histogram.py", "low * (1 - part) + high * part", "low * part + high * (1 - part)", "test_histogram.py"),
     Mutation("core/histogram.py", "q * np.maximum(totals - 1, 0)", "q * np.maximum(totals, 0)", "test_histogram.py"),
@@ -63,7 +63,7 @@ MUTATIONS = (
     Mutation("core/rules/replica.py", "has_majority = 2 * len(holders) > len(rows)", "has_majority = 2 * len(holders) >= len(rows)", "test_rules_replica.py"),
     Mutation("core/rules/nan.py", "return shape == () if op == \"id\" else 0 not in shape", "return True", "test_rules.py test_alerts.py test_rules_distributions.py"),
     # storage
-    Mutation("core/storage/layout.py", "min((step for step in rows if step is not None), default=lowest)", "lowest", "test_reading_directories.py test_directories.py test_reading.py test_readers.py test_damaged_files.py test_files.py"),
+    Mutation("core/storage/layout.py", "min((step for step in rows if step is not None), default=lowest)", "lowest", "test_reading_directories.py test_directories.py test_reading.py test_readers.py test_damaged_files.py matrix/test_files.py"),
     Mutation("core/storage/batches.py", "(last is None or file.first <= last)", "(last is None or file.first < last)", "test_reading.py test_readers.py test_reading_directories.py test_directories.py"),
     Mutation("core/storage/event_file.py", "padding = -len(data) % 4", "padding = len(data) % 4", "test_sinks_tensorboard.py test_csv2tb.py"),
     Mutation("core/storage/event_file.py", "(checksum >> 15 | checksum << 17)", "(checksum >> 15 | checksum << 16)", "test_sinks_tensorboard.py test_csv2tb.py"),
@@ -73,12 +73,12 @@ MUTATIONS = (
     Mutation("core/config/lint.py", "if settings.forward_only and settings.backward_only:", "if settings.forward_only or settings.backward_only:", "test_settings.py test_settings_mistakes.py test_config_cli.py"),
     Mutation("core/config/errors.py", "text[: LONGEST_NAME - 3]", "text[:LONGEST_NAME]", "test_settings_mistakes.py test_settings.py"),
     Mutation("core/config/edit.py", "_past_blanks(bare, at) + 1)  # past the colon", "_past_blanks(bare, at) + 2)  # past the colon", "test_settings_edit.py"),
-    Mutation("core/config/load.py", "return asked == \"true\"", "return asked != \"false\"", "test_settings.py test_settings_mistakes.py test_dynamic.py", "not pytorch and not mindspore"),
+    Mutation("core/config/load.py", "return asked == \"true\"", "return asked != \"false\"", "test_settings.py test_settings_mistakes.py matrix/test_dynamic.py", "not pytorch and not mindspore"),
     # distributed
     Mutation("core/distributed/address_store.py", "len(payload).to_bytes(4, \"big\")", "len(payload).to_bytes(4, \"little\")", "test_address_store.py"),
-    Mutation("core/distributed/secret.py", "if len(secret) < FEWEST:", "if len(secret) < 1:", "test_collectives.py test_broadcast.py test_announcements.py test_address_store.py"),
-    Mutation("core/distributed/replicas.py", "mixed = (mixed ^ bits) * MIX", "mixed = (mixed | bits) * MIX", "test_rules_replica.py test_global_stats.py test_wholes.py test_whole_tensors.py test_replicas.py"),
-    Mutation("core/distributed/whole_tensors.py", "if self._taken - self._done > MOST_BYTES:", "if self._taken + self._done > MOST_BYTES:", "test_wholes.py test_whole_tensors.py test_global_stats.py"),
+    Mutation("core/distributed/secret.py", "if len(secret) < FEWEST:", "if len(secret) < 1:", "core/test_broadcast.py test_announcements.py"),
+    Mutation("core/distributed/replicas.py", "mixed = (mixed ^ bits) * MIX", "mixed = (mixed | bits) * MIX", "test_rules_replica.py core/test_global_stats.py core/distributed/test_global_stats.py test_wholes.py test_whole_tensors.py"),
+    Mutation("core/distributed/whole_tensors.py", "if self._taken - self._done > MOST_BYTES:", "if self._taken + self._done > MOST_BYTES:", "test_wholes.py test_whole_tensors.py core/test_global_stats.py core/distributed/test_global_stats.py"),
     # instrumentation
     Mutation("core/instrumentation/schedule.py", "return self.collected >= self.collect_times", "return self.collected > self.collect_times", "test_schedule.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/schedule.py", "(step - self.start_step) % self.step_interval:", "step % self.step_interval:", "test_schedule.py", "not pytorch and not mindspore"),
@@ -86,12 +86,12 @@ MUTATIONS = (
     Mutation("core/instrumentation/pace.py", "allowed = self._budget * self._plain", "allowed = self._budget", "test_pace.py test_cost.py test_overhead.py"),
     Mutation("core/instrumentation/recorder.py", "np.where(scales >= 0, rows[scales, 0], 1.0)", "np.where(scales >= 0, 1.0, 1.0)", "test_recorder.py test_steps.py", "not mindspore"),
     Mutation("core/instrumentation/selection.py", "self._all_xy = all_xy or not targets", "self._all_xy = all_xy", "test_selection.py test_targets.py", "not pytorch and not mindspore"),
-    Mutation("core/instrumentation/signals/features/router.py", "pairs = experts * (experts - 1)", "pairs = experts * experts", "test_features.py", "router and numpy"),
-    Mutation("core/instrumentation/signals/features/softmax_entropy.py", "ops.log(total) - scores.sum(-1) / total", "ops.log(total) + scores.sum(-1) / total", "test_features.py", "attention and numpy"),
+    Mutation("core/instrumentation/signals/features/router.py", "pairs = experts * (experts - 1)", "pairs = experts * experts", "matrix/test_features.py", "router and numpy"),
+    Mutation("core/instrumentation/signals/features/softmax_entropy.py", "ops.log(total) - scores.sum(-1) / total", "ops.log(total) + scores.sum(-1) / total", "matrix/test_features.py", "attention and numpy"),
     # control
-    Mutation("core/control/config_follower.py", "waits = at is not None and at > first", "waits = at is not None and at >= first", "test_control.py test_config_follower.py test_dynamic.py", "not pytorch and not mindspore"),
+    Mutation("core/control/config_follower.py", "waits = at is not None and at > first", "waits = at is not None and at >= first", "test_control.py test_config_follower.py matrix/test_dynamic.py", "not pytorch and not mindspore"),
     Mutation("core/control/on_anomaly.py", "and step >= self._quiet_until:", "and step > self._quiet_until:", "test_arming.py test_on_anomaly.py"),
-    Mutation("core/control/agreement.py", "math.ceil(self.seconds / a_step)", "math.floor(self.seconds * a_step)", "test_broadcast.py test_announcements.py test_control_together.py test_concurrent_changes.py"),
+    Mutation("core/control/agreement.py", "math.ceil(self.seconds / a_step)", "math.floor(self.seconds * a_step)", "test_announcements.py test_control_together.py test_concurrent_changes.py"),
     # output
     Mutation("core/output/history_buffer.py", "while len(self._held) > self._steps or", "while len(self._held) >= self._steps or", "test_past.py test_history_buffer.py"),
     Mutation("core/output/resume.py", "json.loads(line)[\"step\"] < self.first", "json.loads(line)[\"step\"] <= self.first", "test_resuming.py", "numpy"),
@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation("core/output/sinks/parquet.py", "if snapshot.step > filling.last:", "if snapshot.step > filling.last + 1:", "test_sinks_parquet.py"),
     # monitor
     Mutation("core/monitor/attach_checks.py", "min(settings.module_ranks) >= ranks:", "max(settings.module_ranks) >= ranks:", "test_doubts.py test_vain.py test_wrong_uses.py", "numpy"),
-    Mutation("core/monitor/collector.py", "given.start_iteration + 1 if self.settings.print_struct", "given.start_iteration + 2 if self.settings.print_struct", "test_structure.py", "numpy"),
+    Mutation("core/monitor/collector.py", "given.start_iteration + 1 if self.settings.print_struct", "given.start_iteration + 2 if self.settings.print_struct", "matrix/test_structure.py", "numpy"),
     # analysis
     Mutation("core/analysis/merge.py", "complete = (heard == numels(shapes)) & ~terms", "complete = ~terms", "test_merging.py"),
     Mutation("core/analysis/compare/tolerance.py", "return abs(a - b) if op == \"zeros\" or op in EXACT else excess * relative", "return excess * relative", "test_compare.py test_compare_cli.py"),
@@ -121,8 +121,10 @@ def files_of(tests: Path, mutation: Mutation) -> list[str]:
     Raises:
         ValueError: if there is none.
     """
-    names = set(mutation.tests.split())
-    found = sorted(str(path.relative_to(tests.parent)) for path in tests.rglob("test_*.py") if path.name in names)
+    names = tuple(f"/{name}" for name in mutation.tests.split())
+    found = sorted(
+        str(path.relative_to(tests.parent)) for path in tests.rglob("test_*.py") if str(path).endswith(names)
+    )
     if not found:
         raise ValueError(f"{mutation.file}: no test file is called {mutation.tests}")
     return found

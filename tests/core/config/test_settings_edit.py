@@ -46,6 +46,11 @@ def test_only_the_value_changes_in_json(key: str, value: Any, before: str, after
     assert edit(JSON, {key: value}, is_yaml=False) == JSON.replace(before, after)
 
 
+def test_json_without_blanks_stays_without() -> None:
+    """A value begins right behind its colon."""
+    assert edit('{"eps":1,"dynamic_on":true}', {"eps": 20}, is_yaml=False) == '{"eps":20,"dynamic_on":true}'
+
+
 @pytest.mark.parametrize(
     ("key", "value", "before", "after"),
     [

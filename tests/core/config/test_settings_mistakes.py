@@ -191,6 +191,8 @@ def test_a_value_that_is_large_is_shown_in_part(tmp_path: Path) -> None:
     assert problem == "1: eps: expected a number >= 0, got [" + "1, " * 25 + "1..."
     (problem,) = refused(path, f'{{"{"k" * 100_000}": 1}}')
     assert len(problem) < 500
+    assert f"{'k' * 197}...: " in problem
+    assert "k" * 198 not in problem
 
 
 def test_many_problems_are_counted_and_the_first_listed(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_directory_that_was_renamed_keeps_its_findings(tmp_path: Path) -> None
 def test_a_run_that_was_resumed_in_a_new_directory_is_one(tmp_path: Path) -> None:
     """Findings in steps that were done again are left out."""
     attach(tmp_path, "Dec03_10-00-00")
-    found(tmp_path, "Dec03_10-00-00", 3, 7)
+    found(tmp_path, "Dec03_10-00-00", 3, 5, 7)
     attach(tmp_path, "Dec03_12-00-00", first_step=5)
     found(tmp_path, "Dec03_12-00-00", 6, first_step=5)
     assert ordered(tmp_path) == [(0, 3), (0, 6)]
