@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,17 @@ def test_whether_a_signal_switches_may_change(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGUSR1) == before
     control.close()
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize(("at", "warned"), [(4, False), (5, False), (6, True)])
+def test_a_step_that_is_over_when_training_begins_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int, warned: bool
+) -> None:
+    """A step left in the file by an earlier run counts only if it is still to come; then it is logged."""
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps(ON | {"apply_at_step": at}))
+    settings, content = load(json.loads(path.read_text())), path.read_bytes()
+    with caplog.at_level(logging.WARNING, logger="probe.control"):
+        control = Control(path, settings, content, 5, True, True, Faults(), lambda _: AHEAD)
+    assert [f"begins at step {at}" in record.getMessage() for record in caplog.records] == [True] * warned
+    assert control.poll(6, idle=True) is not None

@@ -40,6 +40,19 @@ def test_who_hears_of_it_late_looks_as_long_as_there_is(tmp_path: Path) -> None:
     assert (late.step, second.counts) == (14, {"arming: TimeoutError": 1})
 
 
+def test_the_rest_after_an_order_ends_with_its_last_step(tmp_path: Path) -> None:
+    """Of two quiet steps the second orders nothing; the step after them does."""
+    one = arming(tmp_path, Faults())
+    one.poll(0, [finding(0)])
+    assert one.poll(4, []) is not None  # for steps 4 to 6, quiet in 7 and 8
+    for step in (8, 9):
+        assert one.poll(step, [finding(step - 1)]) is None
+    assert one.poll(12, []) is None
+    order = one.poll(13, [])
+    assert order is not None
+    assert order.step == 13
+
+
 def test_announced_steps_last_as_long_as_a_file_takes_to_be_seen() -> None:
     """A first step of five minutes, or one that saves, does not make the others seem long."""
     now = 0.0

@@ -96,6 +96,16 @@ def test_tables_are_indexed_when_they_are_full(tmp_path: Path) -> None:
     assert ask(tmp_path, query) == [(6,)]
 
 
+@pytest.mark.parametrize(("rows", "steps"), [(4, 50_000), (5, 20_000), (200, 1_000), (201, 500), (100_000, 500)])
+def test_a_table_has_the_steps_of_about_200_000_rows(tmp_path: Path, rows: int, steps: int) -> None:
+    """The more rows a step has, the fewer steps a table has; never fewer than 500."""
+    sink = opened(tmp_path)
+    values = np.zeros(rows)
+    sink.write(snapshot(0, batch("actv", 0, {"min": values}, keys=tuple(Key(f"m{i}", "output") for i in range(rows)))))
+    sink.close()
+    assert ask(tmp_path, "SELECT stat_value FROM global_stats WHERE stat_name = 'step_partition'") == [(steps,)]
+
+
 def test_a_closed_database_is_one_file(tmp_path: Path) -> None:
     """It can be copied as it is, and read where nothing may be written."""
     sink = opened(tmp_path)
