@@ -23,7 +23,6 @@ SPOKEN = re.compile(r"(^|_)(told|said|heard)($|_)", re.IGNORECASE)
 NOT_CLEANED = (
     "probe/core/analysis/convert",
     "probe/core/analysis/merge.py",
-    "probe/core/backend",
     "probe/core/control",
     "probe/core/instrumentation",
     "probe/core/monitor",
