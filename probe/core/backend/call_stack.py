@@ -35,10 +35,8 @@ def text(line: Line) -> str:
 
 
 class Sites:
-    """Short names, one for each line of code: ``train.py[23]``, with folders if two files have the same name.
-
-    No name contains a slash: in a tag, it would end the name.
-    """
+    """Short names, one for each line of code: ``train.py[23]``, with folders if two files have the same name. No name
+    contains a slash: in a tag, it would end the name."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, int], str] = {}
