@@ -23,14 +23,12 @@ SPOKEN = re.compile(r"(^|_)(told|said|heard)($|_)", re.IGNORECASE)
 NOT_CLEANED = (
     "probe/core/analysis/convert",
     "probe/core/analysis/merge.py",
-    "probe/core/backend",
     "probe/core/control",
     "probe/core/instrumentation",
     "probe/core/monitor",
     "probe/core/output",
     "probe/core/storage",
     "probe/mindspore",
-    "probe/pytorch",
 )
 """Rooms whose words still break these rules; a room that keeps them all is struck off."""
 

@@ -1,4 +1,4 @@
-"""PyTorch as core sees it."""
+"""PyTorch as seen by core."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ ADAPTER = FrameworkAdapter(
 
 
 class TrainerMon(Monitor):
-    """Watches the training of a ``torch.nn.Module``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
+    """Monitor of the training of a ``torch.nn.Module``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
 
     framework = ADAPTER

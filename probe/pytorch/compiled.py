@@ -1,9 +1,9 @@
-"""Listeners inside graphs of ``torch.compile``: operators in the graph that call them with tensors.
+"""Listeners inside graphs of ``torch.compile``: operators in the graph call them with tensors.
 
-A hook that is traced puts two operators of ours into the graph: one receives the tensors of a forward, the other,
-placed by ``Tensor.register_hook``, a gradient. They change nothing, and the compiler does not drop them
-(``has_side_effect``). Each has the *place* of its module as a tensor, not as a number: a graph is compiled again for
-another number, and blocks that share one would no longer share it. See decision 4.
+A traced hook puts two operators of this module into the graph: one receives the tensors of a forward, the other, placed
+by ``Tensor.register_hook``, a gradient. They change nothing, and the compiler does not drop them (``has_side_effect``).
+Each receives the *place* of its module as a tensor, not as a number: for another number, torch compiles a graph again,
+so that blocks could no longer share one graph. See decision 4.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from probe.pytorch.compiled_args import left_out, read, written
 from probe.pytorch.hook_handles import Own
 
 Waiting = tuple[int, int, int, int]
-"""Place, place in the code, number of the tensor among the outputs, and the call of the compiled graph."""
+"""Place, site in the code, number of the tensor among the outputs, and the call of the compiled graph."""
 
 OLDEST_THAT_RECORDS = "2.13"
-"""The first version of torch that compiles hooks as expected here (2.10 leaves them out of the graph; the versions in
-between were not tried)."""
+"""First version of torch that compiles hooks as expected here (2.10 leaves them out of the graph; the versions in
+between were not tested)."""
 RECORDS = is_at_least(str(torch.__version__), OLDEST_THAT_RECORDS)
 GRADIENTS = importlib.util.find_spec("torch._higher_order_ops.register_hook") is not None
-"""Whether this version traces ``Tensor.register_hook``, in a graph that is one piece (2.13 does)."""
+"""True if this version traces ``Tensor.register_hook`` without breaking the graph (2.13 does)."""
 MOST_WAITING = 50_000
-"""Most listeners that may wait for a gradient; the oldest, whose backward never came, are dropped."""
+"""Maximal number of listeners that wait for a gradient; the oldest, whose backward never ran, are dropped."""
 
 
 class CompiledCall:
-    """A forward that runs inside a compiled graph."""
+    """Forward that runs inside a compiled graph."""
 
     def __init__(self, key: tuple[int, int], tensors: list[torch.Tensor], needing: str, differentiates: bool) -> None:
         self.differentiates = differentiates
@@ -53,14 +53,14 @@ class CompiledCall:
         self._expected: set[int] = set()
 
     def needing(self, tensors: Sequence[torch.Tensor]) -> int:
-        """How many of ``tensors`` will have a gradient."""
+        """Return the number of ``tensors`` that will have a gradient."""
         return sum(id(tensor) in self._numbers for tensor in tensors)
 
     def expect(self, tensor: torch.Tensor, listen: Listen) -> None:
-        """Listens to the gradient of an output, if it will have one.
+        """Listen to the gradient of an output, if it will have one.
 
         Raises:
-            RuntimeError: if the forward that a gradient belongs to could not be determined.
+            RuntimeError: if the forward to which a gradient belongs cannot be determined.
         """
         if (number := self._numbers.get(id(tensor))) is None:
             return
@@ -72,7 +72,7 @@ class CompiledCall:
         key = (*self._key, number, call)
         if number not in self._expected:
             self._expected.add(number)
-            _waiting[key] = []  # another call may have had this identity, and no backward
+            _waiting[key] = []  # an earlier call without a backward may have had this identity
             _waiting.move_to_end(key)
         _waiting[key].append(listen)
         while len(_waiting) > MOST_WAITING:
@@ -85,16 +85,16 @@ class _Running(threading.local):
 
 _running = _Running()
 _listeners: WeakValueDictionary[int, Callable[..., None]] = WeakValueDictionary()
-"""The functions that the graph calls, by the number of the place; the removal of their hooks keeps them alive."""
+"""Functions that the graph calls, by the number of the place; the removal functions of their hooks keep them alive."""
 _waiting: OrderedDict[Waiting, list[Listen]] = OrderedDict()
 _places, _sites = itertools.count(), itertools.count()
 
 
 def check() -> None:
-    """Refuses a version of torch that cannot do it.
+    """Refuse a version of torch that cannot record inside compiled graphs.
 
     Raises:
-        ValueError: with what was expected, what came and the remedy.
+        ValueError: with the expected and the installed version, and the remedy.
     """
     if not RECORDS:
         raise ValueError(
@@ -104,8 +104,8 @@ def check() -> None:
 
 
 def prepare(settings: Settings) -> Remove:
-    """Lets graphs that are compiled from now on notice hooks that come and go, until the last monitor with
-    ``compiled: "record"`` stops. By default torch leaves that check out."""
+    """Make graphs that are compiled from now on check for added and removed hooks, until the last monitor with
+    ``compiled: "record"`` stops. By default torch omits that check."""
     return _hook_guards.listen(settings) if settings.compiled == "record" else lambda: None
 
 
@@ -120,20 +120,20 @@ _hook_guards: Shared[Settings] = Shared(_guard_hooks)
 
 
 def running() -> CompiledCall | None:
-    """The compiled forward whose listeners are called now, if any."""
+    """Return the compiled forward whose listeners are being called, if any."""
     return _running.call
 
 
 def is_graph(context: FunctionCtx) -> bool:
-    """Whether this autograd function is a compiled graph."""
+    """Return whether this autograd function is a compiled graph."""
     return type(context).__name__.startswith("CompiledFunction")
 
 
 def graph_call() -> int | None:
-    """Identity of one forward and backward of the compiled graph that is running, if it is differentiated as one.
+    """Return the identity of one forward and backward of the running compiled graph, if it is differentiated as one.
 
-    AOTAutograd (torch 2.13) runs both in an autograd function whose argument ``ctx`` is the one object that they share;
-    operators inside see it on the stack alone.
+    AOTAutograd (torch 2.13) runs both in an autograd function whose argument ``ctx`` is the only object that they
+    share; operators inside find it only on the stack.
     """
     for frame in callers():
         if frame.f_code.co_name in ("forward", "backward"):
@@ -151,7 +151,7 @@ def on_forward(
     wanted: Callable[[], bool],
     gradients: bool,
 ) -> Remove:
-    """Listens to forwards, compiled or not, while ``wanted``; where ``gradients``, ``after`` may listen to those of
+    """Listen to forwards, compiled or not, while ``wanted``; if ``gradients``, ``after`` may listen to those of the
     outputs."""
     number = next(_places)
     place = torch.tensor(number, dtype=torch.int64, device="cpu")
@@ -184,24 +184,24 @@ def on_forward(
 
 @functools.cache
 def _evaluate_while_tracing() -> None:
-    """Marks the functions that the compiler calls, not the graph; imports the compiler, which takes a second."""
+    """Mark the functions that the compiler calls instead of the graph; import the compiler, which takes a second."""
     for function in (_next_site, left_out):
         torch.compiler.assume_constant_result(function)
 
 
 def _never_alone(hook: Any) -> None:
-    """Keeps ``hook`` from being compiled as a graph of its own where its module is not compiled, such as the whole
-    model around compiled blocks."""
+    """Prevent compilation of ``hook`` as a graph of its own if its module is not compiled, such as the whole model
+    around compiled blocks."""
     from torch._dynamo import decorators  # slow to import, and only needed where something is compiled
 
     decorators.skip_code(hook.__code__)  # type: ignore[attr-defined, unused-ignore]
 
 
-# The traced part: plain code that the compiler takes whole.
+# The traced part: plain code that the compiler traces without breaking the graph.
 
 
 def _trace(values: Any, place: torch.Tensor, *, ended: bool, gradients: bool) -> None:
-    """Puts the operators into the graph."""
+    """Put the operators into the graph."""
     tensors: list[torch.Tensor] = []
     form, site = written(values, tensors, DEPTH), _next_site()
     needing = "".join(["+" if tensor.requires_grad else "-" for tensor in tensors])
@@ -212,14 +212,14 @@ def _trace(values: Any, place: torch.Tensor, *, ended: bool, gradients: bool) ->
     for number, tensor in enumerate(tensors):
         if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
 
-            def came(gradient: torch.Tensor, number: int = number) -> None:
+            def receive(gradient: torch.Tensor, number: int = number) -> None:
                 _gradient(gradient, place, site, number)
 
-            tensor.register_hook(came)
+            tensor.register_hook(receive)
 
 
 def _next_site() -> int:
-    """A new number for a place in the code: a module may be called twice in one graph."""
+    """Return a new number for a site in the code: a module may be called twice in one graph."""
     return next(_sites)
 
 
@@ -235,7 +235,7 @@ def _reached(
     site: int,
     differentiates: bool,
 ) -> None:
-    """Calls the listeners as an eager hook would."""
+    """Call the listeners as an eager hook would."""
     number = int(place)
     if (listener := _listeners.get(number)) is not None:
         listener(tensors, (number, site), form, needing, ended, differentiates)
@@ -254,7 +254,7 @@ def _call(
 ) -> None:
     if not wanted():
         return
-    own = [tensor.detach() for tensor in tensors]  # the graph may use the same object for something else
+    own = [tensor.detach() for tensor in tensors]  # the graph may reuse the object for another purpose
     values = read(form, own)
     outside, _running.call = _running.call, CompiledCall(key, own, needing, differentiates)
     try:
@@ -267,7 +267,7 @@ def _call(
 
 
 def _arrived(gradient: torch.Tensor, place: torch.Tensor, site: int, number: int) -> None:
-    """Calls the listeners that wait for this gradient."""
+    """Call the listeners that wait for this gradient."""
     if not _waiting or (call := graph_call()) is None:
         return
     with _differentiable():
@@ -276,8 +276,8 @@ def _arrived(gradient: torch.Tensor, place: torch.Tensor, site: int, number: int
 
 
 def _differentiable() -> Any:
-    """A context in which operators are recorded by autograd, which they are not inside another operator: there, the
-    node at which a parameter's gradient arrives cannot be found."""
+    """Return a context in which autograd records operators. Inside another operator it does not, so that the node at
+    which a parameter's gradient arrives cannot be found."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.ADInplaceOrView):
         excluded = excluded.remove(key)
@@ -285,8 +285,8 @@ def _differentiable() -> Any:
 
 
 def _operator(name: str, parameters: str, function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as an operator that a graph keeps though nothing uses it, and that CUDA graphs leave out. Not
-    ``custom_op``, whose checks take several times as long as the call."""
+    """Return ``function`` as an operator that a graph keeps although its result is unused, and that CUDA graphs leave
+    out. ``custom_op`` is not used: its checks take several times as long as the call."""
     tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
     _library.define(f"{name}({parameters}) -> ()", tags=tags)
     _library.impl(name, function, "CompositeExplicitAutograd")

@@ -1,6 +1,6 @@
 """Arguments and outputs of modules as text, which operators accept besides tensors.
 
-A literal such as ``((0, None), {'mask': 1, 'causal': True})``, where a number is that of a tensor.
+The text is a literal such as ``((0, None), {'mask': 1, 'causal': True})``, in which a number is that of a tensor.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _log = logging.getLogger("probe")
 
 
 def written(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
-    """``value`` as text; takes down its tensors. Plain code that ``torch.compile`` takes whole.
+    """Return ``value`` as text; append its tensors to ``tensors``. ``torch.compile`` traces this plain code whole.
 
-    Numbers are left out: written down, they would be compared with those of the next call. So are tensors of
-    subclasses (DTensor), of which an operator would have to know how they are spread.
+    Numbers are left out: the compiler would compare them with those of the next call. Tensors of subclasses (DTensor)
+    are left out: an operator would need their distribution over ranks.
     """
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type == "meta":
@@ -37,15 +37,15 @@ def written(value: Any, tensors: list[torch.Tensor], depth: int) -> str:
 
 
 @functools.cache
-def _say_once() -> None:
+def _warn_once() -> None:
     _log.warning(
         "tensors of subclasses, such as DTensor, are not recorded inside compiled graphs, nor are those on 'meta'"
     )
 
 
 def left_out() -> str:
-    """Called while a graph is compiled, and nothing in it."""
-    _say_once()
+    """Return the text of a tensor that is left out; the compiler calls this, not the graph."""
+    _warn_once()
     return "None"
 
 
@@ -66,7 +66,7 @@ def _mapping(items: Iterable[tuple[Any, Any]], tensors: list[torch.Tensor], dept
 
 
 def read(form: str, tensors: list[torch.Tensor]) -> Any:
-    """The values that were written, with these tensors; a dataclass has become a mapping."""
+    """Return the values that :func:`written` has made into text, with these tensors; a dataclass becomes a mapping."""
     return _built(_literal(form), tensors)
 
 

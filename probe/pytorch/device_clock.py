@@ -1,4 +1,4 @@
-"""The time of CUDA devices, by events in the stream."""
+"""Clock of CUDA devices, by events in the stream."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is captured in the current stream. Not asked before CUDA is used: without a driver torch
-    raises (2.13), and there is none to ask where none is installed."""
+    """Return whether a CUDA graph is captured in the current stream; False before CUDA is used, since torch raises
+    without a driver (2.13)."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def mark() -> Any:
-    """A mark in the current stream; None before CUDA is used, and while a graph is captured, which takes no time."""
+    """Return a mark in the current stream; None before CUDA is used, and during capture, when no kernel runs."""
     if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
         return None
     event: Any = torch.cuda.Event(enable_timing=True)
@@ -23,6 +23,6 @@ def mark() -> Any:
 
 
 def between(begin: Any, end: Any) -> float:
-    """Seconds from mark to mark."""
+    """Return the seconds from mark to mark."""
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3

@@ -1,4 +1,4 @@
-"""Moments of tensors on a device, without waiting for it, and the one copy that brings them to the host."""
+"""Moments of tensors on a device, computed without waiting for it and copied to the host together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from probe.pytorch.dtensor import distinct
 Array = npt.NDArray[np.float64]
 
 PIECE = 1 << 24
-"""Elements of a histogram that are counted at a time: bounds the memory for their places."""
+"""Elements of a histogram that are counted at a time: bounds the memory for the indices of their bins."""
 LANES = 64
-"""Copies of each count that are added up at the same time: many elements share a bin, and would wait for each other."""
+"""Copies of each count: many elements share a bin, and atomic additions to one count wait for each other."""
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
-    """``len(tensors) x len(columns)`` float64 on the tensors' device: in a few launches where Triton is at hand, else
-    with torch's own reductions, some for each tensor. A histogram, ``BINS`` wide, comes last."""
+    """Return ``len(tensors) x len(columns)`` float64 on the tensors' device: in a few launches if Triton is available,
+    else with several of torch's reductions for each tensor. A histogram, ``BINS`` wide, comes last."""
     if HISTOGRAM in columns:
         counted = torch.stack([histogram(tensor) for tensor in tensors])
         return torch.cat([moments(tensors, columns[:-1], eps), counted], dim=1) if columns[:-1] else counted
@@ -42,7 +42,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -
 
 
 def histogram(tensor: torch.Tensor) -> torch.Tensor:
-    """The ``BINS`` counts of one tensor: see :mod:`probe.core.histogram`."""
+    """Return the ``BINS`` counts of one tensor: see :mod:`probe.core.histogram`."""
     stored, times = distinct(tensor)
     counted = torch.zeros(LANES * BINS, dtype=torch.int64, device=stored.device)
     one = torch.ones((), dtype=torch.int64, device=stored.device)
@@ -54,7 +54,7 @@ def histogram(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bins(x: torch.Tensor) -> torch.Tensor:
-    """Of each float32 or float64 number the place of its bin, from its bits."""
+    """Return the index of the bin of each float32 or float64 number, from its bits."""
     whole, shift, bias = (torch.int32, 23, 127) if x.dtype == torch.float32 else (torch.int64, 52, 1023)
     exponent = ((x.view(whole) >> shift) & (2 * bias + 1)) - bias
     distance = exponent.clamp_(LOW - 1, HIGH).sub_(LOW - 2)
@@ -63,7 +63,7 @@ def _bins(x: torch.Tensor) -> torch.Tensor:
 
 
 def grouped(kernels: ModuleType, tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: Any) -> torch.Tensor:
-    """One call of the kernels for each dtype and device, the rows put back in order."""
+    """Call the kernels once for each dtype and device; return the rows in the order of ``tensors``."""
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault((tensor.dtype, tensor.device), []).append(i)
@@ -85,7 +85,7 @@ def _full(value: float, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    """The Triton kernels; torch for CUDA on Linux comes with Triton."""
+    """Return the Triton kernels; None without Triton, which torch for CUDA on Linux includes."""
     try:
         from probe.pytorch import triton_moments
     except ImportError:
@@ -115,7 +115,7 @@ def _squares(x: torch.Tensor, _: Any) -> torch.Tensor:
 
 
 def _deviations(x: torch.Tensor, _: Any) -> torch.Tensor:
-    """Squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``host_moments``."""
+    """Return the sum of squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``host_moments``."""
     shifted = x - x.mean(dtype=torch.float64).to(x.dtype)
     off = shifted.mean(dtype=torch.float64)
     return (_squares(shifted, None) - x.numel() * off.square()).clamp(min=0)
@@ -134,7 +134,7 @@ _COLUMNS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Starts the copy of all device blocks, one a device; the returned function waits for them and returns all rows."""
+    """Start one copy of all blocks on each device; return a function that waits for them and returns all rows."""
     arriving: dict[torch.device, Callable[[], Array]] = {}
     for device in {block.device for block in blocks if isinstance(block, torch.Tensor)}:
         arriving[device] = _copy(torch.cat([b for b in blocks if isinstance(b, torch.Tensor) and b.device == device]))

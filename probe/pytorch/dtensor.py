@@ -1,4 +1,4 @@
-"""Tensors as the elements that this process really stores."""
+"""Elements of distributed and expanded tensors that this process stores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this process holds: its part of a distributed ``tensor``, the result of a collective once that is
-    done, else ``tensor`` itself."""
+    """Return the tensor that this process holds: its part of a distributed ``tensor``, the result of a collective,
+    which is waited for, else ``tensor`` itself."""
     if type(tensor) in _PLAIN:
         return tensor
     held: Any = tensor
@@ -23,7 +23,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def coverage(tensor: torch.Tensor) -> Coverage | None:
-    """The part of a distributed tensor that this process holds; None if that is all of it."""
+    """Return the coverage of a distributed tensor on this process; None if the process holds all of it."""
     if type(tensor) in _PLAIN:
         return None
     spec: Any = getattr(tensor, "_spec", None)
@@ -36,11 +36,11 @@ def coverage(tensor: torch.Tensor) -> Coverage | None:
 
 
 _known: WeakKeyDictionary[Any, dict[object, Coverage | None]] = WeakKeyDictionary()
-"""By mesh, which is not kept alive."""
+"""Coverages by mesh, which is not kept alive."""
 
 
 def _coverage(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> Coverage | None:
-    """By the mesh dimensions over which the tensor is not replicated."""
+    """Return the coverage by the mesh dimensions over which the tensor is not replicated."""
     at = mesh.get_coordinate()
     spread = [i for i, placement in enumerate(placements) if not placement.is_replicate() and mesh.size(i) > 1]
     if at is None or not spread:
@@ -52,16 +52,16 @@ def _coverage(mesh: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) ->
 
 
 def _dimension(placement: Any) -> str:
-    """``dim 0: `` of a tensor that is split along a dimension."""
+    """Return ``dim 0: `` for a tensor that is split along a dimension, else an empty string."""
     dim = getattr(placement, "dim", None)
     return "" if dim is None else f"dim {dim}: "
 
 
 def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum, without a word to other ranks; nothing that autograd records.
+    """Return the sum, without communication and unrecorded by autograd.
 
     Raises:
-        ValueError: if the two are spread over ranks in such ways that the sum would need a collective.
+        ValueError: if the sum of tensors that are spread over ranks in these ways would need a collective.
     """
     with torch.no_grad():
         if not hasattr(one, "_spec") and not hasattr(other, "_spec"):
@@ -75,7 +75,7 @@ def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _common(one: Any, other: Any) -> tuple[Any, ...]:
-    """How the sum is spread. A tensor that all ranks hold whole can be one rank's term."""
+    """Return the placements of the sum. A tensor that all ranks hold whole can be one rank's term."""
     specs: list[Any] = [getattr(tensor, "_spec", None) for tensor in (one, other)]
     if None not in specs and specs[0].mesh == specs[1].mesh:
         pairs = list(zip(specs[0].placements, specs[1].placements, strict=True))
@@ -90,8 +90,8 @@ def _is_term(placement: Any) -> bool:
 
 
 def _as_terms(tensor: Any, where: tuple[Any, ...]) -> torch.Tensor:
-    """The part of ``tensor`` that this process holds, spread as ``where``: a tensor that all ranks have is the first
-    one's term."""
+    """Return the part of ``tensor`` that this process holds if it is spread as ``where``: a tensor that all ranks hold
+    becomes the term of the first rank."""
     at = tensor.device_mesh.get_coordinate()
     changed = [i for i, (now, then) in enumerate(zip(tensor.placements, where, strict=True)) if now != then]
     held = local(tensor)
@@ -99,10 +99,10 @@ def _as_terms(tensor: Any, where: tuple[Any, ...]) -> torch.Tensor:
 
 
 def distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A view of an expanded tensor that holds each stored element once, and how often each occurs.
+    """Return a view of an expanded tensor that holds each stored element once, and how often each occurs.
 
-    The gradient of ``y.sum()`` is one element, expanded to the shape of ``y``: to reduce it as it looks takes as long
-    as if it were all there, and to copy it may take more memory than there is.
+    The gradient of ``y.sum()`` is one element, expanded to the shape of ``y``: reducing the expanded tensor takes as
+    long as reducing a stored one, and a copy of it may exceed the memory.
     """
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor, 1

@@ -1,7 +1,7 @@
-"""Exchanges between ranks beside training: a process group of the monitor's own, on the hosts' network.
+"""Communication between ranks beside training: a process group of the monitor's own, on the hosts' network.
 
-It is made from the store directly, not by ``new_group``: that numbers the groups of a process, and a group made on a
-thread while training makes one would get different numbers on different ranks.
+The group is made from the store, not by ``new_group``, which numbers the groups of a process: if training and a thread
+of the monitor made groups at the same time, their numbers would differ between ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 POLL_SECONDS = 0.02
-"""Between looks for the other ranks. Waiting in the store itself would lock it for the training thread."""
+"""Seconds between checks for the other ranks. Waiting in the store itself would lock it for the training thread."""
 
 BLAME_SECONDS = 1.0
-"""Seconds in which the ranks that took part in a failed exchange report themselves."""
+"""Seconds in which ranks record in the store that they took part in a failed exchange."""
 
 
 class GlooExchange:
-    """An exchange between ``ranks``, which have all come. They connect at their first exchange: a rank whose
-    configuration differs leaves before it, and no other waits for its connection."""
+    """Exchange between ``ranks``, which have all met. They connect at the first call of :meth:`gather`: a rank whose
+    configuration differs leaves before, so that no other waits for its connection."""
 
     def __init__(self, store: Any, ranks: Sequence[int], seconds: float, received: Sequence[bytes]) -> None:
         self.received = received
@@ -36,10 +36,10 @@ class GlooExchange:
         self._group: Any = None  # torch annotates few of its methods
 
     def gather(self, payload: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """The payloads of all ranks, a row each.
+        """Return the payloads of all ranks, a row each.
 
         Raises:
-            TimeoutError: if one of them did not come, naming it.
+            TimeoutError: with the ranks that did not take part.
         """
         if self._closed:
             raise RuntimeError("the exchange is closed")
@@ -48,7 +48,7 @@ class GlooExchange:
         try:
             self._connected().allgather([theirs], [own]).wait()
         except Exception as error:
-            raise TimeoutError(f"of ranks {list(self._ranks)}, {self._blamed()}") from error
+            raise TimeoutError(f"of ranks {list(self._ranks)}, {self._failure_cause()}") from error
         return np.stack([tensor.numpy() for tensor in theirs])
 
     def _connected(self) -> Any:
@@ -61,14 +61,14 @@ class GlooExchange:
         return self._group
 
     def close(self) -> None:
-        """Leaves the group; the others then fail at once instead of waiting, and know why."""
+        """Leave the group, so that the others fail at once instead of waiting, with this rank as the cause."""
         if not self._closed:
             self._closed, self._group = True, None
             with suppress(Exception):  # the rank that kept the store may be gone
                 self._store.set(f"left {self._own}", "")
 
-    def _blamed(self) -> str:
-        """Why an exchange failed. Each rank that was there writes so into the store: those that did not are missing."""
+    def _failure_cause(self) -> str:
+        """Return the cause of a failure. Each rank that took part records that in the store; the others are missing."""
         try:
             self._store.set(f"came {self._own}", "")
             absent, end = [rank for rank in self._ranks if rank != self._own], time.monotonic() + BLAME_SECONDS
@@ -84,31 +84,31 @@ class GlooExchange:
 
 
 def has_store() -> bool:
-    """Whether processes have met in one."""
+    """Return whether the job has a store, in which its processes have met."""
     return dist.is_available() and dist.is_initialized()
 
 
 class JobStore:
-    """A part of the store in which processes have met. Anyone who can connect to that store can write into it: the
-    contents prove nothing by themselves."""
+    """Part of the store in which processes have met. Every process that can connect to the store can write into it:
+    the contents prove nothing by themselves."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
 
     def claim(self, key: str, value: bytes) -> bytes:
-        """Stores ``value`` under ``key`` unless the key is taken; returns the value that is stored now."""
+        """Store ``value`` under ``key`` unless the key is taken; return the value that is stored now."""
         return bytes(self._part.compare_set(key, "", value.decode()))
 
     def get(self, key: str) -> bytes | None:
-        """The stored value, or None."""
+        """Return the stored value, or None."""
         return bytes(self._part.get(key)) if self._part.check([key]) else None
 
     def close(self) -> None:
-        """The connection ends with the last reference."""
+        """Do nothing: the connection ends with the last reference."""
 
 
 def store(where: str) -> JobStore:
-    """The part called ``where`` of the store in which processes have met.
+    """Return the part called ``where`` of the store in which processes have met.
 
     Raises:
         RuntimeError: if there is none.
@@ -118,15 +118,15 @@ def store(where: str) -> JobStore:
 
 def _part_of_job(where: str) -> Any:
     default: Any = dist.distributed_c10d._get_default_store()
-    # A client of its own where torch can make one: a client in which a thread waits is locked for training.
+    # a separate client, if torch can make one: a client in which a thread waits is locked for training
     return PrefixStore(f"probe/{where}", default.clone() if hasattr(default, "clone") else default)
 
 
 def meet(ranks: Sequence[int], where: str, message: bytes, seconds: float) -> GlooExchange:
-    """Waits until all ``ranks`` have come to ``where``, each with a message.
+    """Wait until all ``ranks`` have come to ``where``, each with a message.
 
     Raises:
-        TimeoutError: if one of them did not come, naming it.
+        TimeoutError: with the ranks that did not come in time.
     """
     store = _part_of_job(where)
     store.set(f"rank {dist.get_rank()}", message.decode())

@@ -1,4 +1,4 @@
-"""Core's view of process groups in ``torch.distributed``."""
+"""Process groups of ``torch.distributed``, as seen by core."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def _ready() -> bool:
 
 
 def rank() -> int:
-    """This process's rank: the group's if there is one, else the launcher's, else 0."""
+    """Return this process's rank in the default group, else from the launcher, else 0."""
     return dist.get_rank() if _ready() else int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """Number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if _ready() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def ranks_of(group: Any) -> list[int]:
-    """Global ranks of ``group``; this rank alone if there is none, or it is not in it.
+    """Return the global ranks of ``group``; this rank alone if ``group`` is None or does not contain it.
 
     Raises:
         ValueError: if ``group`` is no process group.

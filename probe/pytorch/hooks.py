@@ -1,7 +1,7 @@
-"""Core's view of models in torch: names, and hooks that change nothing.
+"""Models of torch as seen by core: names, and hooks that change nothing.
 
-No module backward hooks: they wrap every input and output, cost when idle and raise on in-place modules. Gradients of
-outputs come from tensor hooks armed in the forward, those of inputs from the graph (``input_gradients``).
+Module backward hooks are not used: they wrap every input and output, cost time when idle and raise on in-place modules.
+Gradients of outputs come from tensor hooks placed in the forward, those of inputs from the graph (``input_gradients``).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ __all__ = [
 is_compiling = torch.compiler.is_compiling
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
 level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
-"""Of the transformations of ``torch.func`` (``vmap``, ``grad``, ...) at work; their tensors have no numbers."""
+"""Level of the active transformations of ``torch.func`` (``vmap``, ``grad``, ...), whose tensors have no numbers."""
 
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Every parameter once; a tied one under its first name. Looks where each is at home."""
+    """Yield every parameter once, a tied one under its first name; find the home of each."""
     models.look_at(model)
     stand_ins = models.stand_ins(model)
     for name, parameter in names.parameters(model):
@@ -73,20 +73,20 @@ def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
 
 
 def runs(module: torch.nn.Module) -> bool:
-    """Whether ``module`` has a forward; a ``ModuleList`` has none."""
+    """Return whether ``module`` has a forward; a ``ModuleList`` has none."""
     return getattr(type(module), "forward", None) is not torch.nn.Module.forward or "forward" in vars(module)
 
 
 def trainable(parameter: torch.nn.Parameter) -> bool:
-    """Whether a gradient hook can be placed now."""
+    """Return whether a gradient hook can be placed now."""
     return parameter.requires_grad and ready(parameter)
 
 
 def check_model(model: Any, settings: Settings) -> None:
-    """Refuses an object that is no module, and for activations a module that is compiled already.
+    """Refuse an object that is no module and, if activations are recorded, a module that is already compiled.
 
     Raises:
-        ValueError: with what was expected, what came and the remedy.
+        ValueError: with the expected and the actual object, and the remedy.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
@@ -105,10 +105,10 @@ def check_model(model: Any, settings: Settings) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses an optimizer that takes no steps, or keeps its numbers where they cannot be read.
+    """Refuse an optimizer that takes no steps, or whose numbers cannot be read.
 
     Raises:
-        ValueError: with what was expected and what came.
+        ValueError: with the expected and the actual object.
     """
     if not callable(getattr(optimizer, "step", None)):
         raise ValueError(
@@ -118,7 +118,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:
-    """Names of modules that ``torch.compile`` has taken already."""
+    """Return the names of modules that ``torch.compile`` has already wrapped."""
     return [
         name
         for name, module in model.named_modules()
@@ -127,12 +127,12 @@ def _compiled(model: torch.nn.Module) -> list[str]:
 
 
 def backward_id() -> int:
-    """Identity of the running backward pass; -1 outside of one."""
+    """Return the identity of the running backward pass; -1 if none is running."""
     return torch._C._current_graph_task_id()
 
 
 def differentiates() -> bool:
-    """Whether operations now become part of a graph."""
+    """Return whether operations now become part of a graph."""
     call = compiled.running()
     return torch.is_grad_enabled() if call is None else call.differentiates
 
@@ -140,7 +140,7 @@ def differentiates() -> bool:
 def on_gradient(
     parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
-    """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum held after it."""
+    """Listen once a backward: to the gradient of this backward alone (``own``), or to the sum after it."""
     if (kept := home(parameter)) is not None:
         return kept.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
     if own:
@@ -155,8 +155,8 @@ def on_gradient(
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
-    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph. A parameter,
-    which a module may hand out as well, outlives the graph, and its gradient is no activation's."""
+    """Listen to the gradient of ``tensor`` in its graph; the hook goes with the graph. Ignore a parameter, which a
+    module may return: it outlives the graph, and its gradient is not that of an activation."""
     if (call := compiled.running()) is not None:
         call.expect(tensor, listen)
     elif tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
@@ -172,11 +172,11 @@ def on_forward(
     inside: Callable[[], bool] | None = None,
     gradients: bool = False,
 ) -> Remove:
-    """Listens to forwards.
+    """Listen to forwards.
 
-    While ``torch.compile`` traces, the hooks are nothing, unless there is ``inside``: traced as they are, they would
-    break the graph in pieces, or raise where it must be one. One that is taken away while a forward goes through the
-    module's hooks is still called in it, then without keyword arguments (torch 2.13).
+    While ``torch.compile`` traces, the hooks do nothing, unless ``inside`` is passed: if traced, they would break the
+    graph, or raise if breaks are forbidden. A hook that is removed while a forward calls the module's hooks is still
+    called in that forward, but without keyword arguments (torch 2.13).
     """
     if inside is not None:
         return compiled.on_forward(module, before, after, guard, inside, gradients)
@@ -195,7 +195,7 @@ def on_forward(
 
 
 def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Remove:
-    """Calls ``function`` whenever ``model`` begins a forward, where hooks may be taken away."""
+    """Call ``function`` whenever ``model`` begins a forward, when hooks may be removed."""
 
     def enter(*_: Any) -> None:
         if not is_compiling():
@@ -205,18 +205,18 @@ def at_next_forward(model: torch.nn.Module, function: Callable[[], None]) -> Rem
 
 
 def at_work() -> bool:
-    """Whether a backward or an optimizer's update runs on this thread, where no hook may be removed: torch iterates
-    over the dict of an optimizer's hooks itself, and in C++ over those of parameters (2.13); it copies modules'."""
+    """Return whether a backward or an optimizer's update runs on this thread, so that no hook may be removed: torch
+    iterates over an optimizer's dict of hooks, and in C++ over those of parameters (2.13), but copies modules'."""
     return backward_id() != -1 or any(_iterates_over_hooks(frame.f_code) for frame in callers())
 
 
 def _iterates_over_hooks(code: CodeType) -> bool:
-    """Whether this is a function of a backward, or that of :meth:`probe.pytorch.engines.native.Steps._running`."""
+    """Return whether ``code`` is a backward's, or the one that ``Steps._running`` of ``engines.native`` finds."""
     return code in _BACKWARD or (code.co_name == "wrapper" and "profile_name" in code.co_varnames)
 
 
 def forward_kind(root: torch.nn.Module) -> ForwardKind | None:
-    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation and where the
+    """Return ``recompute`` inside a backward, ``training`` if gradients will follow, None for evaluation and if the
     model is only traced or transformed."""
     if not root.training or pipelining.on_trial() or torch._C._get_tracing_state() or level() is not None:
         return None
@@ -226,10 +226,10 @@ def forward_kind(root: torch.nn.Module) -> ForwardKind | None:
 
 
 def recomputed_by() -> int | None:
-    """Identity of the custom autograd function that is running, if any: reentrant checkpointing runs a part of the
+    """Return the identity of the running custom autograd function, if any: reentrant checkpointing runs a part of the
     model in the forward of one, without gradients, and again in its backward.
 
-    torch names the running function nowhere but on the stack (2.13): as the argument ``ctx``, by convention.
+    Only the stack has the running function (torch 2.13): as the argument ``ctx``, by convention.
     """
     for frame in callers():
         if frame.f_code.co_name in ("forward", "backward"):
@@ -240,8 +240,8 @@ def recomputed_by() -> int | None:
 
 
 def feeds(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether the running backward leads to parameters: that of ``torch.autograd.grad`` may lead to inputs alone, for a
-    gradient penalty or a force."""
+    """Return whether the running backward leads to parameters: that of ``torch.autograd.grad`` may lead only to
+    inputs, for a gradient penalty or a force."""
     for model in models:
         for parameter in model.parameters():
             if parameter.requires_grad and _will_be_reached(parameter):

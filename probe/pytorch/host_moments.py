@@ -1,8 +1,8 @@
 """Moments of tensors in host memory.
 
-Small tensors are concatenated and reduced by NumPy in float64, whatever their number. Larger ones go through torch's
-own reductions in float32, or one compiled pass (:mod:`probe.core.backend.fused_reduce`), in pieces that stay near the
-cache, and again in float64 only where float32 ran out of range.
+Small tensors, in any number, are concatenated and reduced by NumPy in float64. Larger ones are reduced in float32 by
+torch, or in one compiled pass (:mod:`probe.core.backend.fused_reduce`), in pieces that about fit into the cache, and
+again in float64 only if values exceeded the range of float32.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Row = dict[str, float]
 PIECE = 1 << 20
 """Elements reduced at a time: bounds the copy of a converted or strided tensor."""
 SHORT = 1 << 15
-"""Elements up to which one float32 dot product is exact enough (4e-6 of the norm) and cheaper."""
+"""Elements up to which one float32 dot product is sufficiently exact (4e-6 of the norm) and cheaper."""
 KINDS = {getattr(torch, kind): kind for kind in fused_reduce.KINDS}
-"""Dtypes that one compiled pass reads."""
+"""Dtypes that the compiled pass reads."""
 ONE_PASS = {"min": 0, "max": 1, "sum": 2, "sumsq": 3, "nans": 4, "infs": 5}
-"""The moments that one compiled pass computes, where there is neither NaN nor Inf, and their places."""
+"""Moments that the compiled pass computes if there is neither NaN nor Inf, and their indices."""
 RUN = 1024
-"""Elements whose squares are summed in float32: its rounding grows with the length (1e-4 of the norm for a million
-equal elements, 1e-6 here). The norms of longer tensors' runs are put together in float64."""
+"""Elements whose squares are summed in float32: rounding grows with the length (1e-4 of the norm for a million equal
+elements, 1e-6 here). The norms of the runs of longer tensors are combined in float64."""
 
 
 def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Array | None:
-    """As :func:`moments`, in a tenth of the time for short tensors; they need not be detached, and no operator of torch
-    runs. None where that cannot be: another dtype, a layout with gaps, columns that need more, NaN or Inf."""
+    """Return :func:`moments` in a tenth of the time for short tensors, which need not be detached: no operator of torch
+    runs. Return None for other dtypes, layouts with gaps, columns that need more passes, NaN or Inf."""
     places, dtype = _places(columns) if fused_reduce.available else None, tensors[0].dtype
     kind = KINDS.get(dtype)
     if places is None or kind is None or not all(_ready(tensor, dtype) for tensor in tensors):
@@ -54,19 +54,19 @@ def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Ar
 
 @functools.cache
 def _places(columns: tuple[str, ...]) -> list[int] | None:
-    """Where the columns stand among those of one pass, if they all do."""
+    """Return the indices of the columns among those of one pass; None if one of them is not there."""
     return [ONE_PASS[name] for name in columns] if ONE_PASS.keys() >= set(columns) else None
 
 
 def _ready(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the elements are of ``dtype``, in host memory, and lie side by side as they are meant."""
+    """Return whether the elements have ``dtype`` and lie side by side in host memory, without a pending negation."""
     if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
         return False
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
-    """``len(tensors) x len(columns)`` float64 moments of detached, non-empty host tensors; a histogram comes last."""
+    """Return ``len(tensors) x len(columns)`` float64 moments of detached, non-empty host tensors, a histogram last."""
     if HISTOGRAM in columns:
         return with_histograms(columns, len(tensors), lambda plain: moments(tensors, plain, eps), map(_counts, tensors))
     if len(tensors) == 1 and tensors[0].numel() > SMALL:
@@ -81,7 +81,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float)
 
 
 def _counts(tensor: torch.Tensor) -> Array:
-    """The histogram of one tensor of any size and layout; elements that are not stored count as zeros."""
+    """Return the histogram of one tensor of any size and layout; elements that are not stored count as zeros."""
     absent, times = 0, 1
     if tensor.layout is torch.strided:
         tensor, times = distinct(tensor)
@@ -94,13 +94,13 @@ def _counts(tensor: torch.Tensor) -> Array:
 
 
 def _together(tensors: list[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
-    """Moments of many small tensors in one pass over their concatenation, in float64."""
+    """Return moments of many small tensors from one pass over their concatenation, in float64."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).numpy()
     return together(flat, [tensor.numel() for tensor in tensors], columns, eps)
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in float32 or float64: magnitudes of complex ones, 0 and 1 for bool."""
+    """Return the same numbers in float32 or float64: magnitudes of complex ones, 0 and 1 for bool."""
     if tensor.is_complex():
         return tensor.resolve_conj().abs()
     if tensor.dtype in (torch.float32, torch.float64):
@@ -111,7 +111,7 @@ def _as_float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> list[float]:
-    """Moments of one tensor of any size and layout."""
+    """Return moments of one tensor of any size and layout."""
     if (
         tensor.dtype is torch.float32
         and tensor.numel() <= PIECE
@@ -134,7 +134,7 @@ def _one(tensor: torch.Tensor, columns: Sequence[str], eps: float) -> list[float
 
 
 def _sparse(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
-    """Elements that are not stored count as zeros; duplicate coordinates add up."""
+    """Return moments in which elements that are not stored count as zeros, and duplicate coordinates add up."""
     values = tensor.to_sparse_coo().coalesce().values()
     absent = tensor.numel() - values.numel()
     zeros = dict.fromkeys(wanted, 0.0) | {"below": float(absent) if eps > 0 else 0.0}
@@ -148,14 +148,14 @@ def _each(tensor: torch.Tensor, wanted: Sequence[str], eps: float) -> Iterator[t
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Flat contiguous pieces that together hold every element once; copies are bounded by ``PIECE`` elements."""
+    """Yield flat contiguous pieces that together hold every element once; no copy exceeds ``PIECE`` elements."""
     if not tensor.is_contiguous():
         dims = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         tensor = tensor.permute(dims)
     if tensor.is_contiguous():
         yield from tensor.view(-1).split(PIECE)
     elif tensor.numel() <= PIECE:
-        yield tensor.contiguous().view(-1)  # a flat view of its own may have gaps
+        yield tensor.contiguous().view(-1)  # a flat view of the original may have gaps
     else:
         longest = max(range(tensor.dim()), key=tensor.size)
         for half in tensor.tensor_split(2, dim=longest):
@@ -163,7 +163,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
-    """Moments of a flat float32 or float64 tensor of at most ``PIECE`` elements."""
+    """Return moments of a flat float32 or float64 tensor of at most ``PIECE`` elements."""
     row: Row = {"nans": 0.0, "infs": 0.0}
     if (four := _four(x)) is not None:
         row["min"], row["max"], row["sum"], row["sumsq"] = four
@@ -182,12 +182,12 @@ def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
 
 
 def _four(x: torch.Tensor) -> fused_reduce.Four | None:
-    """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
+    """Return minimum, maximum, sum and sum of squares from one pass; None if that is impossible."""
     return fused_reduce.one(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
 
 
 def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:
-    """The columns that need passes of their own."""
+    """Add the columns that need passes of their own to ``row``; return it."""
     if "m2" in wanted:
         row["m2"] = _deviations(x, row)
     if "below" in wanted:
@@ -196,7 +196,7 @@ def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:
 
 
 def _squares(x: torch.Tensor, row: Row) -> float:
-    """Sum of squares; in float64 where squares leave float32's range."""
+    """Return the sum of squares, computed in float64 if squares leave the range of float32."""
     if row["nans"]:
         return math.nan
     if row["infs"]:
@@ -208,7 +208,7 @@ def _squares(x: torch.Tensor, row: Row) -> float:
 
 
 def _sum_of_squares(x: torch.Tensor) -> float:
-    """Sum of the squares of a flat tensor."""
+    """Return the sum of the squares of a flat tensor."""
     if (four := _four(x)) is not None:
         return four[3]
     if x.numel() <= SHORT:
@@ -224,8 +224,8 @@ def _sum_of_squares(x: torch.Tensor) -> float:
 
 
 def _deviations(x: torch.Tensor, row: Row) -> float:
-    """Sum of squared deviations from the mean: squares of ``x - c`` for any ``c`` near the mean, corrected for ``c``
-    (the shifted-data algorithm: Chan, Golub and LeVeque, 1983)."""
+    """Return the sum of squared deviations from the mean: squares of ``x - c`` for any ``c`` near the mean, corrected
+    for ``c`` (the shifted-data algorithm: Chan, Golub and LeVeque, 1983)."""
     if row["nans"] or row["infs"]:
         return math.nan
     shifted = x - row["sum"] / x.numel()

@@ -1,6 +1,6 @@
-"""The gradient of a module's input *through that module*, other branches left out, as a full backward hook reports it.
+"""Gradients of a module's inputs *through that module*, other branches left out, as a full backward hook reports them.
 
-Nothing is put into the graph: hooks are placed on the nodes that consume the input inside the module. See decision 1.
+The graph does not change: hooks are placed on the nodes that consume the input inside the module. See decision 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from probe.pytorch.tensors import unseen
 
 
 class Inputs(NamedTuple):
-    """Where gradients of a module's inputs will arrive."""
+    """Edges along which gradients of a module's inputs will arrive."""
 
     edges: list[tuple[Node, int] | None]
     began: int
@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
 
 
 def watch_inputs(tensors: Sequence[torch.Tensor]) -> Inputs | None:
-    """To be called before the forward; None if no input takes part in differentiation.
+    """Return, before the forward, the edges of ``tensors``; None if none of them takes part in differentiation.
 
     Raises:
         OutOfReach: inside a compiled graph, which has no node for a module.
@@ -42,7 +42,7 @@ def watch_inputs(tensors: Sequence[torch.Tensor]) -> Inputs | None:
 
 
 def edge_of(tensor: torch.Tensor) -> tuple[Node, int]:
-    """Where the gradient of ``tensor`` arrives in the graph."""
+    """Return the edge of the graph along which the gradient of ``tensor`` arrives."""
     if tensor.grad_fn is not None:
         return tensor.grad_fn, tensor.output_nr
     with unseen():
@@ -53,7 +53,7 @@ def edge_of(tensor: torch.Tensor) -> tuple[Node, int]:
 def on_input_gradients(
     inputs: Inputs, outputs: Sequence[torch.Tensor], listeners: Sequence[Callable[[torch.Tensor], None]], guard: Guard
 ) -> None:
-    """Listens to the gradient of each watched input through the graph that leads from it to ``outputs``."""
+    """Listen to the gradient of each watched input through the graph that leads from it to ``outputs``."""
     targets: dict[tuple[Node, int], list[Callable[[torch.Tensor], None]]] = {}
     for edge, listen in zip(inputs.edges, listeners, strict=True):
         if edge is not None:
@@ -73,8 +73,8 @@ def on_input_gradients(
 
 
 def some(listen: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor | None], None]:
-    """``listen`` as a hook of a tensor, which is called with None where no gradient flows to one of several outputs of
-    a node (torch 2.13)."""
+    """Return ``listen`` as a hook of a tensor, which torch calls with None if no gradient flows to one of several
+    outputs of a node (2.13)."""
 
     def receive(gradient: torch.Tensor | None) -> None:
         if gradient is not None:
@@ -86,7 +86,7 @@ def some(listen: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor | Non
 def _consumers(
     inputs: Inputs, outputs: Sequence[torch.Tensor], targets: Any
 ) -> Iterator[tuple[Node, int, tuple[Node, int]]]:
-    """Nodes made since the module began whose gradients flow into a watched input."""
+    """Yield nodes made since the module began whose gradients flow into a watched input."""
     waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen: set[Node] = set()
     while waiting:

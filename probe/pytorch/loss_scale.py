@@ -1,7 +1,7 @@
-"""Listening to ``torch.amp.GradScaler``, which skips steps and knows the loss scale.
+"""Listeners to ``torch.amp.GradScaler``, which skips steps and holds the loss scale.
 
 A skipped step leaves no trace in the optimizer, and ``GradScaler`` has no hook (torch 2.13;
-https://github.com/pytorch/pytorch/issues/67590). So its methods are replaced on the class while anybody listens.
+https://github.com/pytorch/pytorch/issues/67590). So its methods are replaced on the class while there are listeners.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scale = torch.Tensor | None
 
 
 class ScaledStepListener(Protocol):
-    """Called when a scaler begins and ends a step, skipped or not."""
+    """Listener that is called when a scaler begins and ends a step, skipped or not."""
 
     def scaled_began(self) -> None: ...
     def scaled_ended(self) -> None: ...
@@ -32,17 +32,17 @@ class ScaledStepListener(Protocol):
 
 
 class _Watched:
-    """An optimizer and the listener to its steps."""
+    """Optimizer and the listener to its steps."""
 
     def __init__(self, optimizer: Any, listener: ScaledStepListener) -> None:
         self.optimizer, self.listener = optimizer, listener
 
 
 _stepping: list[_Watched] = []
-"""Those whose scaler's step is running: a subclass's may call that of its parent."""
+"""Optimizers whose scaler's ``step`` is running: that of a subclass may call its parent's."""
 _current: weakref.ref[Any] | None = None
 _others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
-"""Functions that return the scale of optimizers which scale by themselves."""
+"""Functions that return the scale of optimizers that scale gradients themselves."""
 
 
 def _scaler() -> type:
@@ -50,22 +50,22 @@ def _scaler() -> type:
 
 
 def loss_scale() -> torch.Tensor | None:
-    """The factor on the losses of the step in progress, where a listened-to scaler or optimizer scales them."""
+    """Return the factor on the losses of the step in progress, if a watched scaler or optimizer scales them."""
     scaler = _current() if _current is not None else None
     if scaler is None:
-        return next((scale for ask in _others if (scale := ask()) is not None), None)
+        return next((scale for read in _others if (scale := read()) is not None), None)
     return getattr(scaler, "_scale", None)
 
 
 def on_own_scale(
     optimizer: Any, listener: StepListener, scale: Callable[[], Scale], outcome: Callable[[Any], Outcome]
 ) -> Remove:
-    """Calls ``listener`` at every ``step`` of an optimizer without hooks that scales by itself, by replacing the method
-    on this one object.
+    """Call ``listener`` at every ``step`` of an optimizer that has no hooks and scales gradients itself; replace the
+    method on this one object.
 
     Args:
-        scale: the factor on losses and held gradients, which :func:`loss_scale` returns as well.
-        outcome: of a step, from the result of the method.
+        scale: returns the factor on losses and held gradients; :func:`loss_scale` calls it, too.
+        outcome: returns the outcome of a step, from the result of the method.
     """
     original = optimizer.step
 
@@ -84,19 +84,19 @@ def on_own_scale(
 
 
 def on_scaled_step(optimizer: Any, listener: ScaledStepListener) -> Callable[[], None]:
-    """Calls ``listener`` at every step of ``optimizer`` that a scaler takes or skips."""
+    """Call ``listener`` at every step of ``optimizer`` that a scaler takes or skips."""
     return _watched.listen(_Watched(optimizer, listener))
 
 
 def held_scale(optimizer: Any) -> torch.Tensor | None:
-    """The factor on the gradients held for ``optimizer``: that of the losses until its gradients are unscaled."""
+    """Return the factor on the gradients of ``optimizer``: that of the losses until the gradients are unscaled."""
     scaler = _current() if _current is not None else None
     state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
     return None if state and state["stage"].name != "READY" else loss_scale()
 
 
 def _install() -> Iterator[Undo]:
-    """Subclasses may have methods of their own: FSDP's ``ShardedGradScaler`` has."""
+    """Replace the methods of all subclasses, which may override them, as FSDP's ``ShardedGradScaler`` does."""
     yield _forget
     for kind in _kinds(_scaler()):
         for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
@@ -124,7 +124,7 @@ def _scale(original: Method) -> Method:
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:
-            _note(self)
+            _record_scaler(self)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             for entry in _watched:
                 entry.listener.failed("loss scale", error)
@@ -133,8 +133,8 @@ def _scale(original: Method) -> Method:
     return scale
 
 
-def _note(scaler: Any) -> None:
-    """``scaler`` has scaled a loss."""
+def _record_scaler(scaler: Any) -> None:
+    """Record that ``scaler`` has scaled a loss."""
     global _current  # noqa: PLW0603
     _forget()
     _current = weakref.ref(scaler) if _watched and scaler.is_enabled() else None

@@ -1,4 +1,4 @@
-"""Core's view of engines, which wrap models and share their tensors out among processes."""
+"""Engines as seen by core: they wrap models and distribute their tensors among processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "
 
 
 def named() -> Mapping[str, Sequence[int]]:
-    """The groups that this rank is in, as engines name them."""
+    """Return the groups of this rank, by the names that engines have for them."""
     found = [engine.groups() for engine in ENGINES.values() if engine.groups is not None]
     return {name: ranks for groups in found for name, ranks in groups.items()}

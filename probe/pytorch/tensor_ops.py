@@ -1,4 +1,4 @@
-"""Core's array operations on torch tensors, on any device."""
+"""Array operations of core on torch tensors, on any device."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from probe.pytorch.dtensor import local
 from probe.pytorch.tensors import unseen
 
 ON_HOST, ON_DEVICE = 1 << 20, 1 << 24
-"""Elements of a block: as many as a core's cache holds, or as keep a device busy."""
+"""Elements of a block: the number that the cache of a processor core holds, and the number that keeps a device busy."""
 
 
 def block(x: torch.Tensor) -> int:
-    """Elements of a block on the device of ``x``."""
+    """Return the elements of a block on the device of ``x``."""
     return ON_HOST if x.device.type == "cpu" else ON_DEVICE
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Autocast would compute products in half precision."""
+    """Disable gradients, dispatch modes and autocast, which would compute products in half precision."""
     with ExitStack() as inside:
         inside.enter_context(torch.no_grad())
         inside.enter_context(unseen())
-        for device in filter(_there, ("cpu", "cuda", "npu")):
+        for device in filter(_is_available, ("cpu", "cuda", "npu")):
             inside.enter_context(torch.autocast(device, enabled=False))
         yield
 
 
-def _there(device: str) -> bool:
-    """Autocast warns of a device that is not there."""
+def _is_available(device: str) -> bool:
+    """Return whether ``device`` is available; if not, autocast would warn."""
     if device == "cpu":
         return True
     found = getattr(torch, device, None)
@@ -44,63 +44,63 @@ def _there(device: str) -> bool:
 
 
 def member(module: torch.nn.Module, name: str) -> object:
-    """An attribute; not one that torch computes at each reading, which changes a module (``spectral_norm``) or draws
-    random numbers."""
+    """Return an attribute; None for one that torch computes at each access, which changes a module (``spectral_norm``)
+    or draws random numbers."""
     return None if is_parametrized(module, name) else numpy_ops.member(module, name)
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """The stored elements."""
+    """Return the stored elements."""
     return local(tensor).detach()
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """By dtype."""
+    """Return float64 numbers unchanged, others as float32."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 def on_host(x: torch.Tensor) -> bool:
-    """By device."""
+    """Return whether ``x`` is in host memory."""
     return x.device.type == "cpu"
 
 
 def is_floating(x: torch.Tensor) -> bool:
-    """By dtype."""
+    """Return whether the dtype is floating."""
     return x.is_floating_point()
 
 
 def like(array: npt.NDArray[np.float64], x: torch.Tensor) -> torch.Tensor:
-    """Copied without waiting."""
+    """Copy ``array`` to the device of ``x`` without waiting."""
     return torch.from_numpy(array).to(x.dtype).to(x.device, non_blocking=True)
 
 
 def zeros(shape: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
-    """As :func:`like`."""
+    """Return zeros on the device of ``x``, with its dtype."""
     return x.new_zeros(shape)
 
 
 def positions(count: int, x: torch.Tensor) -> torch.Tensor:
-    """Integers."""
+    """Return integers on the device of ``x``."""
     return torch.arange(count, device=x.device)
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """A view."""
+    """Return a view with the last two dimensions swapped."""
     return x.transpose(-1, -2)
 
 
 def ordered(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    """A view."""
+    """Return a view with the dimensions in this order."""
     return x.permute(axes)
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
-    """``amax`` is NaN where one is."""
+    """Return the maximum of the last dimension; NaN if one element is NaN."""
     return x.amax(-1, keepdim=True)
 
 
 def magnitude(x: torch.Tensor) -> torch.Tensor:
-    """Without sign."""
+    """Return the absolute values."""
     return x.abs()
 
 
@@ -108,16 +108,16 @@ exp, log, root = torch.exp, torch.log, torch.sqrt
 
 
 def where(condition: torch.Tensor, value: float, other: torch.Tensor) -> torch.Tensor:
-    """Masked, so that the dtype stays."""
+    """Return ``value`` where ``condition`` is true, else ``other``, whose dtype is kept."""
     return other.masked_fill(condition, value)
 
 
 def counts(x: torch.Tensor, largest: int, above: float) -> torch.Tensor:
-    """Added up in place: ``bincount`` waits for the device."""
+    """Count by addition in place: ``bincount`` waits for the device."""
     found = x.topk(largest, dim=1)
     return x.new_zeros(x.shape[1]).scatter_add_(0, found.indices.reshape(-1), (found.values > above).reshape(-1).to(x))
 
 
 def column(scalars: Sequence[Any]) -> Any:
-    """A tensor."""
+    """Return a float64 tensor with one number a row."""
     return torch.cat([scalar.reshape(-1).to(torch.float64) for scalar in scalars])[:, None]

@@ -1,4 +1,4 @@
-"""Core's view of tensors in torch: which can be read, and their moments."""
+"""Tensors of torch as seen by core: their elements, coverage and moments."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Array = npt.NDArray[np.float64]
 
 _NOTHING = nullcontext()
 HELD_ELEMENTS = 4096
-"""Host tensors up to this size are copied and reduced together: the copy costs less than one reduction."""
+"""Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
+    """Return whether ``value`` is a tensor whose elements exist (a meta tensor has none)."""
     return isinstance(value, torch.Tensor) and value.device.type != "meta"
 
 
 def describe(tensor: torch.Tensor) -> tuple[tuple[int, ...], object, Coverage | None]:
-    """Shape of what this process holds, dtype, and of what whole it is a part."""
+    """Return the shape of the part that this process holds, the dtype and the coverage."""
     return tuple(local(tensor).shape), tensor.dtype, coverage(tensor)
 
 
 def identity(tensor: torch.Tensor) -> tuple[Hashable, Callable[[], object]]:
-    """Object and version; every in-place change through autograd's view of the tensor makes another version."""
+    """Return object and version; every in-place change that autograd sees makes another version."""
     tensor = local(tensor)
     version: object = object() if tensor.is_inference() else tensor._version
     return (id(tensor), version), weakref.ref(tensor)
 
 
 def hold(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of a small tensor in host memory."""
+    """Return a copy of a small tensor in host memory; None for any other."""
     tensor = local(tensor)
     if tensor.device.type != "cpu" or tensor.numel() > HELD_ELEMENTS or tensor.layout is not torch.strided:
         return None
@@ -52,7 +52,7 @@ def hold(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:
-    """Compared bit by bit, for larger tensors in host memory. A sum of zero proves nothing: scaled, it stays."""
+    """Compare exact sums of larger tensors in host memory. A sum of zero proves nothing: it survives scaling."""
     tensor = local(tensor)
     if tensor.device.type != "cpu" or tensor.numel() <= HELD_ELEMENTS or tensor.layout is not torch.strided:
         return False
@@ -63,8 +63,8 @@ def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
-    """Moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors (read at once,
-    there is nothing to wait for), a tensor on the device for others (no wait)."""
+    """Return moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors, a
+    tensor on the device for others, without waiting for the device."""
     held = [local(tensor) for tensor in tensors]
     if (block := host_moments.in_one_pass(held, tuple(columns))) is not None:
         return block
@@ -78,7 +78,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float,
 
 
 def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The fraction of elements that have the same sign, 0-d float64 on their device, by counts of whole numbers."""
+    """Return the fraction of equal signs, 0-d float64 on the tensors' device, from counts in integers."""
     one, other = local(one), local(other)
     if one.shape != other.shape:
         raise ValueError(f"expected two tensors of one shape, got {list(one.shape)} and {list(other.shape)}")
@@ -89,7 +89,7 @@ def agreement(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.Tensor, torch.Tensor]:
-    """Update and ratio of two moments, where they are; the number of steps may be on a device, too."""
+    """Return update and ratio of two moments on their device; the number of steps may be on a device, too."""
     with unseen(), torch.no_grad():
         steps = about.steps.detach().double() if isinstance(about.steps, torch.Tensor) else about.steps
         m, v = (x if x.dtype is torch.float64 else x.float() for x in (local(first).detach(), local(second).detach()))
@@ -100,10 +100,10 @@ def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """One asynchronous copy of all blocks that are on a device; host blocks are passed on."""
+    """Start one asynchronous copy of all blocks on each device; host blocks are not copied."""
     return device_moments.to_host(blocks)
 
 
 def unseen() -> AbstractContextManager[object]:
-    """Inside, the user's dispatch modes (selective checkpointing, FLOP counters) do not see our operators."""
+    """Return a context that hides operators from the user's dispatch modes (selective checkpointing, FLOP counters)."""
     return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING

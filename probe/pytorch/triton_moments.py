@@ -1,7 +1,7 @@
-"""One pass over any number of tensors on a CUDA device: two kernels for each dtype, for any number of tensors and ops.
+"""Moments on a CUDA device in one pass: two kernels for each dtype, for any number of tensors and ops.
 
 A program reduces one chunk of one tensor; a second kernel merges each tensor's chunks in a fixed order, so that equal
-input has equal moments. Sums are kept in float64, which also makes the variance from raw sums exact enough (the
+input has equal moments. Sums are in float64, which also makes the variance from raw sums sufficiently exact (the
 cancellation at std = 1e-4 of the mean costs 1e-8).
 """
 
@@ -26,18 +26,18 @@ POINTERS = {
     torch.bfloat16: tl.bfloat16,
     torch.float64: tl.float64,
 }
-"""Dtypes that are read as they are; any other is converted first."""
+"""Dtypes that the kernels read directly; others are converted first."""
 
 _COLUMNS = ("min", "max", "sum", "sumsq", "nans", "infs", "below")
 
 
 def takes(tensor: torch.Tensor) -> bool:
-    """Whether the kernels can read ``tensor`` where it lies."""
+    """Return whether the kernels can read ``tensor`` without a copy."""
     return tensor.dtype in POINTERS and tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: torch.Tensor) -> torch.Tensor:
-    """``len(tensors) x len(columns)`` float64 on the device of the tensors, which all have one dtype."""
+    """Return ``len(tensors) x len(columns)`` float64 on the device of the tensors, which all have one dtype."""
     table, chunks = _table(tensors)
     device = tensors[0].device
     work = table.to(device, non_blocking=True)
@@ -52,7 +52,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: torch.
 
 
 def _table(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """Addresses and lengths of all chunks, then first chunk, number of chunks and elements of each tensor."""
+    """Return a table (address and length of each chunk; first chunk, chunks, elements of each tensor), and the chunks."""
     counts = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
     starts = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
     width = tensors[0].element_size()

@@ -1,1 +1,1 @@
-"""The contract between core and a framework, and what core computes without one."""
+"""Contract between core and a framework, and computations of core without one."""

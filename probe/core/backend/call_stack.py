@@ -1,4 +1,4 @@
-"""Call stacks: the frames that led to a call, names for its line, whole stacks for the log and for ``cc_codeline``."""
+"""Call stacks: the frames that led to a call, names for its line, stacks for the log and for ``cc_codeline``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Stack = tuple[Line, ...]
 LINE_LENGTH = 1000
 """Characters at the end of a stack line in which a regular expression is searched."""
 REMEMBERED = 10_000
-"""Stacks whose decision is kept."""
+"""Number of stacks whose decisions are kept."""
 
 
 def stack(frame: FrameType | None) -> Stack:
-    """The lines of ``frame`` and its callers, the nearest first."""
+    """Return the lines of ``frame`` and its callers, the nearest first."""
     lines = []
     while frame is not None:
         code = frame.f_code
@@ -29,21 +29,21 @@ def stack(frame: FrameType | None) -> Stack:
 
 
 def text(line: Line) -> str:
-    """``path[line] function``."""
+    """Return ``path[line] function``."""
     path, number, function = line
     return f"{path}[{number}] {function}"
 
 
 class Sites:
-    """Gives each line of code a short name of its own: ``train.py[23]``, with folders where two files are called the
-    same. No name contains a slash, which would end it in tags."""
+    """Short names, one for each line of code: ``train.py[23]``, with folders if two files have the same name. No name
+    contains a slash: in a tag, it would end the name."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, int], str] = {}
         self._paths: dict[str, str] = {}
 
     def name(self, path: str, number: int) -> str:
-        """The name of a line."""
+        """Return the name of line ``number`` of ``path``."""
         known = self._names.get((path, number))
         if known is None:
             known = self._names[path, number] = f"{self._short(path)}[{number}]"
@@ -59,9 +59,9 @@ class Sites:
 
 
 class LinePatterns:
-    """Which calls a configuration chooses by regular expressions on the lines of their stacks; without any, all.
+    """Choice of calls by regular expressions on the lines of their stacks; all calls if there are no expressions.
 
-    Each stack is searched once, however often it calls: an expression may be slow.
+    Each stack is searched only once, since an expression may be slow.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class LinePatterns:
         return bool(self._patterns)
 
     def choose(self, calling: Stack) -> bool:
-        """Whether calls from this stack are chosen."""
+        """Return whether calls from this stack are chosen."""
         known = self._known.get(calling)
         if known is None:
             if len(self._known) >= REMEMBERED:
@@ -84,10 +84,10 @@ class LinePatterns:
 
 
 def callers() -> Iterator[FrameType]:
-    """The frames of the calling functions, the nearest first.
+    """Yield the frames of the calling functions, the nearest first.
 
-    Those of other threads are left out: ``sys._current_frames`` may wait for ever, and return frames that are gone by
-    then (Python 3.11, https://github.com/python/cpython/issues/106883).
+    Frames of other threads are left out: ``sys._current_frames`` may wait for ever, and may return frames that no
+    longer exist (Python 3.11, https://github.com/python/cpython/issues/106883).
     """
     frame = sys._getframe(1).f_back
     while frame is not None:

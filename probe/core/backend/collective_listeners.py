@@ -1,4 +1,4 @@
-"""The listeners to collectives of one framework."""
+"""Listeners to the collectives of one framework."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from probe.core.backend.patch import Shared
 from probe.core.backend.protocols import CollectiveListener, Tensor
 
 Calls = list[tuple[CollectiveListener, Any]]
-"""The listeners to one call, each with the object by which it knows the call."""
+"""Listeners to one call, each with the object by which it identifies the call."""
 
 
 class CollectiveListeners(Shared[CollectiveListener]):
-    """Sends every call to the listeners; none of their exceptions reaches training."""
+    """Listeners that receive every call; none of their exceptions reaches training."""
 
     def wanted(self) -> bool:
-        """Whether any listener wants calls now."""
+        """Return whether any listener wants calls now."""
         try:
             for listener in self:
                 if listener.listening:
@@ -29,31 +29,31 @@ class CollectiveListeners(Shared[CollectiveListener]):
     def began(
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> Iterator[tuple[CollectiveListener, Any]]:
-        """As :meth:`CollectiveListener.began`; yields the listeners that want the end of the call, too."""
+        """Call :meth:`CollectiveListener.began`; yield the listeners that want the end of the call, too."""
         for listener in self:
             if listener.listening and (call := listener.began(operation, ranks, inputs, site, again)) is not None:
                 yield listener, call
 
     def guarded(self, function: Callable[[], None]) -> None:
-        """Calls ``function``; every listener counts its failure."""
+        """Call ``function``; if it raises, count the failure with every listener."""
         try:
             function()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """Counts a failure with every listener."""
+        """Count a failure with every listener."""
         for listener in self:
             listener.failed("collective", error)
 
 
 def ended(calls: Calls, outputs: Sequence[Tensor]) -> None:
-    """As :meth:`CollectiveListener.ended`."""
+    """Call :meth:`CollectiveListener.ended` of each listener."""
     for listener, call in calls:
         listener.ended(call, outputs)
 
 
 def abandoned(calls: Calls, outputs: int) -> None:
-    """As :meth:`CollectiveListener.abandoned`."""
+    """Call :meth:`CollectiveListener.abandoned` of each listener."""
     for listener, call in calls:
         listener.abandoned(call, outputs)

@@ -1,6 +1,6 @@
 /* Minimum, maximum, sum and sum of squares of float32 or bfloat16 numbers in one pass over memory.
  *
- * Without Python: compiled if there is a C compiler, and called by probe/core/backend/fused_reduce.py, which
+ * Compiled without Python's headers, if there is a C compiler. The caller, probe/core/backend/fused_reduce.py,
  * decides the meaning of the numbers and the treatment of NaN, infinities and extreme magnitudes.
  */
 
@@ -10,11 +10,11 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Elements side by side, and how many of them one float32 accumulator adds up: its rounding grows with that number. */
+/* Accumulators side by side, and elements in each run of float32 sums: rounding grows with the length of a run. */
 #define LANES 32
 #define RUN 1024
 
-/* As wide as the processor that runs it allows. */
+/* Vectors as wide as the running processor allows. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
 #define CLONED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -36,7 +36,7 @@ static inline float from_bfloat16(uint16_t x)
     return value;
 }
 
-/* probe_fused_KIND: four numbers of n elements. probe_fused_KIND_each: of each of count arrays, a row of out each. */
+/* probe_fused_KIND: four numbers of n elements. probe_fused_KIND_each: the same of count arrays, one row each. */
 #define DEFINE(KIND, TYPE)                                                                                             \
     CLONED void probe_fused_##KIND(const TYPE *restrict x, size_t n, double *restrict out)                             \
     {                                                                                                                  \

@@ -1,7 +1,7 @@
 """One pass over float32 or bfloat16 numbers in host memory for minimum, maximum, sum and sum of squares.
 
-There where a C compiler was at hand when this package was installed; it takes a third of the time of one reduction
-after another. Everything works without it, more slowly.
+Available if a C compiler was present when this package was installed. It takes a third of the time of separate
+reductions. Without it, everything works, but more slowly.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ import numpy.typing as npt
 SQUARES_TOO_SMALL = 1e-31
 """Mean square below which squares in float32 have lost digits (the smallest normal float32 is 1.2e-38)."""
 BRIEF = 1 << 21
-"""Elements up to which other threads wait meanwhile (a tenth of a millisecond): to let them go on, and to wait until
-one of them gives way again, takes longer."""
+"""Elements up to which the GIL is kept (a tenth of a millisecond): releasing it and acquiring it again takes longer."""
 
 KINDS = ("float32", "bfloat16")
-"""Dtypes that it reads."""
+"""Dtypes that the compiled functions read."""
 Four = tuple[float, float, float, float]
 """Minimum, maximum, sum, sum of squares."""
 
 
 class _Library:
-    """The compiled functions. ``brief`` keeps other threads waiting, ``long`` lets them go on."""
+    """Compiled functions: those in ``brief`` keep the GIL, those in ``long`` release it."""
 
     def __init__(self, path: Path) -> None:
         brief, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
@@ -52,28 +51,28 @@ def _compiled() -> _Library | None:
     return None
 
 
-class _Room(threading.local):
-    """Where each thread gets its numbers."""
+class _Results(threading.local):
+    """Buffer for the results of each thread."""
 
     def __init__(self) -> None:
         self.four = (ctypes.c_double * 4)()
 
 
 _library = _compiled()
-_room = _Room()
+_results = _Results()
 available = _library is not None
-"""Whether it was compiled, and is to be used."""
+"""True if the functions were compiled, and are to be used."""
 
 
 def one(address: int, size: int, kind: str = "float32") -> Four | None:
-    """The moments of ``size`` numbers of a ``kind`` that lie side by side at ``address``.
+    """Return the moments of ``size`` numbers of a ``kind`` that lie side by side at ``address``.
 
-    None where float32 does not hold the answer: with NaN or Inf among the numbers, with squares or sums beyond its
-    range, and where it is not compiled.
+    None if float32 cannot hold the result (NaN or Inf among the numbers, squares or sums beyond its range), or if the
+    functions were not compiled.
     """
     if not available or _library is None:
         return None
-    four = _room.four
+    four = _results.four
     (_library.brief if size <= BRIEF else _library.long)[kind](address, size, four)
     low, high, total, squares = four
     fits = SQUARES_TOO_SMALL * size < squares < math.inf and math.isfinite(total)
@@ -83,7 +82,7 @@ def one(address: int, size: int, kind: str = "float32") -> Four | None:
 def each(
     addresses: Sequence[int], sizes: Sequence[int], kind: str = "float32"
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """The moments of many of one kind, a row each, and which of the rows hold the answer: see :func:`one`."""
+    """Return the moments of many arrays of one kind, a row each, and a mask of the valid rows: see :func:`one`."""
     assert _library is not None, "not compiled: see `available`"
     rows = np.empty((len(sizes), 4))
     where, lengths = np.array(addresses, np.uintp), np.array(sizes, np.uintp)

@@ -1,4 +1,4 @@
-"""The gradient of one input, which reaches it along several edges of the graph."""
+"""Gradient of one input, which reaches it along several edges of the graph."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from probe.core.backend.protocols import Guard, Listen, Tensor
 
 
 class EdgeSum:
-    """Adds up the gradients along the edges, and sends the sum to the listeners when the last has come.
+    """Sum of the gradients along the edges, sent to the listeners when the last gradient has arrived.
 
     Args:
-        edges: how many gradients are to come.
-        add: the sum of two gradients.
-        at_end: calls a function when the running backward ends: an edge towards an output that the loss does not use
-            never delivers.
+        edges: the number of gradients to expect.
+        add: returns the sum of two gradients.
+        at_end: calls a function when the running backward ends: no gradient arrives along an edge towards an output
+            that the loss does not use.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class EdgeSum:
         self._lost = False
 
     def add(self, gradient: Tensor | None) -> None:
-        """Adds the gradient along one edge; None if nothing flows there."""
+        """Add the gradient along one edge; None if no gradient flows there."""
         if self._missing == self._edges > 1:
             self._at_end(self._give_up_waiting)
         self._missing -= 1

@@ -1,7 +1,7 @@
 """Moments of NumPy arrays of any real or complex dtype and any strides.
 
-Small arrays are concatenated and reduced together in float64, whatever their number. Larger ones are reduced in blocks
-that stay in the cache, in float32, and again in float64 only where float32 ran out of range.
+Small arrays, in any number, are concatenated and reduced together in float64. Larger ones are reduced in float32, in
+blocks that stay in the cache, and again in float64 only if values exceeded the range of float32.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32] | Array
 
 SMALL = 4096
-"""Elements up to which arrays are concatenated."""
+"""Elements of the largest arrays that are concatenated."""
 BLOCK = 1 << 16
-"""Elements reduced at a time: they stay in the cache from one reduction to the next."""
+"""Elements reduced at a time: few enough to stay in the cache from one reduction to the next."""
 RUN = 1 << 13
-"""Elements whose squares are added up in float32: its rounding grows with their number (1e-6 of the norm here), and
-above 10,000 OpenBLAS takes several threads, which then spin beside those of the training."""
+"""Elements whose squares are added up in float32: rounding grows with their number (1e-6 of the norm here), and above
+10,000 OpenBLAS uses several threads, which then spin beside those of training."""
 
 
 def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: float) -> Array:
-    """``len(arrays) x len(columns)`` float64 moments of non-empty arrays. The names of the columns, and what they mean,
-    are those of :data:`probe.core.moments.MOMENTS`; a histogram, ``BINS`` numbers wide, comes last."""
+    """Return ``len(arrays) x len(columns)`` float64 moments of non-empty arrays. For names and meanings of the columns
+    see :data:`probe.core.moments.MOMENTS`; a histogram, ``BINS`` numbers wide, comes last."""
     if HISTOGRAM in columns:
         return with_histograms(columns, len(arrays), lambda plain: moments(arrays, plain, eps), map(_counts, arrays))
     with np.errstate(all="ignore"):
@@ -52,21 +52,20 @@ def moments(arrays: Sequence[npt.NDArray[Any]], columns: Sequence[str], eps: flo
 def with_histograms(
     columns: Sequence[str], rows: int, moments: Callable[[Sequence[str]], Array], histograms: Iterable[Array]
 ) -> Array:
-    """``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` computes the others."""
+    """Return ``rows`` moments of ``columns``, of which the last is the histogram; ``moments`` computes the others."""
     plain = columns[:-1]
     assert columns[-1] == HISTOGRAM
     return np.concatenate([moments(plain) if plain else np.empty((rows, 0)), np.stack([*histograms])], axis=1)
 
 
 def _counts(array: npt.NDArray[Any]) -> Array:
-    """The histogram of an array of any dtype and strides."""
+    """Return the histogram of an array of any dtype and strides."""
     with np.errstate(all="ignore"):
         return sum((counts(as_float(block)) for block in _blocks(array)), np.zeros(BINS))
 
 
 def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
-    """The fraction of elements of two arrays of one shape that have the same sign; a pair with a zero or NaN counts one
-    half.
+    """Return the fraction of equal signs in two arrays of one shape; a pair with a zero or NaN counts one half.
 
     Raises:
         ValueError: if the shapes differ.
@@ -79,7 +78,7 @@ def agreement(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> np.float64:
 
 
 def update_and_ratio(first: npt.NDArray[Any], second: npt.NDArray[Any], about: Adam) -> tuple[Floats, Floats]:
-    """Adam's update and ratio of two moments: see :meth:`probe.core.backend.protocols.Tensors.adam`."""
+    """Return Adam's update and ratio of two moments: see :meth:`probe.core.backend.protocols.Tensors.adam`."""
     with np.errstate(all="ignore"):
         m, v = as_float(first), as_float(second)
         kind = m.dtype.type
@@ -90,7 +89,8 @@ def update_and_ratio(first: npt.NDArray[Any], second: npt.NDArray[Any], about: A
 
 
 def together(flat: Floats, counts: Sequence[int], columns: Sequence[str], eps: float) -> Array:
-    """Moments of many arrays in one pass over their concatenation, in float64. ``counts`` are their lengths, none 0."""
+    """Return moments of many arrays in one float64 pass over their concatenation. ``counts`` are their nonzero
+    lengths."""
     lengths = np.array(counts)
     starts = np.cumsum(lengths) - lengths
     flat = flat.astype(np.float64, copy=False)
@@ -120,7 +120,7 @@ _READY = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def as_float(array: npt.NDArray[Any]) -> Floats:
-    """The same numbers in float32 or float64: magnitudes of complex ones, 0 and 1 for bool."""
+    """Return the same numbers in float32 or float64: magnitudes of complex ones, 0 and 1 for bool."""
     dtype = array.dtype
     if dtype in _READY:
         return array
@@ -134,7 +134,7 @@ def as_float(array: npt.NDArray[Any]) -> Floats:
 
 
 def _one(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> Array:
-    """Moments of one array of any size, from those of its blocks."""
+    """Return moments of one array of any size, merged from those of its blocks."""
     table = np.array([_reduced(block, columns, eps) for block in _blocks(array)])
     if len(table) == 1:
         return table[0, :-2]
@@ -143,7 +143,7 @@ def _one(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> Array:
 
 
 def _merged(name: str, values: Array, means: Array, counts: Array) -> float:
-    """One moment from those of all blocks, as :func:`probe.core.moments.merge` does it."""
+    """Return one moment, merged from all blocks as :func:`probe.core.moments.merge` does."""
     if name == "min":
         return float(np.minimum.reduce(values))
     if name == "max":
@@ -156,7 +156,7 @@ def _merged(name: str, values: Array, means: Array, counts: Array) -> float:
 
 
 def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Flat contiguous blocks that together hold every element once. Where elements do not lie side by side they are
+    """Yield flat contiguous blocks that together hold every element once. Elements that do not lie side by side are
     copied, each block over the last."""
     contiguous: Any = ["readonly", "contig", "aligned"]  # NumPy 1.26 misspells one of them in its type hints
     blocks: Any = np.nditer(array, ["external_loop", "buffered"], [contiguous], order="K", buffersize=BLOCK)
@@ -164,13 +164,13 @@ def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 
 def _reduced(array: npt.NDArray[Any], columns: Sequence[str], eps: float) -> list[float]:
-    """Moments of a block, then its mean and its length."""
+    """Return moments of a block, then its mean and its length."""
     block = _Block(as_float(array), eps)
     return [*[_REDUCE[name](block) for name in columns], block.mean, float(array.size)]
 
 
 class _Block:
-    """A block of elements and whether it is finite, which is known from its sum: NaN and Inf never hide from one."""
+    """Block of elements, with its counts of NaN and Inf: elements are examined only if their sum is not finite."""
 
     __slots__ = ("eps", "four", "infs", "mean", "nans", "total", "x")
 
@@ -185,14 +185,14 @@ class _Block:
 
 
 def _four(x: Floats) -> fused_reduce.Four | None:
-    """Minimum, maximum, sum and sum of squares in one pass, where that can be done."""
+    """Return minimum, maximum, sum and sum of squares from one pass; None if that is impossible."""
     if x.dtype != np.float32 or not x.flags.c_contiguous:
         return None
     return fused_reduce.one(x.__array_interface__["data"][0], x.size)
 
 
 def _sum(x: Floats) -> float:
-    """In float64 where a sum leaves the range of float32."""
+    """Return the sum, computed in float64 if it exceeds the range of float32."""
     total = float(np.add.reduce(x))
     return total if math.isfinite(total) else float(np.add.reduce(x, dtype=np.float64))
 
@@ -206,7 +206,7 @@ def _squares(block: _Block) -> float:
 
 
 def _sum_of_squares(x: Floats) -> float:
-    """In float64 where squares leave the range of float32."""
+    """Return the sum of squares, computed in float64 if squares leave the range of float32."""
     if (four := _four(x)) is not None:
         return four[3]
     whole = x.size - x.size % RUN
@@ -219,8 +219,8 @@ def _sum_of_squares(x: Floats) -> float:
 
 
 def _deviations(block: _Block) -> float:
-    """Sum of squared deviations from the mean: squares of ``x - c`` for any ``c`` near the mean, corrected for ``c``
-    (the shifted-data algorithm: Chan, Golub and LeVeque, 1983). That also makes the mean more exact."""
+    """Return the sum of squared deviations from the mean: squares of ``x - c`` for any ``c`` near the mean, corrected
+    for ``c`` (the shifted-data algorithm: Chan, Golub and LeVeque, 1983). Also make the block's mean more exact."""
     if block.nans or block.infs:
         return math.nan
     x = block.x

@@ -1,4 +1,4 @@
-"""Core's array operations on NumPy arrays: for tensors in host memory that NumPy can read."""
+"""Array operations of core on NumPy arrays, for tensors in host memory that NumPy can read."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 BLOCK = 1 << 20
-"""Elements: 4 MiB, which a core's cache holds."""
+"""Elements of a block: 4 MiB, which fit into the cache of a processor core."""
 
 
 def block(_: Array) -> int:
-    """The same everywhere."""
+    """Return the same number for every array."""
     return BLOCK
 
 
 def quiet() -> AbstractContextManager[object]:
-    """A context without warnings: NaN and Inf are results like others. NumPy records no gradients."""
+    """Return a context without warnings, since NaN and Inf are results like others. NumPy records no gradients."""
     return np.errstate(all="ignore")
 
 
 def member(module: Any, name: str) -> object:
-    """An attribute; a property may raise whatever its author thought of."""
+    """Return an attribute; None if it is missing, or is a property that raises."""
     try:
         return getattr(module, name, None)
     except Exception:  # noqa: BLE001 - then it is not there now
@@ -34,89 +34,89 @@ def member(module: Any, name: str) -> object:
 
 
 def numbers(tensor: Array) -> Array:
-    """The array."""
+    """Return the array."""
     return tensor
 
 
 def wide(x: Array) -> Array:
-    """In float32 at least: NumPy's own products of half precision are slow and coarse."""
+    """Convert to float32 at least: NumPy's own products of half precision are slow and coarse."""
     return x if x.dtype in (np.float64, np.float32) else x.astype(np.float32)
 
 
 def on_host(_: Array) -> bool:
-    """Always."""
+    """Return True."""
     return True
 
 
 def is_floating(x: Array) -> bool:
-    """By dtype; NumPy has no name for bfloat16."""
+    """Return whether the dtype is floating; NumPy has no name for bfloat16."""
     return bool(x.dtype.kind not in "biuc")
 
 
 def like(array: npt.NDArray[np.float64], x: Array) -> Array:
-    """A copy."""
+    """Return a copy of ``array`` with the dtype of ``x``."""
     return array.astype(x.dtype)
 
 
 def zeros(shape: tuple[int, ...], x: Array) -> Array:
-    """As :func:`like`."""
+    """Return zeros with the dtype of ``x``."""
     return np.zeros(shape, x.dtype)
 
 
 def positions(count: int, _: Array) -> Array:
-    """Integers."""
+    """Return integers."""
     return np.arange(count)
 
 
 def turned(x: Array) -> Array:
-    """A view."""
+    """Return a view with the last two dimensions swapped."""
     return np.swapaxes(x, -1, -2)
 
 
 def ordered(x: Array, axes: tuple[int, ...]) -> Array:
-    """A view."""
+    """Return a view with the dimensions in this order."""
     return np.transpose(x, axes)
 
 
 def largest(x: Array) -> Array:
-    """NumPy's maximum is NaN where one is."""
+    """Return the maximum of the last dimension; NaN if one element is NaN."""
     greatest: Array = np.max(x, axis=-1, keepdims=True)
     return greatest
 
 
 def magnitude(x: Array) -> Array:
-    """Without sign."""
+    """Return the absolute values."""
     return np.abs(x)
 
 
 def exp(x: Array) -> Array:
-    """Of each element."""
+    """Return the exponential of each element."""
     return np.exp(x)
 
 
 def log(x: Array) -> Array:
-    """Of each element."""
+    """Return the natural logarithm of each element."""
     return np.log(x)
 
 
 def root(x: Array) -> Array:
-    """Of each element."""
+    """Return the square root of each element."""
     return np.sqrt(x)
 
 
 def where(condition: Array, value: float, other: Array) -> Array:
-    """Of the dtype of ``other``."""
+    """Return an array with the dtype of ``other``."""
     return np.where(condition, other.dtype.type(value), other)
 
 
 def counts(x: Array, largest: int, above: float) -> Array:
-    """By partial sorting."""
+    """Count by partial sorting."""
     places = np.argpartition(-x, largest - 1, axis=1)[:, :largest]
     chosen = places[np.take_along_axis(x, places, axis=1) > above]
     return np.bincount(chosen, minlength=x.shape[1])
 
 
 def column(scalars: Sequence[Array]) -> npt.NDArray[np.float64]:
-    """An array."""
+    """Return a float64 array with one number a row."""
     joined: npt.NDArray[np.float64] = np.concatenate([np.asarray(x, np.float64).reshape(-1) for x in scalars])
     return joined[:, None]

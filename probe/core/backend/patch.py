@@ -1,4 +1,4 @@
-"""Changes of a framework while somebody listens, where it offers no hook."""
+"""Changes of a framework that offers no hook, in effect while there are listeners."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from probe.core.backend.protocols import Remove
 
 Listener = TypeVar("Listener")
 Undo = Callable[[], object]
-"""Takes back one change; returns False if that is impossible now."""
+"""Function that undoes one change; returns False if that is impossible now."""
 
 _ABSENT = object()
 
 
 def replace(owner: object, name: str, replacement: object) -> Remove:
-    """Sets an attribute of an object or class.
+    """Set an attribute of an object or class.
 
     Returns:
-        A function that restores the very object that was there, or deletes the attribute if it was inherited; if other
-        code has replaced the attribute since, the function does nothing.
+        A function that restores the original object, or deletes the attribute if it was inherited; if other code has
+        replaced the attribute since, the function does nothing.
     """
     before = vars(owner).get(name, _ABSENT)
     setattr(owner, name, replacement)
@@ -39,14 +39,14 @@ def replace(owner: object, name: str, replacement: object) -> Remove:
 
 
 class Shared(Generic[Listener]):
-    """Changes of a framework that several listeners share: made for the first, taken back after the last.
+    """Changes of a framework that several listeners share: made for the first, undone after the last.
 
-    Iterating yields the listeners in the order in which they came; it may run while listeners come and go.
+    Iterating yields the listeners in the order of their registration; listeners may be added and removed meanwhile.
 
     Args:
-        install: makes the changes and yields an undo for each. If it raises, those already made are taken back. If it
-            yields none, it is called again for the next listener.
-        weak: whether a listener is kept alive by its ``Remove`` alone.
+        install: makes the changes and yields an undo for each. If it raises, the changes already made are undone. If
+            it yields none, it is called again for the next listener.
+        weak: True if only its ``Remove`` keeps a listener alive.
     """
 
     _lock: ClassVar[Any] = threading.RLock()
@@ -62,7 +62,7 @@ class Shared(Generic[Listener]):
         return len(self._listeners)
 
     def listen(self, listener: Listener) -> Remove:
-        """Adds ``listener``. The returned function removes it again, and may be called any number of times."""
+        """Add ``listener``; return a function that removes it, and may be called any number of times."""
         token = object()
         with self._lock:
             self.settle()
@@ -78,7 +78,7 @@ class Shared(Generic[Listener]):
         return remove
 
     def settle(self) -> None:
-        """Takes the changes back if nobody listens, in reverse order, up to one that cannot be taken back now."""
+        """If there are no listeners, undo the changes in reverse order, up to one that cannot be undone now."""
         with self._lock:
             while self._undos and not self._listeners:
                 if (undo := self._undos.pop())() is False:
@@ -98,7 +98,7 @@ class Shared(Generic[Listener]):
 
 
 def _renew_lock() -> None:
-    """Another thread may have held the lock at the fork; that thread does not exist in the child."""
+    """Make a new lock: another thread, which does not exist in the child, may have held the old one at the fork."""
     Shared._lock = threading.RLock()
 
 

@@ -1,4 +1,4 @@
-"""A shield of training against an adapter's own failures, where there is no hook that a run guards."""
+"""Protection of training against an adapter's own failures outside the hooks that a run guards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Result = TypeVar("Result")
 
 
 class Reports(Protocol):
-    """Counts failures."""
+    """Counter of failures."""
 
     def failed(self, where: str, error: Exception) -> None:
-        """Something of the adapter's own has failed, and training goes on."""
+        """Count a failure of the adapter itself, after which training continues."""
 
 
 def shielded(listener: Reports, where: str, function: Callable[..., Result], *args: object) -> Result | None:
-    """The result of ``function``; None if it raises, which ``listener`` counts under ``where``."""
+    """Return the result of ``function``; None if it raises, which ``listener`` counts under ``where``."""
     try:
         return function(*args)
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training

@@ -1,4 +1,4 @@
-"""Answers to :class:`probe.core.backend.protocols.Parallel` where every process holds every tensor whole."""
+"""Functions of :class:`probe.core.backend.protocols.Parallel` for processes that hold every tensor whole."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 
 def acting(optimizer: Any) -> Any:
-    """The optimizer itself."""
+    """Return the optimizer itself."""
     return optimizer
 
 
 def check_again(parameter: Any) -> None:
-    """Nothing hides a parameter."""
+    """Accept every parameter: nothing hides one."""
 
 
 def pipelined(model: Any) -> bool:  # noqa: ARG001
-    """False: one process has no pipeline."""
+    """Return False: one process has no pipeline."""
     return False
 
 
 def named() -> Mapping[str, Sequence[int]]:
-    """No group."""
+    """Return no group."""
     return {}
 
 
 def has_store() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def store(where: str) -> Any:
-    """Raises: one process has no store.
+    """Raise NotImplementedError: one process has no store.
 
     Raises:
         NotImplementedError: always.
@@ -40,7 +40,7 @@ def store(where: str) -> Any:
 
 
 def meet(ranks: Sequence[int], where: str, message: bytes, seconds: float) -> Any:
-    """Not needed: no tensor is shared out.
+    """Raise NotImplementedError: no tensor is distributed.
 
     Raises:
         NotImplementedError: always.

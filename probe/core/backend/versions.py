@@ -1,4 +1,4 @@
-"""The oldest version of a framework that an adapter works with."""
+"""Check of the oldest version of a framework that an adapter supports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def require_version(adapter: str, package: str, installed: str, oldest: str) -> None:
-    """Refuses a framework that is older than ``oldest``. A version that does not begin with a number is accepted.
+    """Refuse a framework that is older than ``oldest``; accept a version that does not begin with a number.
 
     Args:
         adapter: the module that is being imported.
@@ -24,7 +24,7 @@ def require_version(adapter: str, package: str, installed: str, oldest: str) -> 
 
 
 def is_at_least(installed: str, oldest: str) -> bool:
-    """Whether ``installed`` is not older than ``oldest``, or does not begin with a number."""
+    """Return whether ``installed`` is at least ``oldest``, or does not begin with a number."""
     numbers = _numbers(installed)
     return not numbers or numbers >= _numbers(oldest)
 

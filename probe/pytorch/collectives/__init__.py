@@ -1,4 +1,4 @@
-"""Listeners to ``torch.distributed``, where its functions call a process group.
+"""Listeners to the calls of process groups by functions of ``torch.distributed``.
 
 Every function of ``torch.distributed`` ends in a method of ``ProcessGroup``, and every handle is a ``Work``. Methods of
 these two classes are replaced, not the functions: a function may have been imported by name anywhere, and
@@ -16,10 +16,10 @@ from probe.pytorch.collectives.dispatch import listeners
 
 
 def listen(listener: CollectiveListener) -> Remove:
-    """Sends ``listener`` every call that comes through Python."""
+    """Send ``listener`` every call that comes through Python."""
     return listeners.listen(listener) if dist.is_available() else lambda: None
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Size of the elements."""
+    """Return the bytes of all elements."""
     return tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Listeners to collectives in torch: installing them, the caller of a call, and the tensors that can be read."""
+"""Listeners to collectives in torch: their installation, the caller of a call, and the tensors that can be read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLUMBING = (
 )
 """Files between a call and the code that makes it."""
 _latest = threading.local()
-"""``place`` is where this thread's latest call was: frame, code and instruction."""
+"""Frame, code and instruction of this thread's latest call, in ``place``."""
 
 
 def began(name: str, ranks: Sequence[int], inputs: Sequence[torch.Tensor]) -> Iterator[tuple[CollectiveListener, Any]]:
@@ -47,7 +47,7 @@ def began(name: str, ranks: Sequence[int], inputs: Sequence[torch.Tensor]) -> It
 
 
 def readable(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is real: not one of those with which torch traces and captures."""
+    """Return whether the elements of ``tensor`` can be read: not while torch traces or captures."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and type(tensor).__name__ != "AsyncCollectiveTensor":
         return False
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
@@ -61,8 +61,8 @@ def ranks_of(group: Any) -> list[int]:
 
 
 def _caller(method: str) -> tuple[str, FrameType, bool]:
-    """The function of ``torch.distributed`` that was called, the frame that called it, and whether it is still in the
-    call in which it came here last: then it has gone on, while another call would have begun anew."""
+    """Return the function of ``torch.distributed`` that was called, the frame that called it, and whether the function
+    is still in the same call as last time: then its frame has advanced, while a new call would have a new position."""
     frame, operation = sys._getframe(1), method
     place: tuple[int, object, int] = (0, None, 0)
     while frame.f_back is not None and (path := frame.f_code.co_filename).endswith(PLUMBING):

@@ -1,4 +1,4 @@
-"""Functional collectives: operators that bypass process groups, and whose outputs are waited for one by one."""
+"""Functional collectives: operators that bypass process groups; training waits for their outputs one by one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from probe.core.backend.protocols import CollectiveListener
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 IN_FLIGHT = 10_000
-"""Most functional collectives whose outputs nobody has waited for yet; older ones are abandoned."""
+"""Maximal number of unfinished functional collectives; beyond it, the oldest are abandoned."""
 
 
-class _Flying(NamedTuple):
-    """A functional collective whose outputs are waited for one by one."""
+class _Unfinished(NamedTuple):
+    """Functional collective that is finished when training has waited for each of its outputs."""
 
     calls: Calls
     waited: list[torch.Tensor]
     outputs: int
 
 
-_in_flight: dict[int, _Flying] = {}
-"""By the address of an output, which is also torch's key for outputs to wait for."""
+_in_flight: dict[int, _Unfinished] = {}
+"""Unfinished collectives by the address of an output, which is also torch's key for waiting."""
 
 
 def operators() -> Iterator[Any]:
@@ -55,7 +55,7 @@ def listening(packet: Any) -> Callable[..., Any]:
         listeners.guarded(lambda: calls.extend(_begin_functional(packet.__name__, bound)))
         results = original(*args, **kwargs)
         if calls:
-            listeners.guarded(lambda: ended(calls, flat(results)) if at_once else _fly(calls, flat(results)))
+            listeners.guarded(lambda: ended(calls, flat(results)) if at_once else _track(calls, flat(results)))
         return results
 
     return operator
@@ -70,7 +70,7 @@ def _begin_functional(name: str, bound: dict[str, Any]) -> Iterator[tuple[Collec
 
 
 def _inputs(name: str, bound: dict[str, Any], group: Any) -> list[torch.Tensor]:
-    """The tensors that this rank sends in a functional collective."""
+    """Return the tensors that this rank sends in a functional collective."""
     if name == "irecv" or (name.startswith("broadcast") and group.rank() != bound["src"]):
         return []
     if name == "batch_p2p_ops":
@@ -78,43 +78,43 @@ def _inputs(name: str, bound: dict[str, Any], group: Any) -> list[torch.Tensor]:
     return flat([value for key, value in bound.items() if key != "out"])
 
 
-def _fly(calls: Calls, outputs: list[torch.Tensor]) -> None:
-    flying = _Flying(calls, [], len(outputs))
+def _track(calls: Calls, outputs: list[torch.Tensor]) -> None:
+    unfinished = _Unfinished(calls, [], len(outputs))
     if len(_in_flight) > IN_FLIGHT:
-        _give_up(next(iter(_in_flight)))
+        _abandon(next(iter(_in_flight)))
     for tensor in outputs:
-        _give_up(tensor.data_ptr())
-        _in_flight[tensor.data_ptr()] = flying
+        _abandon(tensor.data_ptr())
+        _in_flight[tensor.data_ptr()] = unfinished
 
 
-def _give_up(address: int) -> None:
-    """Drops the collective whose output was at ``address``: nobody will wait for it any more."""
-    flying = _in_flight.pop(address, None)
-    if flying is not None and all(other is not flying for other in _in_flight.values()):
-        abandoned(flying.calls, flying.outputs - len(flying.waited))
+def _abandon(address: int) -> None:
+    """Drop the collective whose output was at ``address``: no code can wait for it any more."""
+    unfinished = _in_flight.pop(address, None)
+    if unfinished is not None and all(other is not unfinished for other in _in_flight.values()):
+        abandoned(unfinished.calls, unfinished.outputs - len(unfinished.waited))
 
 
 def _waiting_for_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
         if _in_flight:
-            listeners.guarded(lambda: _landed(tensor))
+            listeners.guarded(lambda: _output_ended(tensor))
         return tensor
 
     return wait
 
 
-def _landed(tensor: torch.Tensor) -> None:
+def _output_ended(tensor: torch.Tensor) -> None:
     if not readable(tensor):
         return
-    flying = _in_flight.pop(tensor.data_ptr(), None)
-    if flying is None:
+    unfinished = _in_flight.pop(tensor.data_ptr(), None)
+    if unfinished is None:
         return
-    flying.waited.append(tensor)
-    if len(flying.waited) == flying.outputs:
-        ended(flying.calls, flying.waited)
+    unfinished.waited.append(tensor)
+    if len(unfinished.waited) == unfinished.outputs:
+        ended(unfinished.calls, unfinished.waited)
 
 
 def forget() -> None:
-    """Drops all collectives that are in flight."""
+    """Drop all collectives that are in flight."""
     _in_flight.clear()

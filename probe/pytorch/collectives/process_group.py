@@ -1,4 +1,4 @@
-"""Methods of ``ProcessGroup``, in which every function of ``torch.distributed`` ends, and the handles they return."""
+"""Methods of ``ProcessGroup``, which every function of ``torch.distributed`` calls, and the handles they return."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Arguments = Sequence[Any]
 
 
 class _Part(NamedTuple):
-    """A transfer that listeners know of."""
+    """Transfer that listeners have received."""
 
     calls: Calls
     outputs: list[torch.Tensor]
     timed: list[Any]
-    """The listeners' calls whose completion the handle reports: on a host. On a device the handle reports when the
-    transfer was queued."""
+    """Listeners' calls whose completion the handle reports: those on the host. On a device, the handle reports that
+    the transfer was queued."""
 
 
 class CallSides(NamedTuple):
-    """The tensors that this rank sends in a transfer, and those that it receives."""
+    """Tensors that this rank sends in a transfer, and those that it receives."""
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
@@ -88,7 +88,7 @@ TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "barrier": _nothing,
     "monitored_barrier": _nothing,
 }
-"""Every method of a process group that moves something, under the names of all versions of torch."""
+"""Methods of a process group that transfer data or synchronize, under the names of all versions of torch."""
 
 
 def _root(args: Arguments) -> int:
@@ -138,20 +138,20 @@ def _begin_transfer(
 
 
 class _Waited(NamedTuple):
-    """A handle that was returned to training, and the transfers that it stands for."""
+    """Handle that was returned to training, and the transfers that it stands for."""
 
     work: weakref.ref[Any]
     parts: list[_Part]
 
 
 _works: dict[int, _Waited] = {}
-"""By the identity of the handle; an entry goes when its handle does."""
+"""Handles in use by their identity; an entry is removed with its handle."""
 _coalescing: dict[Any, list[_Part]] = {}
-"""By process group: transfers that are issued when the group ends coalescing."""
+"""Transfers that are issued when a process group ends coalescing, by group."""
 
 
 def _issued(group: Any, work: Any, part: _Part) -> None:
-    """Notes that a process group has accepted a transfer."""
+    """Record that a process group has accepted a transfer."""
     if group in _coalescing:
         _coalescing[group].append(part)
     else:
@@ -159,28 +159,27 @@ def _issued(group: Any, work: Any, part: _Part) -> None:
 
 
 def _expect(work: Any, parts: list[_Part]) -> None:
-    """Waits for ``work``, with which the transfers are complete; without a handle they are, in the order of the
-    stream."""
+    """Record that the transfers end when ``work`` does; without a handle, they have ended, in stream order."""
     if work is None:
         _all_ended(parts)
         return
     identity = id(work)
 
-    def gone(_: object) -> None:
+    def release(_: object) -> None:
         waited = _works.pop(identity, None)
         for part in waited.parts if waited is not None else ():
             abandoned(part.calls, len(part.outputs))
 
-    _works[identity] = _Waited(weakref.ref(work, gone), parts)
+    _works[identity] = _Waited(weakref.ref(work, release), parts)
     if timed := [call for part in parts for call in part.timed]:
         _time(work, timed)
 
 
 def _time(work: Any, calls: list[Any]) -> None:
-    """Has the handle itself report its completion."""
+    """Register ``finish`` of each call with the handle, which reports its completion."""
     try:
         future = work.get_future()
-    except RuntimeError:  # this kind has none
+    except RuntimeError:  # this kind of handle has no future
         return
     future.add_done_callback(lambda _: [call.finish() for call in calls])
 
@@ -226,6 +225,6 @@ def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forget() -> None:
-    """Drops all transfers that are waited for."""
+    """Drop all unfinished transfers."""
     _works.clear()
     _coalescing.clear()

@@ -1,1 +1,1 @@
-"""Ways of training in parallel: how each wraps models, shares tensors out and takes steps."""
+"""Engines, with their ways of wrapping models, distributing tensors and taking steps."""

@@ -1,4 +1,4 @@
-"""The contract of an engine: everything that a way of training in parallel does its own way."""
+"""Contract of an engine: everything that differs between ways of training in parallel."""
 
 from __future__ import annotations
 
@@ -16,74 +16,74 @@ Parameter = torch.nn.Parameter
 
 
 class Home(Protocol):
-    """The place where a wrapper keeps one parameter's numbers."""
+    """Place where a wrapper keeps one parameter's numbers."""
 
     def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
-        """As :meth:`probe.core.backend.protocols.Hooks.on_gradient`."""
+        """Listen as :meth:`probe.core.backend.protocols.Hooks.on_gradient` does."""
 
     def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
-        """``tensor``, the parameter itself or something kept in its layout (gradient, optimizer state), with its
-        coverage."""
+        """Return ``tensor``, the parameter or a tensor in its layout (gradient, optimizer state), with its coverage."""
 
     def leaf(self, parameter: Parameter) -> torch.Tensor | Node | None:
-        """The tensor that a backward leads to in place of the parameter, or the node that takes in its gradient."""
+        """Return the tensor to which a backward leads in place of the parameter, or the node that receives its
+        gradient."""
 
 
 class Optimizers(Protocol):
-    """The optimizers of an engine: a module of plain functions."""
+    """Optimizers of an engine: a module of plain functions."""
 
     def knows(self, optimizer: Any) -> bool:
-        """Whether ``optimizer`` is one of them."""
+        """Return whether ``optimizer`` is one of this engine's."""
 
     def owned(self, optimizer: Any) -> list[Parameter]:
-        """The parameters that ``optimizer`` updates."""
+        """Return the parameters that ``optimizer`` updates."""
 
     def value(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
-        """The part of ``parameter`` that this process holds."""
+        """Return the part of ``parameter`` that this process holds."""
 
     def gradient(self, optimizer: Any, parameter: Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
-        """The gradient that is held for ``optimizer`` to apply."""
+        """Return the gradient that ``optimizer`` will apply."""
 
     def state(self, optimizer: Any, parameter: Parameter) -> Mapping[str, torch.Tensor | Shard]:
-        """The optimizer's tensors for ``parameter``."""
+        """Return the optimizer's tensors for ``parameter``."""
 
     def adam(self, optimizer: Any) -> Callable[[Parameter], Adam | None]:
-        """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
+        """Return a function from a parameter to the hyperparameters of its update, None if it is not Adam-like."""
 
     def on_step(self, optimizer: Any, listener: StepListener) -> Remove:
-        """Calls ``listener`` at every training step of ``optimizer``."""
+        """Call ``listener`` at every training step of ``optimizer``."""
 
 
 def _nothing(model: Module) -> None:
-    """Refuses no model."""
+    """Accept every model."""
 
 
-def _homeless(model: Module) -> Iterator[tuple[Parameter, Any]]:  # noqa: ARG001
-    """Takes over no parameter."""
+def _no_homes(model: Module) -> Iterator[tuple[Parameter, Any]]:  # noqa: ARG001
+    """Take over no parameter."""
     return iter(())
 
 
 class Engine(NamedTuple):
-    """One way of training in parallel. To add one, write a file or folder with its ``Engine``, and a line in
-    :data:`probe.pytorch.engines.table.ENGINES`. An engine is never imported before training imports it: its classes are
-    named by qualified names."""
+    """Way of training in parallel. To add one, write a file or folder with its ``Engine``, and a line in
+    :data:`probe.pytorch.engines.table.ENGINES`. Refer to its classes by qualified names: only training imports them."""
 
     check: Callable[[Module], None] = _nothing
-    """Raises ValueError for a model that cannot be watched."""
-    homes: Callable[[Module], Iterator[tuple[Parameter, Any]]] = _homeless
-    """The :class:`Home` of each parameter of a model that it has taken over."""
-    stand_ins: Callable[[Module], Iterator[tuple[Parameter, Parameter]]] = _homeless
-    """Parameters that others stand in for while modules run: the one that stands in, then the one of the model."""
+    """Function that raises ValueError for a model that cannot be watched."""
+    homes: Callable[[Module], Iterator[tuple[Parameter, Any]]] = _no_homes
+    """Parameters of a model that the engine has taken over, each with its :class:`Home`."""
+    stand_ins: Callable[[Module], Iterator[tuple[Parameter, Parameter]]] = _no_homes
+    """Stand-ins of parameters while modules run, each with the parameter of the model."""
     wraps: Mapping[str, str] = {}
-    """Classes that wrap a module of the user's, each with the attribute that holds it."""
+    """Classes that wrap a module of the user, each with the attribute that holds the module."""
     optimizers: Optimizers | None = None
     check_optimizer: Callable[[Any], None] | None = None
-    """Raises ValueError for an optimizer of its own whose numbers cannot be read."""
+    """Function that raises ValueError for an optimizer of this engine whose numbers cannot be read."""
     around: Callable[[Any], Any] | None = None
-    """The optimizer that takes the training steps of one that it has wrapped without a trace; else that one."""
+    """Function from an optimizer to the one that wraps it, without a reference back, and takes its training steps; else
+    to the same optimizer."""
     wraps_optimizers: Mapping[str, str] = {}
-    """Classes that only pass steps on, each with the attribute that holds the optimizer."""
+    """Classes that only forward steps, each with the attribute that holds the optimizer."""
     pipelined: Callable[[Module], bool] | None = None
-    """Whether the forward of a model that begins now is one of its pipeline's schedule."""
+    """Function that returns True if the forward of a model that begins now belongs to a pipeline's schedule."""
     groups: Callable[[], Mapping[str, Sequence[int]]] | None = None
-    """The groups of ranks that it knows by name, such as ``tensor_parallel``."""
+    """Groups of this rank that the engine knows by name, such as ``tensor_parallel``."""

@@ -1,4 +1,4 @@
-"""Every update in the process, seen through torch's hooks for all optimizers."""
+"""Listeners to every update in the process, through torch's hooks for all optimizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probe.core.backend.protocols import Remove
 
 
 def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
-    """Calls ``began`` and ``ended`` around each ``step`` of every optimizer that inherits from torch's."""
+    """Call ``began`` before and ``ended`` after each ``step`` of every optimizer that inherits from torch's."""
 
     def before(optimizer: Any, *_: Any) -> None:
         began(optimizer)

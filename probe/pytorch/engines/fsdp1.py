@@ -1,7 +1,7 @@
-"""``FullyShardedDataParallel``: the parameters of a unit lie end to end in a flat one, of which each rank keeps a
-stretch that may begin and end inside a parameter.
+"""``FullyShardedDataParallel``: the parameters of a unit lie end to end in a flat parameter, of which each rank keeps
+an interval that may begin and end inside a parameter.
 
-Autograd knows the flat parameter, which is whole while the unit runs: hooks on it receive this rank's own gradient,
+Autograd sees the flat parameter, which is whole while the unit runs: hooks on it receive this rank's own gradient,
 before FSDP's own hook reduces it.
 """
 
@@ -26,7 +26,7 @@ CLASS = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataP
 
 
 def check(model: torch.nn.Module) -> None:
-    """Refuses units without ``use_orig_params``, and a part of a unit.
+    """Refuse units without ``use_orig_params``, and a part of a unit.
 
     Raises:
         ValueError: with the problem and its remedy.
@@ -48,7 +48,7 @@ def check(model: torch.nn.Module) -> None:
 
 
 def check_unwrapped(parameter: torch.nn.Parameter) -> None:
-    """Refuses a parameter that a unit has taken over unnoticed: it no longer holds a whole tensor.
+    """Refuse a parameter that a unit has taken over after attachment: it no longer holds a whole tensor.
 
     Raises:
         ValueError: with the remedy.
@@ -61,7 +61,7 @@ def check_unwrapped(parameter: torch.nn.Parameter) -> None:
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, FlatUnit]]:
-    """Every parameter of every unit, with the unit."""
+    """Yield every parameter of every unit, with the unit."""
     for module in _units(model):
         unit = FlatUnit(module)
         for parameter in _originals(module._handle.flat_param):
@@ -69,7 +69,7 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, FlatUnit
 
 
 def _units(model: torch.nn.Module) -> Iterator[Any]:
-    """The wrappers in ``model`` that have parameters of their own."""
+    """Yield the wrappers in ``model`` that have parameters of their own."""
     kind: Any = getattr(sys.modules.get(CLASS[0]), CLASS[1], None)
     for module in model.modules() if kind is not None else ():
         if isinstance(module, kind) and getattr(module, "_handle", None) is not None:
@@ -81,23 +81,23 @@ def _originals(flat: Any) -> list[torch.nn.Parameter]:
 
 
 class FlatPiece(NamedTuple):
-    """Where one parameter lies."""
+    """Place of one parameter in the flat parameter."""
 
     shape: torch.Size
     start: int
-    """Of its first element in the whole flat parameter."""
+    """Index of its first element in the whole flat parameter."""
     numel: int
     kept: int
-    """How many elements this rank keeps."""
+    """Number of its elements that this rank keeps."""
     part: str
-    """Which of the flattened parameter's elements those are."""
+    """Interval of these elements in the flattened parameter."""
 
 
 class FlatUnit:
-    """One flat parameter: the home of those that lie in it."""
+    """Home of the parameters that lie in one flat parameter."""
 
     def __init__(self, module: Any) -> None:
-        self._module = weakref.ref(module)  # parameters that are at home here must not be kept alive from here
+        self._module = weakref.ref(module)  # a home must not keep its parameters alive
         self._flat_ref = weakref.ref(module._handle.flat_param)
         self._sharded = bool(module._handle.uses_sharded_strategy)
         self._ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
@@ -131,7 +131,7 @@ class FlatUnit:
 
     @property
     def ready(self) -> bool:
-        """Whether a hook can be placed now."""
+        """True if a hook can be placed now."""
         return bool(self._flat.requires_grad)
 
     def on_gradient(
@@ -143,8 +143,8 @@ class FlatUnit:
         main_grad: bool,  # noqa: ARG002 - there is none
         guard: Guard,
     ) -> Remove:
-        """Listens to the gradients that this rank feeds into a reduction, or has accumulated under ``no_sync``; in the
-        dtype of the forward."""
+        """Listen to the gradients, in the dtype of the forward, that this rank passes to a reduction or has accumulated
+        under ``no_sync``."""
         piece = self.pieces[parameter]
 
         def arrived(gradient: torch.Tensor | None) -> None:
@@ -157,22 +157,22 @@ class FlatUnit:
         return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
-        """A flat stretch (parameter, reduced gradient, state) with its coverage; tensors of other sizes as they are."""
+        """Return a flat part (of parameter, reduced gradient, state) with its coverage; other tensors unchanged."""
         piece = self.pieces[parameter]
         if not self._sharded or tensor.numel() != piece.kept:
             return tensor
         return Shard(tensor, Coverage(tuple(piece.shape), piece.part, self._ranks))
 
     def absent(self, parameter: torch.nn.Parameter) -> Shard | None:
-        """The gradient of a parameter of which this rank has no element."""
+        """Return the gradient of a parameter of which this rank has no element."""
         piece = self.pieces[parameter]
         if not self._sharded or piece.kept:
             return None
         return Shard(parameter.detach(), Coverage(tuple(piece.shape), piece.part, self._ranks))
 
     def leaf(self, parameter: torch.nn.Parameter) -> Any:  # noqa: ARG002 - all lie in the same one
-        """The node that takes in the flat parameter's gradient. It is not the same one in every step: FSDP itself keeps
-        it from the forward to the end of the backward."""
+        """Return the node that receives the flat parameter's gradient. FSDP makes a new node in each step and keeps it
+        from the forward to the end of the backward."""
         return getattr(self._flat, "_post_backward_hook_state", (None,))[0]
 
 

@@ -1,7 +1,7 @@
 """``fully_shard``: a module's parameters are DTensors of which each rank keeps some rows; while the module runs, plain
-whole tensors stand in for them.
+whole tensors, the stand-ins, replace them.
 
-Autograd knows the stand-ins. They are made once, when first needed, and hooks on them receive this rank's own gradient,
+Autograd sees the stand-ins. They are made once, when first needed, and hooks on them receive this rank's own gradient,
 before it is reduced.
 """
 
@@ -26,14 +26,14 @@ CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Stored]]:
-    """Every parameter that ``fully_shard`` has taken over."""
+    """Yield every parameter that ``fully_shard`` has taken over."""
     for group in _groups(model):
         for stored in group.fsdp_params:
             yield stored.sharded_param, Stored(stored, group)
 
 
 def stand_ins(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
-    """The stand-ins of parameters while modules run, with the parameters."""
+    """Yield the stand-ins of parameters while modules run, with the parameters."""
     for group in _groups(model):
         for stored in group.fsdp_params:
             for name in ("_unsharded_param", "_sharded_post_forward_param"):
@@ -42,14 +42,14 @@ def stand_ins(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, torc
 
 
 def _groups(model: torch.nn.Module) -> Iterator[Any]:
-    """The groups of parameters that are sharded together, each once: modules may share a state."""
+    """Yield the groups of parameters that are sharded together, each once: modules may share a state."""
     kind: Any = getattr(sys.modules.get(CLASS[0]), CLASS[1], None)
     seen: set[int] = set()
     for module in model.modules() if kind is not None else ():
         if not isinstance(module, kind):
             continue
         state: Any = module._get_fsdp_state()
-        several = getattr(state, "_fsdp_param_groups", None)  # older torch, such as 2.6, knows one alone
+        several = getattr(state, "_fsdp_param_groups", None)  # older torch, such as 2.6, has only one
         for group in [state._fsdp_param_group] if several is None else several:
             if group is not None and id(group) not in seen:
                 seen.add(id(group))
@@ -61,11 +61,11 @@ def _fail(error: Exception) -> None:
 
 
 class Stored:
-    """The home of one parameter.
+    """Home of one parameter.
 
     Args:
-        stored: ``fully_shard``'s own object for it.
-        group: with which other parameters it is gathered and reduced.
+        stored: ``fully_shard``'s own object for the parameter.
+        group: ``fully_shard``'s group of parameters that are gathered and reduced together.
     """
 
     def __init__(self, stored: Any, group: Any) -> None:
@@ -87,7 +87,7 @@ class Stored:
         main_grad: bool,  # noqa: ARG002 - there is none
         guard: Guard,
     ) -> Remove:
-        """Listens to the gradients that this rank feeds into a reduction, or has accumulated while reduction is off, in
+        """Listen to the gradients that this rank passes to a reduction or has accumulated while reduction is off, in
         the dtype of the forward (the sum in that of the reduction)."""
         hook = guard(functools.partial(self._own if own else self._sum, listen))
         placed = ExitStack()
@@ -107,16 +107,16 @@ class Stored:
         listen(gradient, reduced=self._reduces())
 
     def _sum(self, listen: Callable[..., None], unsharded: torch.Tensor) -> None:
-        """Listens to the sum over backwards that were not reduced yet. Where the reduction has a dtype of its own, FSDP
-        keeps the earlier ones elsewhere, in that dtype."""
+        """Send ``listen`` the sum over backwards that are not reduced yet. If the reduction has a dtype of its own,
+        FSDP keeps the sum of the earlier ones separately, in that dtype."""
         earlier, gradient = self._stored.unsharded_accumulated_grad, unsharded.grad
         if gradient is not None:
             total = gradient if earlier is None else add(earlier, gradient)
             listen(total, reduced=self._reduces())
 
     def _once_there(self, place: Callable[[], bool], placed: ExitStack, guard: Guard) -> None:
-        """Calls ``place`` when the stand-in is made, for which there is no hook (torch 2.13); then restores the
-        method."""
+        """Replace the method that makes the stand-in, since it has no hook (torch 2.13), to call ``place``; then
+        restore it."""
         original = self._stored.to_unsharded
 
         @functools.wraps(original)
@@ -141,11 +141,11 @@ class Stored:
         return getattr(self._stored, "_unsharded_param", None)
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - a DTensor
-        """``tensor`` itself: a DTensor has its coverage."""
+        """Return ``tensor`` itself: a DTensor has its coverage."""
         return tensor
 
     def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:  # noqa: ARG002 - known
-        """The stand-in."""
+        """Return the stand-in."""
         return self._unsharded()
 
 

@@ -1,4 +1,4 @@
-"""The homes of parameters that a wrapper has taken over; any other parameter is at home with itself."""
+"""Homes of parameters that a wrapper has taken over; any other parameter holds its own numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _homes: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def take_over(parameter: torch.nn.Parameter, home: Home) -> None:
-    """Notes that ``parameter`` is kept in ``home``."""
+    """Record ``home`` as the home of ``parameter``."""
     _homes[parameter] = home
 
 
 def home(parameter: torch.nn.Parameter) -> Home | None:
-    """Where ``parameter`` is kept, if a wrapper has taken it over."""
+    """Return the home of ``parameter``, if a wrapper has taken it over."""
     return _homes.get(parameter) if _homes else None
 
 
 def check_again(parameter: torch.nn.Parameter) -> None:
-    """Refuses a parameter that was wrapped after attachment in a way that hides it.
+    """Refuse a parameter that was wrapped after attachment in a way that hides it.
 
     Raises:
         ValueError: with the remedy.
@@ -35,18 +35,18 @@ def check_again(parameter: torch.nn.Parameter) -> None:
 
 
 def ready(parameter: torch.nn.Parameter) -> bool:
-    """Whether a hook can be placed where ``parameter`` is at home."""
+    """Return whether a hook can be placed at the home of ``parameter``."""
     return bool(getattr(home(parameter), "ready", True))
 
 
 def absent(parameter: torch.nn.Parameter) -> Shard | None:
-    """The gradient, without elements, of a parameter of which other ranks have all elements; None for any other."""
+    """Return an empty gradient of a parameter of which other ranks have all elements; None for any other parameter."""
     found = getattr(home(parameter), "absent", None)
     return None if found is None else found(parameter)
 
 
 def piece(parameter: torch.nn.Parameter, tensor: Any) -> Any:
-    """``tensor``, kept in the layout of ``parameter``, with its coverage; None stays None."""
+    """Return ``tensor``, which has the layout of ``parameter``, with its coverage; None for None."""
     found = home(parameter)
     if found is None:
         fsdp1.check_unwrapped(parameter)

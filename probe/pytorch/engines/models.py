@@ -1,4 +1,4 @@
-"""Models as engines wrap them: which can be watched, and where their parameters are kept."""
+"""Models that engines wrap: checks, and the homes of their parameters."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ PIPELINES = tuple(engine.pipelined for engine in ENGINES.values() if engine.pipe
 
 
 def check(model: torch.nn.Module) -> None:
-    """Refuses a model that cannot be watched.
+    """Refuse a model that cannot be watched.
 
     Raises:
-        ValueError: with what was expected, what came and the remedy.
+        ValueError: with the problem and its remedy.
     """
     for engine in ENGINES.values():
         engine.check(model)
 
 
 def look_at(model: torch.nn.Module) -> None:
-    """Finds the homes of the parameters of ``model``."""
+    """Record the homes of the parameters of ``model``."""
     for engine in ENGINES.values():
         for parameter, home in engine.homes(model):
             take_over(parameter, home)
 
 
 def stand_ins(model: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
-    """The parameters that others stand in for while modules run, by the identity of those."""
+    """Return the parameters that stand-ins replace while modules run, by the identity of the stand-in."""
     return {id(one): parameter for engine in ENGINES.values() for one, parameter in engine.stand_ins(model)}
 
 
 def pipelined(model: torch.nn.Module) -> bool:
-    """Whether the forward of ``model`` that begins now is one of a pipeline's schedule."""
+    """Return whether the forward of ``model`` that begins now belongs to a pipeline's schedule."""
     return any(knows(model) for knows in PIPELINES)

@@ -1,4 +1,4 @@
-"""Names as in the user's model, without the parts that wrappers insert."""
+"""Names in the user's model, without the parts that wrappers insert."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INSIDE = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     **{kind: held for engine in ENGINES.values() for kind, held in engine.wraps.items()},
 }
-"""Classes that wrap a module of the user's, torch's own and those of engines, each with the attribute that holds it."""
+"""Classes of torch and engines that wrap a module of the user, each with the attribute that holds the module."""
 
 
 def inside(module: torch.nn.Module) -> str | None:
-    """The attribute in which ``module`` holds the module that it wraps, if it is a wrapper."""
+    """Return the attribute in which ``module`` holds the module that it wraps, if it is a wrapper."""
     for kind in type(module).__mro__:
         found = INSIDE.get(f"{kind.__module__}.{kind.__qualname__}")
         if found is not None and isinstance(getattr(module, found, None), torch.nn.Module):
@@ -29,14 +29,14 @@ def inside(module: torch.nn.Module) -> str | None:
 
 
 def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module but the wrappers, once, under its first name; the root is ``""``."""
+    """Yield every module but the wrappers, once, under its first name; the root is ``""``."""
     for raw, written, module in _walk(model):
         if inside(module) is None:
             yield _name(written, raw), module
 
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Every parameter once; a tied one under its first name."""
+    """Yield every parameter once; a tied one under its first name."""
     names = {raw: written for raw, written, _ in _walk(model)}
     for raw, parameter in model.named_parameters():
         module, _, last = raw.rpartition(".")
@@ -44,7 +44,7 @@ def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
 
 
 def _walk(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module]]:
-    """Each module with its name in torch and in the user's model; a module comes after the one that holds it."""
+    """Yield each module, after its parent, with its name in torch and its name in the user's model."""
     names: dict[str, str] = {}
     wrapped: dict[str, str] = {}
     for raw, module in model.named_modules():

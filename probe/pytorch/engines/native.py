@@ -1,4 +1,4 @@
-"""Optimizers of torch itself, and anything else with a ``step`` and ``param_groups``."""
+"""Optimizers of torch itself, and other objects with ``step`` and ``param_groups``."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from probe.pytorch.loss_scale import on_scaled_step
 
 
 def knows(optimizer: Any) -> bool:
-    """Whether ``optimizer`` can be listened to."""
+    """Return whether steps of ``optimizer`` can be listened to."""
     return callable(getattr(optimizer, "step", None))
 
 
 def owned(optimizer: Any) -> list[torch.nn.Parameter]:
-    """Every parameter of every group."""
+    """Return every parameter of every group."""
     return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard:  # noqa: ARG001
-    """The parameter, as far as it is held here."""
+    """Return the part of the parameter that this process holds."""
     return piece(parameter, parameter)
 
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
-    """The gradient that the parameter holds."""
+    """Return the gradient that the parameter holds."""
     found = held(parameter, main_grad)
     return absent(parameter) if found is None else piece(parameter, found)
 
 
 def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:
-    """``main_grad`` where asked for and present, else ``grad``."""
+    """Return ``main_grad`` if requested and present, else ``grad``."""
     main = getattr(parameter, "main_grad", None) if main_grad else None
     return parameter.grad if main is None else main
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """The tensors kept for ``parameter`` under the optimizer's own names; the step counter is none."""
+    """Return the tensors kept for ``parameter`` under the optimizer's own names, without the step counter."""
     kept = getattr(optimizer, "state", {}).get(parameter, {})
     tensors = {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor)}
     return {kind: piece(parameter, value) for kind, value in tensors.items() if kind != "step" or value.dim()}
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
-    """By the group of each parameter, and the number of steps in its own state or, failing that, its group's."""
+    """Return a function to the hyperparameters in a parameter's group; the steps are in its state, else its group."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
     kept = getattr(optimizer, "state", {})
     return lambda parameter: of_group(groups.get(id(parameter)), kept.get(parameter, {}))
 
 
 def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam | None:
-    """The hyperparameters among the options of a group; None if they are not those of a kin of Adam."""
+    """Return the hyperparameters among the options of a group; None if they are not Adam-like."""
     if group is None or "eps" not in group or len(group.get("betas", ())) < 2:
         return None
     steps = kept.get("step", group.get("step"))
@@ -71,7 +71,7 @@ def of_group(group: Mapping[str, Any] | None, kept: Mapping[str, Any]) -> Adam |
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Listens through torch's own step hooks, or else by wrapping ``step`` on this one object."""
+    """Listen through torch's own step hooks or, without them, by wrapping ``step`` on this one object."""
     steps = Steps(optimizer, listener)
     with ExitStack() as placed:
         if isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
@@ -84,7 +84,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 
 
 class Steps:
-    """Turns calls of ``step`` into training steps."""
+    """Conversion of calls of ``step`` into training steps."""
 
     def __init__(self, optimizer: Any, listener: StepListener) -> None:
         self._optimizer, self._listener = optimizer, listener
@@ -93,25 +93,25 @@ class Steps:
         self._outcome: Outcome = "applied"
 
     def enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before ``step``; a subclass that calls its parent's comes here twice."""
+        """Listen before ``step``; a subclass that calls its parent's ``step`` calls this twice."""
         try:
             return self._enter(args, kwargs)
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
-            self._reported = True  # after the update the values of before it are gone
+            self._reported = True  # after the update, the values before it can no longer be read
             self._listener.failed("optimizer", error)
             return None
 
     def leave(self, *_: Any) -> None:
-        """After ``step``."""
+        """Listen after ``step``."""
         shielded(self._listener, "optimizer", self._leave)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Counts a failure around this optimizer."""
+        """Count a failure around this optimizer."""
         self._listener.failed(where, error)
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth and self._running() <= 1:
-            self._depth = 0  # an earlier step raised and never came to its end
+            self._depth = 0  # an earlier step raised, and its post hook was not called
         self._depth += 1
         if self._depth > 1:
             return None
@@ -133,18 +133,18 @@ class Steps:
         self._listener.after(self._optimizer, self._outcome)
 
     def scaled_began(self) -> None:
-        """Before ``GradScaler.step``."""
+        """Listen before ``GradScaler.step``."""
         self._stepped = False
 
     def scaled_ended(self) -> None:
-        """After ``GradScaler.step``: if it called no ``step``, it skipped this one and has unscaled the gradients."""
+        """Report a skipped step after ``GradScaler.step``, if it unscaled the gradients but did not call ``step``."""
         if not self._stepped:
             self._listener.before(self._optimizer, None)
             self._listener.after(self._optimizer, "skipped")
 
     def _with(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Arguments with a closure that reports the gradients after its first evaluation; later ones are line
-        search."""
+        """Return arguments with a closure that reports the gradients after its first evaluation; later evaluations are
+        line search."""
 
         @functools.wraps(closure)
         def evaluate() -> Any:
@@ -171,7 +171,7 @@ class Steps:
             self._listener.before(self._optimizer, getattr(self._optimizer, "grad_scale", None))
 
     def _foreseen(self) -> Outcome:
-        """The outcome of a fused optimizer's step, as far as the host can know it."""
+        """Return the outcome of a fused optimizer's step, ``unknown`` if only a device has it."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is None:
             return "applied"
@@ -180,18 +180,18 @@ class Steps:
         return "skipped" if float(found) else "applied"
 
     def _running(self) -> int:
-        """How many calls of this optimizer's ``step`` are on the stack.
+        """Return the number of calls of this optimizer's ``step`` on the stack.
 
-        Only the stack knows: a ``step`` that raises calls no post hook, so that the depth counted in the hooks would
-        stay too high. torch calls them in ``Optimizer.profile_hook_step``, in a function ``wrapper`` with the locals
-        ``self`` and ``profile_name`` (torch 2.4 to 2.13; the hooks: https://github.com/pytorch/pytorch/pull/89176).
+        The depth counted in the hooks is not sufficient: a ``step`` that raises calls no post hook, so that the depth
+        stays too high. torch calls the hooks in ``Optimizer.profile_hook_step``, in a function ``wrapper`` with the
+        locals ``self`` and ``profile_name`` (torch 2.4 to 2.13; https://github.com/pytorch/pytorch/pull/89176).
         """
         running = (frame.f_locals for frame in callers() if frame.f_code.co_name == "wrapper")
         return sum(found.get("self") is self._optimizer and "profile_name" in found for found in running)
 
 
 def _wrap(optimizer: Any, steps: Steps) -> Remove:
-    """Replaces ``step`` on an object that offers no hooks."""
+    """Replace ``step`` on an object that offers no hooks."""
     original = optimizer.step
 
     @functools.wraps(original)

@@ -1,7 +1,7 @@
-"""``torch.distributed.pipelining``: which forwards of a stage are micro batches.
+"""``torch.distributed.pipelining``: the forwards of a stage that are micro batches.
 
-Its schedules run several micro batches forward before the first backward, and in the first step every stage once more
-to infer shapes. Schedules have no hooks (torch 2.13; https://github.com/pytorch/pytorch/issues/167897): only the stack
+Schedules run several micro batches forward before the first backward and, in the first step, every stage once more to
+infer shapes. Schedules have no hooks (torch 2.13; https://github.com/pytorch/pytorch/issues/167897): only the stack
 distinguishes these forwards.
 """
 
@@ -25,13 +25,13 @@ TRIALS = frozenset({"_forward_metadata_inference", "_shape_inference"})
 """Methods that run a stage to infer shapes, in torch 2.13 and 2.6."""
 
 SPLIT = "BACKWARD_WEIGHT"
-"""The name of an action that only schedules have which compute the weights' gradients later than the inputs'."""
+"""Name of an action in those schedules only that compute the weights' gradients later than the inputs'."""
 
 _splitting: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
-def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - whatever runs inside a stage's forward is
-    """Whether the forward that begins now is one of a schedule.
+def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - every model inside a stage's forward is
+    """Return whether the forward that begins now belongs to a schedule.
 
     Raises:
         ValueError: if the schedule differentiates the weights later, in a way that calls no hook.
@@ -50,13 +50,13 @@ def pipelined(model: torch.nn.Module) -> bool:  # noqa: ARG001 - whatever runs i
 
 
 def on_trial() -> bool:
-    """Whether the running forward only infers shapes."""
+    """Return whether the running forward only infers shapes."""
     running = _running()
     return running is not None and running.f_code.co_name in TRIALS
 
 
 def _running() -> FrameType | None:
-    """The frame in which a stage runs, if one does."""
+    """Return the frame in which a stage runs, if one does."""
     if STAGE not in sys.modules:
         return None
     for frame in callers():

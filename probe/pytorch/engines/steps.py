@@ -1,6 +1,6 @@
-"""Where each kind of optimizer keeps gradients and state, and when it takes a training step.
+"""Gradients, state and training steps of each kind of optimizer.
 
-The first engine that knows the object in hand is used; ``native`` knows every optimizer with a ``step``.
+The first engine that knows the optimizer is used; ``native`` knows every optimizer with a ``step``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DIALECTS: tuple[Optimizers, ...] = (
 
 
 def _dialect(optimizer: Any) -> Optimizers:
-    """Those of the engine that ``optimizer`` is one of, else ``native``."""
+    """Return the functions for ``optimizer``: those of its engine, else ``native``."""
     return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
 
 
 def check(optimizer: Any) -> None:
-    """Refuses an object that updates no parameters (a scheduler of learning rates, a scaler), or keeps its numbers
-    where they cannot be read.
+    """Refuse an object that updates no parameters (a scheduler of learning rates, a scaler), or whose numbers cannot
+    be read.
 
     Raises:
         ValueError: with the object's class and the remedy.
@@ -45,43 +45,43 @@ def check(optimizer: Any) -> None:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Calls ``listener`` at every training step of ``optimizer``."""
+    """Call ``listener`` at every training step of ``optimizer``."""
     return _dialect(optimizer).on_step(optimizer, listener)
 
 
 def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
-    """The part of ``parameter`` that this process holds."""
+    """Return the part of ``parameter`` that this process holds."""
     return _dialect(optimizer).value(optimizer, parameter)
 
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
-    """The gradient that is held for ``optimizer`` to apply."""
+    """Return the gradient that ``optimizer`` will apply."""
     return _dialect(optimizer).gradient(optimizer, parameter, main_grad)
 
 
 def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> bool:
-    """Whether ``optimizer`` will apply the tensor in ``grad``. Those of DeepSpeed and Megatron read buffers of their
-    own, which are always there."""
+    """Return whether ``optimizer`` will apply the tensor in ``grad``. Optimizers of DeepSpeed and Megatron read buffers
+    of their own instead, which always exist."""
     if _dialect(optimizer) is not native or (main_grad and getattr(parameter, "main_grad", None) is not None):
         return False
     return parameter.grad is not None
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """The optimizer's tensors for ``parameter``."""
+    """Return the optimizer's tensors for ``parameter``."""
     return _dialect(optimizer).state(optimizer, parameter)
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
+    """Return a function from a parameter to the hyperparameters of its update, None if it is not Adam-like."""
     return _dialect(optimizer).adam(optimizer)
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
-    """Empty: rows have torch's own names."""
+    """Return an empty mapping: rows have torch's own names."""
     return {}
 
 
 def owned(optimizer: Any) -> list[torch.nn.Parameter]:
-    """The parameters that ``optimizer`` updates."""
+    """Return the parameters that ``optimizer`` updates."""
     return _dialect(optimizer).owned(optimizer)

@@ -1,4 +1,4 @@
-"""The engines, in the order in which they are asked."""
+"""Engines, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ ENGINES: dict[str, Engine] = {
     "deepspeed": deepspeed.ENGINE,
     "pipelining": pipelining.ENGINE,
 }
-"""Every engine beside torch itself (:mod:`probe.pytorch.engines.native`). To add one, add a line here."""
+"""Engines other than torch itself (:mod:`probe.pytorch.engines.native`). To add one, add a line here."""

@@ -1,4 +1,4 @@
-"""The optimizer that takes the training steps, from the one that the user has.
+"""Search for the optimizer that takes the training steps, from the one that the user has.
 
 Accelerate and Lightning wrap the optimizer of the user; DeepSpeed wraps it too, and calls it several times a step.
 """
@@ -15,11 +15,11 @@ INSIDE = {
     "pytorch_lightning.core.optimizer.LightningOptimizer": "optimizer",
     **{kind: held for engine in ENGINES.values() for kind, held in engine.wraps_optimizers.items()},
 }
-"""Classes that only pass steps on, or none at all, each with the attribute that holds the optimizer."""
+"""Classes that only forward steps, or take none, each with the attribute that holds the optimizer."""
 
 
 def acting(optimizer: Any) -> Any:
-    """The optimizer that takes the steps of ``optimizer``: inside its plain wrappers, or DeepSpeed's around it."""
+    """Return the optimizer that takes the steps of ``optimizer``: inside plain wrappers, or DeepSpeed's around it."""
     while (name := _inside(type(optimizer))) is not None:
         optimizer = getattr(optimizer, name)
     for engine in ENGINES.values():
@@ -29,6 +29,6 @@ def acting(optimizer: Any) -> Any:
 
 
 def _inside(kind: type) -> str | None:
-    """The attribute in which objects of ``kind`` hold the optimizer that they wrap, if they do."""
+    """Return the attribute in which objects of ``kind`` hold the optimizer that they wrap; None if they wrap none."""
     names = (f"{parent.__module__}.{parent.__qualname__}" for parent in kind.__mro__)
     return next((INSIDE[name] for name in names if name in INSIDE), None)

@@ -1,1 +1,1 @@
-"""Module paths as scripts of earlier tools have them."""
+"""Module paths that scripts of earlier tools import."""

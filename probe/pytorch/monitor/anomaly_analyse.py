@@ -1,4 +1,4 @@
-"""The path by which the oldest scripts run :mod:`probe.core.anomaly_processor`."""
+"""Module path by which the oldest scripts run :mod:`probe.core.anomaly_processor`."""
 
 import sys
 

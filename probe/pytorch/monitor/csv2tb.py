@@ -1,4 +1,4 @@
-"""Where scripts of earlier tools import ``csv2tensorboard_by_step`` from."""
+"""Module path from which scripts of earlier tools import ``csv2tensorboard_by_step``."""
 
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 

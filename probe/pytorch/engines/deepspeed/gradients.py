@@ -1,4 +1,4 @@
-"""Unreduced gradients under DeepSpeed's optimizers, which take gradients away as soon as they have arrived."""
+"""Unreduced gradients under DeepSpeed's optimizers, which empty ``grad`` as soon as a gradient has arrived."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probe.pytorch.hook_handles import on_own, removing, weakly
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
-    """The homes of the parameters of optimizers in use."""
+    """Yield the homes of the parameters of optimizers in use."""
     here = {id(parameter) for parameter in model.parameters()}
     for optimizer in zero.in_use:
         home = _home(optimizer)
@@ -24,7 +24,7 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
 
 
 def _home(optimizer: Any) -> DeepSpeedHome | None:
-    """The home of the parameters of an optimizer that takes gradients away; others leave them where torch puts them."""
+    """Return the home of the parameters of an optimizer that empties ``grad``; None for others, which leave it."""
     if hasattr(optimizer, "fp32_groups_gradients"):
         return DeepSpeedHome(optimizer, _copied)
     if hasattr(optimizer, "averaged_gradients"):
@@ -34,22 +34,21 @@ def _home(optimizer: Any) -> DeepSpeedHome | None:
 
 
 def _copied(parameter: Any) -> torch.Tensor | None:
-    """The sum so far of a BF16_Optimizer: None at first, zeros after a step."""
+    """Return the sum so far of a BF16_Optimizer: None before the first backward, zeros after a step."""
     kept = getattr(parameter, "_hp_grad", None)
     return None if kept is None else kept.view_as(parameter)
 
 
 def _attached(parameter: Any) -> torch.Tensor | None:
-    """The sum so far of ZeRO-1, where it has another precision than the gradients."""
+    """Return the sum so far of ZeRO-1, if its precision differs from that of the gradients."""
     return getattr(parameter, "grad_accum", None)
 
 
 class DeepSpeedHome:
-    """The home of the parameters of one optimizer.
+    """Home of the parameters of one optimizer.
 
     Args:
-        summed: returns the sum of earlier backwards that is kept elsewhere than in ``grad``; None where each backward
-        is
+        summed: returns the sum of earlier backwards that is kept elsewhere than in ``grad``; None if each backward is
             reduced by itself.
     """
 
@@ -66,7 +65,7 @@ class DeepSpeedHome:
         main_grad: bool,  # noqa: ARG002
         guard: Guard,
     ) -> Remove:
-        """Listens before DeepSpeed, whose own hooks empty ``grad`` and, with the last one, reduce the rest."""
+        """Listen before DeepSpeed's own hooks empty ``grad`` and, at the last gradient, reduce the rest."""
         summed = self._summed
         if own or summed is None:
             apart = summed is None
@@ -83,17 +82,18 @@ class DeepSpeedHome:
         return removing(handle, parameter, "_post_accumulate_grad_hooks", hook)
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
-        """The parameter as its optimizer shares it out; other tensors as they are."""
+        """Return the parameter with its coverage under the optimizer; other tensors unchanged."""
         optimizer = self._optimizer()
         return zero.layout(optimizer).value(parameter) if optimizer is not None and tensor is parameter else tensor
 
     def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """The parameter itself."""
+        """Return the parameter itself."""
         return parameter
 
 
 def _put_first(hooks: Any, key: int) -> None:
-    """Puts a hook first in an ``OrderedDict`` that torch reads as a plain dict: ``move_to_end`` has no effect there."""
+    """Put a hook first in an ``OrderedDict`` that torch reads as a plain dict, so that ``move_to_end`` has no
+    effect."""
     ours, others = hooks.pop(key), dict(hooks)
     hooks.clear()
     hooks[key] = ours

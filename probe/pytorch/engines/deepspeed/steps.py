@@ -1,6 +1,6 @@
-"""DeepSpeed's optimizers: one training step is one call of *their* ``step``, whatever they call inside it.
+"""DeepSpeed's optimizers: one training step is one call of *their* ``step``, however often that calls another.
 
-Where they keep gradients and state: :mod:`probe.pytorch.engines.deepspeed.zero`.
+For the places of gradients and state see :mod:`probe.pytorch.engines.deepspeed.zero`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["adam", "around", "check", "gradient", "knows", "on_step", "owned", "
 
 
 def knows(optimizer: Any) -> bool:
-    """Whether ``optimizer`` is one of DeepSpeed's."""
+    """Return whether ``optimizer`` is one of DeepSpeed's."""
     return layout_of(type(optimizer)) is not None
 
 
 def around(optimizer: Any) -> Any:
-    """The optimizer of DeepSpeed that steps through ``optimizer``, if there is one, else ``optimizer`` itself."""
+    """Return DeepSpeed's optimizer that wraps ``optimizer``, if there is one, else ``optimizer`` itself."""
     if not knows(optimizer) and (kinds := zero.kinds()):
         optimizer = next(_holders(optimizer, kinds), optimizer)
     if knows(optimizer):
@@ -37,10 +37,10 @@ def around(optimizer: Any) -> Any:
 
 
 def _holders(optimizer: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
-    """DeepSpeed's optimizers that hold ``optimizer``, searched among all objects of the process, once at attachment.
+    """Yield DeepSpeed's optimizers that hold ``optimizer``, from all objects of the process, once at attachment.
 
-    The reference goes one way, from the wrapper to the user's optimizer, and DeepSpeed keeps no list of its engines
-    (0.16.9 to 0.19.8; no upstream issue is known). A user may well pass the optimizer that is now inside.
+    A user may pass the optimizer that DeepSpeed has wrapped. The only reference is from the wrapper to that optimizer,
+    and DeepSpeed keeps no list of its engines (0.16.9 to 0.19.8; no upstream issue is known).
     """
     for thing in gc.get_objects():
         if issubclass(type(thing), kinds) and vars(thing).get("optimizer") is optimizer:
@@ -48,7 +48,7 @@ def _holders(optimizer: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
 
 
 def check(optimizer: Any) -> None:
-    """Refuses an optimizer that keeps its numbers on disk.
+    """Refuse an optimizer that keeps its numbers on disk.
 
     Raises:
         ValueError: with the problem and its remedy.
@@ -62,23 +62,23 @@ def check(optimizer: Any) -> None:
 
 
 def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard:
-    """As the model holds it between steps."""
+    """Return the part of ``parameter`` that the model holds between steps."""
     return layout(optimizer).value(parameter)
 
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
-    """Averaged over ranks, as ``step`` finds it; None where this rank updates nothing of the parameter."""
+    """Return the gradient that ``step`` applies, averaged over ranks; None if this rank updates no part."""
     return layout(optimizer).gradient(optimizer, parameter)
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """The tensors that the optimizer inside keeps for this rank's part of ``parameter``."""
+    """Return the tensors that the inner optimizer keeps for this rank's part of ``parameter``."""
     return layout(optimizer).state(optimizer, parameter)
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """The hyperparameters in the groups of the optimizer inside, whose tensors have all taken the same number of steps.
-    Stage 3 cuts the groups into smaller ones."""
+    """Return a function to the hyperparameters in the groups of the inner optimizer, all of whose tensors have taken
+    the same number of steps. Stage 3 divides the groups into smaller ones."""
     inner = optimizer.optimizer
     divided: Mapping[int, int] = getattr(optimizer, "sub_group_to_group_id", {})
 
@@ -92,8 +92,8 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Calls ``listener`` at every training step of ``optimizer``. DeepSpeed's are no ``torch.optim.Optimizer`` whose
-    hooks would run, and have none (0.16.9 to 0.19.8; https://github.com/deepspeedai/DeepSpeed/issues/160)."""
+    """Call ``listener`` at every training step. DeepSpeed's optimizers neither run torch's step hooks nor have their
+    own (0.16.9 to 0.19.8; https://github.com/deepspeedai/DeepSpeed/issues/160)."""
 
     def outcome(_: Any) -> Outcome:
         overflow = shielded(listener, "optimizer", getattr, optimizer, "overflow", False)
@@ -103,7 +103,7 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 
 
 class _Scale:
-    """The factor on losses and gradients until the update, as a tensor; None for none."""
+    """Factor on losses and gradients until the update, as a tensor; None if it is 1."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

@@ -1,6 +1,6 @@
-"""Where each of DeepSpeed's optimizers keeps gradients and state, as far as this rank holds them.
+"""Layouts of gradients and state in DeepSpeed's optimizers, as far as this rank holds them.
 
-They are recognised by the names of their classes, so that nothing here imports DeepSpeed. No answer takes a collective.
+Optimizers are recognised by the names of their classes, without importing DeepSpeed. No function takes a collective.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ State = Mapping[str, torch.Tensor | Shard]
 
 
 in_use: WeakSet[Any] = WeakSet()
-"""The optimizers that were passed to a monitor."""
+"""Optimizers that were passed to a monitor."""
 
 
 class Layout(Protocol):
-    """The answers of one kind of optimizer."""
+    """Places of numbers in one kind of optimizer."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
-        """The part of the model's parameter that this rank holds."""
+        """Return the part of the model's parameter that this rank holds."""
 
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
-        """The part of the reduced gradient that this rank holds before the update."""
+        """Return the part of the reduced gradient that this rank holds before the update."""
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
-        """The part of the optimizer's state that this rank keeps."""
+        """Return the part of the optimizer's state that this rank keeps."""
 
 
 def groups_of(optimizer: Any) -> Sequence[Sequence[Parameter]]:
-    """The model's parameters in the optimizer's own order."""
+    """Return the model's parameters in the optimizer's own order."""
     names = ("bit16_groups", "bf16_groups", "fp16_groups")
     return next((vars(optimizer)[name] for name in names if name in vars(optimizer)), ())
 
@@ -47,8 +47,8 @@ _places: WeakKeyDictionary[Any, dict[int, tuple[int, int, int]]] = WeakKeyDictio
 
 
 def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int] | None:
-    """Group, index and first element of ``parameter`` in the optimizer's order; None if it is not among them, such as
-    one that is frozen."""
+    """Return group, index and first element of ``parameter`` in the optimizer's order; None if the optimizer does not
+    update it, because it is frozen, for example."""
     known = _places.get(optimizer)
     if known is None or len(known) != sum(map(len, groups_of(optimizer))):
         known = _places[optimizer] = {}
@@ -61,7 +61,7 @@ def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int] | None:
 
 
 class Replicated:
-    """FP16_UnfusedOptimizer: every rank holds everything, state by the high-precision copy of each parameter."""
+    """FP16_UnfusedOptimizer: every rank holds all tensors; state belongs to high-precision copies of parameters."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
         return parameter
@@ -75,7 +75,7 @@ class Replicated:
 
 
 class Flattened(Replicated):
-    """FP16_Optimizer: likewise, but the copies of a group are one flat tensor."""
+    """FP16_Optimizer: as :class:`Replicated`, but the copies of a group are one flat tensor."""
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
         at = place(optimizer, parameter)
@@ -88,7 +88,7 @@ class Flattened(Replicated):
 
 class Partitioned:
     """DeepSpeedZeroOptimizer, stages 1 and 2: each rank updates an equal part of each group's parameters, laid end to
-    end; a parameter may be nobody's whole, and most are none of this rank's."""
+    end; a parameter may be split over ranks, and this rank has no part of most parameters."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
         return parameter
@@ -122,7 +122,7 @@ class Partitioned:
 
 
 class Accumulated(Partitioned):
-    """BF16_Optimizer: every rank sums and reduces all gradients in a copy of their own, and updates its part."""
+    """BF16_Optimizer: every rank sums and reduces all gradients in separate tensors, and updates its part."""
 
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:  # noqa: ARG002
         held = getattr(parameter, "_hp_grad", None)
@@ -133,7 +133,7 @@ class Accumulated(Partitioned):
 
 
 class Sharded:
-    """DeepSpeedZeroOptimizer_Stage3: each rank holds an equal part of each parameter, the last ones filled up."""
+    """DeepSpeedZeroOptimizer_Stage3: each rank holds an equal part of each parameter; the last parts are padded."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
         return _shard(parameter, parameter.ds_tensor)  # type: ignore[attr-defined]
@@ -163,11 +163,11 @@ LAYOUTS: dict[str, Layout] = {
     "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer": Replicated(),
     "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer": Flattened(),
 }
-"""By class."""
+"""Layouts by the qualified name of the optimizer's class."""
 
 
 def names(kind: type) -> tuple[str, ...]:
-    """Qualified names of a class and of its parents."""
+    """Return the qualified names of a class and of its parents."""
     return tuple(f"{parent.__module__}.{parent.__qualname__}" for parent in kind.__mro__)
 
 
@@ -175,32 +175,32 @@ _known: WeakKeyDictionary[type, Layout | None] = WeakKeyDictionary()
 
 
 def layout_of(kind: type) -> Layout | None:
-    """Of the optimizers of a class; None if they are not DeepSpeed's."""
+    """Return the layout of the optimizers of a class; None if they are not DeepSpeed's."""
     if kind not in _known:
         _known[kind] = next((LAYOUTS[name] for name in names(kind) if name in LAYOUTS), None)
     return _known[kind]
 
 
 def kinds() -> tuple[type, ...]:
-    """DeepSpeed's classes of optimizers, as far as they are imported."""
+    """Return DeepSpeed's classes of optimizers, as far as they are imported."""
     found = (name.rpartition(".") for name in LAYOUTS)
     return tuple(vars(sys.modules[module])[kind] for module, _, kind in found if module in sys.modules)
 
 
 def layout(optimizer: Any) -> Layout:
-    """Where ``optimizer``, which is one of DeepSpeed's, keeps things."""
+    """Return the layout of ``optimizer``, which must be one of DeepSpeed's."""
     found = layout_of(type(optimizer))
     assert found is not None, type(optimizer)
     return found
 
 
 def owned(optimizer: Any) -> list[Parameter]:
-    """The model's own parameters: the optimizer inside has others."""
+    """Return the model's own parameters: the inner optimizer has others."""
     return [parameter for group in groups_of(optimizer) for parameter in group]
 
 
 def _like(optimizer: Any, key: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that ``optimizer`` keeps for ``key`` in its shape: no counters of steps."""
+    """Return the tensors that ``optimizer`` keeps for ``key`` in its shape; step counters have another shape."""
     kept = optimizer.state.get(key, {})
     return {kind: value for kind, value in kept.items() if isinstance(value, torch.Tensor) and value.shape == key.shape}
 
@@ -214,7 +214,7 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 
 def _fragment(parameter: Parameter) -> Coverage | None:
-    """The part of ``parameter`` in this rank's partition; None for nothing."""
+    """Return the part of ``parameter`` in this rank's partition; None if it has none."""
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
         return None
@@ -223,13 +223,13 @@ def _fragment(parameter: Parameter) -> Coverage | None:
 
 
 def _nothing(parameter: Any) -> Shard:
-    """The part of a rank that has none: an empty shard, so that all ranks know of each other."""
+    """Return an empty shard for a rank that has no part, so that all ranks of the parameter are known."""
     coverage = Coverage(tuple(parameter.shape), "0:0", _ranks(parameter._dp_group))
     return Shard(parameter.detach().reshape(-1)[:0], coverage)
 
 
 def _shard(parameter: Any, part: torch.Tensor) -> Shard:
-    """``part``, in the layout of the stage-3 ``parameter``, without the padding."""
+    """Return ``part``, in the layout of the stage-3 ``parameter``, without the padding."""
     group = parameter.ds_process_group
     size, numel = parameter.partition_numel(), parameter.ds_numel
     start = min(size * dist.get_rank(group), numel)

@@ -1,4 +1,4 @@
-"""Megatron-Core's process groups. It is never imported here: where it trains, it has been imported."""
+"""Process groups of Megatron-Core, which is not imported here: if it trains, training has imported it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ NAMED: dict[str, tuple[str, dict[str, bool]]] = {
     "expert_tensor_parallel": ("get_expert_tensor_parallel_group", {}),
     "expert_data_parallel": ("get_expert_data_parallel_group", {}),
 }
-"""Each group by our name, with Megatron's function that returns it, and its arguments."""
+"""Groups by the monitor's names, each with Megatron's function that returns it, and its arguments."""
 
 
 def here() -> bool:
-    """Whether Megatron-Core is in use in this process."""
+    """Return whether Megatron-Core is in use in this process."""
     return "megatron.core" in sys.modules
 
 
 def is_a(thing: object, *kinds: str) -> bool:
-    """Whether ``thing`` is an instance of one of these classes, by their qualified names."""
+    """Return whether ``thing`` is an instance of a class with one of these qualified names."""
     return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in type(thing).__mro__)
 
 
 def named() -> dict[str, list[int]]:
-    """The groups that this rank is in, with their global ranks."""
+    """Return the groups that this rank is in, with their global ranks."""
     groups = {name: _group(getter, options) for name, (getter, options) in NAMED.items()}
     return {name: list(dist.get_process_group_ranks(group)) for name, group in groups.items() if group is not None}
 
 
 def tensor_ranks(parameter: Any, module: Any) -> list[int]:
-    """Global ranks among which ``parameter`` of ``module``, or at least its layer, is split."""
+    """Return the global ranks among which ``parameter`` of ``module``, or at least its layer, is split."""
     group = getattr(module, "tp_group", None)  # from 0.13 on, where layers may have groups of their own
     if not isinstance(group, dist.ProcessGroup):
         expert = not getattr(parameter, "allreduce", True)
@@ -47,12 +47,12 @@ def tensor_ranks(parameter: Any, module: Any) -> list[int]:
 
 
 def together(one: Sequence[int], other: Sequence[int], rank: int) -> tuple[int, ...]:
-    """All ranks of the plane through ``rank`` that two of its groups span: groups are axes of one grid of ranks."""
+    """Return all ranks of the plane that two groups of ``rank`` span: groups are axes of a grid of ranks."""
     return tuple(sorted({a + b - rank for a in one for b in other}))
 
 
 def _group(getter: str, options: dict[str, bool]) -> Any:
-    """The group that a function of Megatron's returns; None where it is not set up, or is of another kind."""
+    """Return the result of a function of Megatron; None if the group is not set up, or is not torch's."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None

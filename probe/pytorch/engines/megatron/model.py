@@ -2,7 +2,7 @@
 
 Its data-parallel wrapper moves each backward's gradient from ``grad`` into ``main_grad``, a view of a buffer that is
 reduced in place. The buffer holds this rank's own sum until the reduction begins. The method that begins it has no hook
-(Megatron-Core 0.16), and is replaced on its class while anybody listens.
+(Megatron-Core 0.16), and is replaced on its class while there are listeners.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ OWN_FSDP = (
 WRAPPER = "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel"
 BUFFERS = "megatron.core.distributed.param_and_grad_buffer"
 NORMS_OF_HEADS = ("q_layernorm", "k_layernorm")
-"""Each tensor-parallel rank has the gradient of its own heads alone; Megatron finds them by these names and adds up."""
+"""Names of norms of which each tensor-parallel rank has the gradient of its own heads; Megatron adds these up."""
 FUSED = (
     "gradient_accumulation_fusion adds a weight's gradient to main_grad in the kernel that computes it, so that no "
     "micro batch's own gradient exists; with monitor_mbs_grad: false the step's sum is recorded"
 )
 
 _listening: dict[int, list[Callable[[], None]]] = {}
-"""The listeners to the reduction of each parameter, by its identity."""
+"""Listeners to the reduction of each parameter, by its identity."""
 
 
 def check(model: torch.nn.Module) -> None:
-    """Refuses Megatron's own FSDP, and buffers of another make than those known here.
+    """Refuse Megatron's own FSDP, and buffers that differ from those known here.
 
     Raises:
         ValueError: with the remedy.
@@ -64,13 +64,13 @@ def _known(buckets: Any) -> bool:
 
 
 def pipelined(model: torch.nn.Module) -> bool:
-    """Whether Megatron's schedules run ``model`` as a stage of a pipeline."""
+    """Return whether Megatron's schedules run ``model`` as a stage of a pipeline."""
     config = getattr(model, "config", None)
     return is_a(model, MODULE) and getattr(config, "pipeline_model_parallel_size", 1) > 1
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, MegatronHome]]:
-    """Parameters that are split, or whose gradients are added up in Megatron's buffers."""
+    """Yield parameters that are split, or whose gradients are added up in Megatron's buffers, with their homes."""
     if not here():
         return
     heads = getattr(getattr(model, "config", None), "qk_layernorm", False)
@@ -85,19 +85,19 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Megatron
 
 
 def buffered(parameter: torch.nn.Parameter) -> bool:
-    """Whether Megatron adds up the gradients of ``parameter`` in ``main_grad``."""
+    """Return whether Megatron adds up the gradients of ``parameter`` in ``main_grad``."""
     return hasattr(parameter, "grad_added_to_main_grad") and isinstance(
         getattr(parameter, "main_grad", None), torch.Tensor
     )
 
 
 class MegatronHome:
-    """Where Megatron keeps one parameter's numbers.
+    """Home of one parameter of Megatron.
 
     Args:
-        ranks: among which the parameter may be split.
-        sequence: among which its gradient is a sum of terms until Megatron has added them up (sequence parallelism,
-            norms of queries and keys).
+        ranks: the ranks among which the parameter may be split.
+        sequence: the ranks each of which has a term of its gradient until Megatron has added them up (sequence
+            parallelism, norms of queries and keys).
     """
 
     def __init__(self, parameter: torch.nn.Parameter, ranks: list[int], sequence: list[int]) -> None:
@@ -107,9 +107,9 @@ class MegatronHome:
     def on_gradient(
         self, parameter: Any, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
     ) -> Remove:
-        """Listens to this backward's gradient when it comes, or to the step's sum when its reduction begins."""
+        """Listen to this backward's gradient when it arrives, or to the step's sum when its reduction begins."""
 
-        def came(gradient: torch.Tensor) -> None:
+        def arrived(gradient: torch.Tensor) -> None:
             if getattr(parameter, "grad_added_to_main_grad", False):
                 listen(None)
                 raise LookupError(FUSED)
@@ -120,26 +120,26 @@ class MegatronHome:
             listen(self._fed(parameter, parameter.grad if total is None else total))
 
         if own:
-            return on_own(parameter, guard(came))
+            return on_own(parameter, guard(arrived))
         if buffered(parameter):
             return _on_reduction(parameter, guard(lambda: listen(self._fed(parameter, parameter.main_grad))))
         return on_accumulated(parameter, guard(accumulated))
 
     def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:  # noqa: ARG002
-        """``tensor`` as this rank's part of the whole that is split."""
+        """Return ``tensor`` as this rank's part of the whole that is split."""
         return tensor if self.coverage is None else Shard(tensor, self.coverage)
 
     def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The parameter itself."""
+        """Return the parameter itself."""
         return parameter
 
     def _fed(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor | Shard:
-        """``gradient``, as this rank feeds it into the reduction, with its coverage."""
+        """Return ``gradient``, which this rank passes to the reduction, with its coverage."""
         return self.piece(parameter, gradient) if self._term is None else Shard(gradient, self._term)
 
 
 def _split(parameter: Any, ranks: list[int]) -> Coverage | None:
-    """This rank's part of a parameter that is split over ``ranks``."""
+    """Return this rank's part of a parameter that is split over ``ranks``."""
     if len(ranks) < 2 or not getattr(parameter, "tensor_model_parallel", False):
         return None
     dim, stride = parameter.partition_dim, getattr(parameter, "partition_stride", 1)
@@ -160,7 +160,7 @@ def _sorted(ranks: list[int]) -> tuple[int, ...]:
 
 
 def _on_reduction(parameter: torch.nn.Parameter, listen: Callable[[], None]) -> Remove:
-    """Calls ``listen`` when the reduction of the gradient of ``parameter`` begins."""
+    """Call ``listen`` when the reduction of the gradient of ``parameter`` begins."""
     leave = _reductions.listen(listen)
     _listening.setdefault(id(parameter), []).append(listen)
 
@@ -181,7 +181,7 @@ def _listen_to_reductions() -> Iterator[Undo]:
 
     @functools.wraps(inherited)
     def start_grad_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.grad_reduce_handle is None:  # else it has begun already, and this call does nothing
+        if self.grad_reduce_handle is None:  # else the reduction has begun, and this call does nothing
             for parameter in (parameter for bucket in self.buckets for parameter in bucket.params_list):
                 for listen in _listening.get(id(parameter), ()):
                     listen()

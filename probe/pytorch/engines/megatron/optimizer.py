@@ -1,8 +1,8 @@
 """Optimizers of Megatron-Core: gradients are in ``main_grad``, state belongs to fp32 copies of the parameters, or of
 this rank's part of them.
 
-``step()`` of the outermost one is the training step: it does not call ``step()`` of the optimizers that it chains, nor,
-if the loss scale was too high, that of torch's optimizer inside.
+The training step is ``step()`` of the outermost optimizer, which does not call ``step()`` of the optimizers that it
+chains, nor, if the loss scale was too high, that of torch's optimizer inside.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ _sharing: weakref.WeakKeyDictionary[Any, Sharing] = weakref.WeakKeyDictionary()
 
 
 def knows(optimizer: Any) -> bool:
-    """Whether this is one of Megatron's."""
+    """Return whether ``optimizer`` is one of Megatron's."""
     return is_a(optimizer, OPTIMIZER)
 
 
 def owned(optimizer: Any) -> list[torch.nn.Parameter]:
-    """The model's parameters, not the copies that are really updated; all of them also where each rank updates a
-    part."""
+    """Return the model's parameters, not the copies that are updated; all of them even if each rank updates a part."""
     return [parameter for inner in _chained(optimizer) for parameter in _of_the_model(inner)]
 
 
 def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
-    """The model's parameter; this rank's part alone where the others' come only with the next forward."""
+    """Return the model's parameter; only this rank's part if those of the others arrive with the next forward."""
     sharing = _shares(optimizer, parameter)
     if sharing is not None and sharing.late:
         return sharing.part(parameter, parameter.detach())
@@ -47,14 +46,14 @@ def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard
 
 
 def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:  # noqa: ARG001
-    """The reduced gradient in ``main_grad``; of a distributed optimizer only this rank's part, since the rest is not
-    reduced here. Megatron holds gradients nowhere else: ``main_grad`` is read whether asked for or not."""
+    """Return the reduced gradient in ``main_grad``; of a distributed optimizer only this rank's part, since the rest is
+    not reduced here. Megatron holds gradients nowhere else, so the argument ``main_grad`` is ignored."""
     held, sharing = native.held(parameter, True), _shares(optimizer, parameter)
     return piece(parameter, held) if sharing is None or held is None else sharing.part(parameter, held)
 
 
 def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """The tensors that torch's optimizer inside keeps for the parameter or its copy."""
+    """Return the tensors that torch's optimizer inside keeps for the parameter or its copy."""
     sharing, updated = _shares(optimizer, parameter), _in_place_of(optimizer, parameter)
     kept = (inner.optimizer.state for inner in _chained(optimizer))
     if sharing is not None and updated is None:  # this rank has no part
@@ -66,7 +65,8 @@ def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.T
 
 
 def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """The hyperparameters of torch's optimizers inside for the tensor that they update in place of each parameter."""
+    """Return a function to the hyperparameters of torch's optimizers inside for the tensor that they update in place of
+    a parameter."""
     lookups = [native.adam(inner.optimizer) for inner in _chained(optimizer)]
 
     def lookup(parameter: torch.nn.Parameter) -> Adam | None:
@@ -77,24 +77,24 @@ def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
 
 
 def _in_place_of(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """The tensor that is updated in place of ``parameter``; None if this rank has no part."""
+    """Return the tensor that is updated in place of ``parameter``; None if this rank has no part."""
     sharing, main = _shares(optimizer, parameter), getattr(parameter, "main_param", None)
     return sharing.updated.get(parameter) if sharing is not None else parameter if main is None else main
 
 
 def _is_state(kind: str, value: object) -> bool:
-    """Whether this is no counter of steps."""
+    """Return whether ``value`` is a tensor other than the step counter."""
     return isinstance(value, torch.Tensor) and (kind != "step" or bool(value.dim()))
 
 
 def held_scale(optimizer: Any) -> torch.Tensor | None:
-    """The loss scale, which ``main_grad`` carries until the step divides it out."""
+    """Return the loss scale, by which ``main_grad`` is multiplied until the step divides it out."""
     scalers = [scaler for inner in _chained(optimizer) if (scaler := getattr(inner, "grad_scaler", None))]
     return scalers[0].scale if scalers else None
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Calls ``listener`` at every training step of ``optimizer``; Megatron offers no hook (0.16)."""
+    """Call ``listener`` at every training step of ``optimizer``; Megatron offers no hook (0.16)."""
     return on_own_scale(optimizer, listener, lambda: held_scale(optimizer), _outcome)
 
 
@@ -104,27 +104,27 @@ def _outcome(result: Any) -> Outcome:
 
 
 class Sharing:
-    """How a distributed optimizer shares its parameters out among ranks, which stays as it is.
+    """Constant distribution of a distributed optimizer's parameters among ranks.
 
-    The parameters lie end to end in a buffer, and each rank has a stretch of every bucket of it: all of a parameter, a
-    part or nothing.
+    The parameters lie end to end in a buffer, and each rank has an interval of every bucket of it: all of a parameter,
+    a part or nothing.
     """
 
     def __init__(self, inner: Any) -> None:
         self.late: bool = inner.ddp_config.overlap_param_gather
-        """Whether the other ranks' parts of an updated parameter come only with the next forward."""
+        """True if the other ranks' parts of an updated parameter arrive only with the next forward."""
         self._groups = {p: dist.get_process_group_ranks(b.data_parallel_group) for b in inner.buffers for p in b.params}
         self._places = {p: inner._get_model_param_range_map(p)["param"] for p in inner.model_param_gbuf_map}
         self.updated = dict(_updated(inner))
-        """The tensor that the optimizer inside updates in place of each parameter of which this rank has a part."""
+        """Tensors that the inner optimizer updates, by the parameters that they replace; only this rank's parts."""
         self._coverage: dict[torch.nn.Parameter, Coverage] = {}
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._groups
 
     def part(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
-        """This rank's part of ``tensor``, which has the shape of ``parameter``; an empty one if it has none, so that
-        all ranks know of each other."""
+        """Return this rank's part of ``tensor``, which has the shape of ``parameter``; an empty shard if it has none,
+        so that all ranks of the parameter are known."""
         start, end = self._range(parameter)
         return self.covered(parameter, tensor.reshape(-1)[start:end])
 
@@ -133,7 +133,7 @@ class Sharing:
         return (0, 0) if place is None else (place.start, place.end)
 
     def covered(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor | Shard:
-        """``part`` with its coverage; if it is the whole, in the shape of the parameter."""
+        """Return ``part`` with its coverage; in the shape of the parameter if it is the whole."""
         if len(self._groups[parameter]) == 1:
             return cast("torch.Tensor | Shard", piece(parameter, part.view(parameter.shape)))
         if parameter not in self._coverage:
@@ -141,7 +141,7 @@ class Sharing:
         return Shard(part, self._coverage[parameter])
 
     def _covers(self, parameter: torch.nn.Parameter) -> Coverage:
-        """The parameter may be a part itself, of one that is split over tensor-parallel ranks."""
+        """Return the coverage of a parameter, which may itself be a part of one split over tensor-parallel ranks."""
         found, ranks = home(parameter), self._groups[parameter]
         split: Coverage | None = getattr(found, "coverage", None)
         where = "{}:{}".format(*self._range(parameter))
@@ -151,7 +151,7 @@ class Sharing:
 
 
 def _shares(optimizer: Any, parameter: torch.nn.Parameter) -> Sharing | None:
-    """How ``parameter`` is shared out, if the optimizer that updates it does that."""
+    """Return the distribution of ``parameter`` among ranks, if a distributed optimizer updates it."""
     for inner in _chained(optimizer):
         if is_a(inner, DISTRIBUTED):
             if inner not in _sharing:
@@ -162,8 +162,8 @@ def _shares(optimizer: Any, parameter: torch.nn.Parameter) -> Sharing | None:
 
 
 def _updated(inner: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Each parameter with the tensor that is updated for it: a view of this rank's part, or an fp32 copy of that; a
-    view again where the optimizer inside keeps the fp32 copies."""
+    """Yield each parameter with the tensor that is updated in its place: a view of this rank's part, or an fp32 copy of
+    that view; the view if the inner optimizer keeps the fp32 copies."""
     for models, views in zip(inner.model_fp32_groups, inner.shard_fp32_groups, strict=True):
         yield from zip(models, views, strict=True)
     groups = inner.model_float16_groups, inner.shard_fp32_from_float16_groups, inner.shard_float16_groups
@@ -173,7 +173,7 @@ def _updated(inner: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
 
 
 def _chained(optimizer: Any) -> Iterator[Any]:
-    """The optimizers that hold parameters."""
+    """Yield the optimizers that hold parameters."""
     for inner in getattr(optimizer, "chained_optimizers", [optimizer]):
         if hasattr(inner, "chained_optimizers"):
             yield from _chained(inner)
