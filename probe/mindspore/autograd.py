@@ -53,9 +53,8 @@ def forward_kind() -> ForwardKind | None:
 
 
 def recomputed_by() -> tuple[int, bool] | None:
-    """Return the identity of the recomputed cell that is running, if any, and whether it runs for the second time: such
-    a cell runs without gradients in the forward, and again in its backward. Only the stack shows this (MindSpore
-    2.10)."""
+    """Return the identity of the recomputed cell that is running, if any, and whether this is its second time: it runs
+    without gradients in the forward, and again in its backward. Only the stack shows this (MindSpore 2.10)."""
     for frame in callers():
         if frame.f_code.co_name in ("construct", "bprop"):
             cell = frame.f_locals.get("self")

@@ -196,7 +196,7 @@ _waited: dict[int, _Waited] = {}
 
 
 def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:
-    """Record the outputs of a function that has returned; new or in place, all are complete unless there is a handle."""
+    """Record the outputs of a function that has returned: new or in place, complete unless there is a handle."""
     everything = list(leaves(results))
     handle = next((value for value in everything if _is_handle(value)), None)
     # a batch returns one entry for each tensor that it sends, too

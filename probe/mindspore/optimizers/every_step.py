@@ -1,4 +1,4 @@
-"""Every update in the process: MindSpore's optimizers are cells, whose classes are patched while there are listeners."""
+"""Every update in the process: MindSpore's optimizers are cells, whose classes are patched while anything listens."""
 
 from __future__ import annotations
 
