@@ -21,8 +21,6 @@ OPENING = re.compile(
 SPEECH = re.compile(r"\b(tell|tells|told|telling|said|heard|hears)\b", re.IGNORECASE)
 SPOKEN = re.compile(r"(^|_)(told|said|heard)($|_)", re.IGNORECASE)
 NOT_CLEANED = (
-    "probe/core/analysis/convert",
-    "probe/core/analysis/merge.py",
     "probe/core/backend",
     "probe/core/control",
     "probe/core/instrumentation",

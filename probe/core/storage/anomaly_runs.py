@@ -1,4 +1,4 @@
-"""Runs of the entries of ``anomaly.json``, a file that all runs of a directory share."""
+"""Assignment of entries of ``anomaly.json`` to runs: all runs of a directory share the file."""
 
 from __future__ import annotations
 
