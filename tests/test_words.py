@@ -21,14 +21,10 @@ OPENING = re.compile(
 SPEECH = re.compile(r"\b(tell|tells|told|telling|said|heard|hears)\b", re.IGNORECASE)
 SPOKEN = re.compile(r"(^|_)(told|said|heard)($|_)", re.IGNORECASE)
 NOT_CLEANED = (
-    "probe/core/analysis/convert",
-    "probe/core/analysis/merge.py",
     "probe/core/control",
     "probe/core/instrumentation",
     "probe/core/monitor",
     "probe/core/output",
-    "probe/core/storage",
-    "probe/mindspore",
 )
 """Rooms whose words still break these rules; a room that keeps them all is struck off."""
 

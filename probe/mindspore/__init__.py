@@ -10,8 +10,8 @@ from probe.core.errors import TrainingStopped
 
 OLDEST_MINDSPORE = "2.4.10"
 DAMAGED = "2.7.0"
-"""Frees memory twice, with or without a monitor (on a CPU: gradients that a hook of a parameter keeps until the end of
-the step, while ``set_data`` replaces the parameter's value). 2.7.1 does not."""
+"""Version that frees memory twice, with or without a monitor (on a CPU: where a hook of a parameter keeps gradients
+until the end of the step, while ``set_data`` replaces the parameter's value). 2.7.1 does not."""
 
 require_version("probe.mindspore", "mindspore", str(mindspore.__version__), OLDEST_MINDSPORE)
 if str(mindspore.__version__).split("+")[0] == DAMAGED:

@@ -1,4 +1,4 @@
-"""MindSpore as core sees it."""
+"""Adapter of MindSpore, and its monitor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ ADAPTER = FrameworkAdapter(
 
 
 class TrainerMon(Monitor):
-    """Watches the training of a ``mindspore.nn.Cell``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
+    """Monitor of the training of a ``mindspore.nn.Cell``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
 
     framework = ADAPTER

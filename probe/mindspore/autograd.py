@@ -1,7 +1,7 @@
-"""The state of MindSpore's PyNative executor: whether it differentiates, and which backward is running.
+"""State of MindSpore's PyNative executor: whether it differentiates, and which backward is running.
 
-Before 2.9 nodes of the graph have no identity: gradients of inputs are then missing (logged once). Where a backward has
-none, micro batches are counted by forwards alone.
+Before 2.9 nodes of the graph have no identity: gradients of inputs are then missing (logged once). Where backwards
+have no identity, micro batches are counted by forwards alone.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.private_api import executor
 
 HAS_GRAPH = hasattr(mindspore.Tensor, "_grad_node")
-"""Whether tensors have the node of the graph that they come from."""
+"""True if tensors have the node of the graph that they come from."""
 
 HAS_IDENTITIES = HAS_GRAPH and hasattr(getattr(_c_expression, "BackwardNodePy", None), "_unique_id")
-"""Whether these nodes have identities: before 2.9 each access returns another object for the same node."""
+"""True if these nodes have identities: before 2.9 each access returns another object for the same node."""
 
 KNOWS_BACKWARD = hasattr(executor, "get_current_autodiff_engine_id")
-"""Whether a running backward has an identity."""
+"""True if a running backward has an identity."""
 _engine_id: Callable[[], int] = getattr(executor, "get_current_autodiff_engine_id", lambda: -1)
 
 
 def backward_id() -> int:
-    """Identity of the running backward pass; -1 outside of one."""
+    """Return the identity of the running backward pass; -1 outside of one."""
     return int(_engine_id())
 
 
 def differentiates() -> bool:
-    """Whether operations now become part of a graph."""
+    """Return whether operations now become part of a graph."""
     return bool(executor.grad_flag() and executor.enable_grad())
 
 
 def forward_kind() -> ForwardKind | None:
-    """The kind of the running forward: see :func:`probe.mindspore.hooks.forward_kind`."""
+    """Return the kind of the running forward: see :func:`probe.mindspore.hooks.forward_kind`."""
     if backward_id() != -1:
         return "recompute"
     if not executor.grad_flag():
@@ -53,8 +53,8 @@ def forward_kind() -> ForwardKind | None:
 
 
 def recomputed_by() -> tuple[int, bool] | None:
-    """The identity of the recomputed cell that is running, if any, and whether it runs for the second time: it runs
-    without gradients in the forward, and again in its backward. Only the stack shows that (MindSpore 2.10)."""
+    """Return the identity of the recomputed cell that is running, if any, and whether this is its second time: it runs
+    without gradients in the forward, and again in its backward. Only the stack shows this (MindSpore 2.10)."""
     for frame in callers():
         if frame.f_code.co_name in ("construct", "bprop"):
             cell = frame.f_locals.get("self")
@@ -64,10 +64,10 @@ def recomputed_by() -> tuple[int, bool] | None:
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Calls ``function`` when the running backward ends."""
+    """Call ``function`` when the running backward ends."""
     executor.queue_backward_final_callback(surfacing(function))
 
 
 def feeds(_models: Iterable[Any]) -> bool:
-    """True: where a running backward leads is unknown, so each one counts."""
+    """Return True: the parameters that a running backward leads to are unknown, so each backward counts."""
     return True

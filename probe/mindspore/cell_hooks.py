@@ -1,8 +1,8 @@
-"""Python listeners on cells, in a form that graph compilation can take.
+"""Python listeners on cells, in a form that graph compilation accepts.
 
-``mindspore.jit`` compiles a cell together with the hooks of the cells inside, and a hook in plain Python either breaks
-the compilation or becomes a part of the graph. A hook that is a cell is called by ``__call__`` in Python, and compiled
-from ``construct``: the hooks here listen in the former and are empty in the latter. See decision 5.
+``mindspore.jit`` compiles a cell together with the hooks of the cells inside it. A hook in plain Python breaks the
+compilation or becomes a part of the graph. A hook that is a cell is called by ``__call__`` in Python, and compiled from
+``construct``: the hooks here listen in ``__call__``, and their ``construct`` is empty. See decision 5.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ ITERATING = ("_run_forward_pre_hook", "_run_forward_hook")
 
 
 class Before(nn.Cell):
-    """Receives ``(args, kwargs)`` before a cell runs."""
+    """Hook that receives ``(args, kwargs)`` before a cell runs."""
 
     def __init__(self, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
         super().__init__(auto_prefix=False)
         self.__dict__["listen"] = surfacing(listen)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
-        """A listener without effect, for a copy of the cell."""
+        """Return a listener without effect, for a copy of the cell."""
         return type(self)(_nothing)
 
     def __call__(self, _cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         self.__dict__["listen"](args, kwargs or {})
 
     def construct(self, _cell: Any, _inputs: Any) -> None:
-        """Nothing, compiled."""
+        """Do nothing when compiled."""
         return None  # noqa: RET501 - the compiler wants to see it
 
 
 class After(nn.Cell):
-    """Receives the outputs after a cell has run."""
+    """Hook that receives the outputs after a cell has run."""
 
     def __init__(self, listen: Callable[[Any], None]) -> None:
         super().__init__(auto_prefix=False)
         self.__dict__["listen"] = surfacing(listen)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
-        """A listener without effect, for a copy of the cell."""
+        """Return a listener without effect, for a copy of the cell."""
         return type(self)(_nothing)
 
     def __call__(self, _cell: Any, _args: tuple[Any, ...], outputs: Any) -> None:
         self.__dict__["listen"](outputs)
 
     def construct(self, _cell: Any, _inputs: Any, _outputs: Any) -> None:
-        """Nothing, compiled."""
+        """Do nothing when compiled."""
         return None  # noqa: RET501
 
 
 def surfacing(function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as MindSpore may call it: a failure of training that is noticed while reading is raised as it is."""
+    """Wrap ``function`` for MindSpore: a failure of training that is noticed while reading is raised as it was."""
 
     def call(*args: Any) -> None:
         try:
@@ -72,7 +72,7 @@ def surfacing(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Remove:
-    """Listens to the inputs of ``cell``."""
+    """Listen to the inputs of ``cell``."""
     register = cell.register_forward_pre_hook
     options = {"with_kwargs": True} if "with_kwargs" in inspect.signature(register).parameters else {}
     if _keeps_hooks_of_its_own(cell):
@@ -82,7 +82,7 @@ def before(cell: Any, listen: Callable[[tuple[Any, ...], dict[str, Any]], None])
 
 
 def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
-    """Listens to the outputs of ``cell``."""
+    """Listen to the outputs of ``cell``."""
     if _keeps_hooks_of_its_own(cell):
         remove: Remove = cell.register_forward_hook(After(listen).__call__).remove
         return remove
@@ -90,18 +90,18 @@ def after(cell: Any, listen: Callable[[Any], None]) -> Remove:
 
 
 def _keeps_hooks_of_its_own(module: Any) -> bool:
-    """Whether ``module`` is of another package (msadapter, mindtorch): it may be a cell and yet call only the hooks
-    that were registered through its own methods. It is not compiled."""
+    """Return whether ``module`` is of another package (msadapter, mindtorch). It may be a cell and yet call only the
+    hooks that were registered through its own methods; it is not compiled."""
     return getattr(type(module), "register_forward_hook", None) is not nn.Cell.register_forward_hook
 
 
 def _place(cell: Any, hooks: dict[Any, Any], listener: Any, handle: Any) -> Remove:
-    """Puts ``listener`` where ``handle`` has placed a function: before 2.10 only functions can be registered."""
+    """Replace the function that ``handle`` has placed by ``listener``: before 2.10 only functions can be registered."""
     place = next(reversed(hooks))
     hooks[place] = listener
 
     def remove() -> None:
-        if _runs_hooks_of(cell):  # it iterates the very dict: a hook taken out of it now would raise in training
+        if _runs_hooks_of(cell):  # the cell iterates over this dict: removing a hook now would raise in training
             listener.__dict__["listen"] = _nothing
         elif hooks.get(place) is listener:
             handle.remove()
@@ -114,4 +114,4 @@ def _runs_hooks_of(cell: Any) -> bool:
 
 
 def _nothing(*_: Any) -> None:
-    """Replaces the function of a listener that cannot be removed now."""
+    """Do nothing: replaces the function of a listener that cannot be removed now."""

@@ -1,4 +1,4 @@
-"""MindSpore's communication functions, and which of their arguments are inputs and which outputs."""
+"""MindSpore's communication functions: which of their arguments are inputs, and which are outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOMES = (
     "mindspore.ops.function.comm_func",
     "mindspore.mint.distributed.distributed",
 )
-"""Modules whose functions are listened to, as far as this version has them."""
+"""Modules whose functions are replaced by listening ones, if this version has them."""
 
 WORLD = (None, "hccl_world_group", "nccl_world_group", "mccl_world_group")
 """Default names of the group of all processes, on any device."""

@@ -1,8 +1,8 @@
 """Listeners to MindSpore's communication functions: ``communication.comm_func``, ``ops.communication``,
 ``mint.distributed``.
 
-They are plain functions that modules import from each other by name, so each is replaced wherever a loaded module holds
-it. Communication by cells and operators (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not use them.
+These are plain functions that modules import from each other by name, so each is replaced in every loaded module that
+holds it. Communication by cells and operators (``nn.DistributedGradReducer``, ``ops.AllReduce``) does not use them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from probe.mindspore.collective_functions import FILLED, FUNCTIONS, HOMES, WORLD
 from probe.mindspore.tensors import Deferred
 
 _inside = threading.local()
-"""``depth`` of calls on this thread: one function may be made of others."""
+"""``depth`` of calls on this thread: one function may call others."""
 
 
 def listen(listener: CollectiveListener) -> Remove:
-    """Sends ``listener`` every call."""
+    """Send every call to ``listener``."""
     return _listeners.listen(listener)
 
 
 def bytes_of(tensor: Any) -> int:
-    """Size of the elements."""
+    """Return the size of the elements in bytes."""
     return int(tensor.nbytes)
 
 
@@ -56,7 +56,7 @@ def _install() -> Iterator[Undo]:
         if isinstance(operation := vars(home).get("P2POp"), type):
             operations.add(operation)
     originals = {replacement: function for function, replacement in listening.items()}
-    yield lambda: _exchange(originals)  # undone last: also those imported while we listened
+    yield lambda: _exchange(originals)  # undone last: this includes functions that were imported while listening
     yield _waited.clear
     for handle in handles:
         yield replace(handle, "wait", _waiting(handle.wait))
@@ -69,7 +69,7 @@ _listeners = CollectiveListeners(_install)
 
 
 def _by_name(original: Callable[..., Any]) -> Any:
-    """``P2POp.__new__`` that passes a function by its name: it would compare the object with ours."""
+    """Wrap ``P2POp.__new__`` so that functions are passed by name: it compares a function object with the originals."""
 
     def new(cls: type, op: Any, *args: Any, **kwargs: Any) -> Any:
         return original(cls, getattr(op, "__name__", op), *args, **kwargs)
@@ -84,10 +84,11 @@ def _homes() -> Iterator[ModuleType]:
 
 
 def _exchange(functions: dict[FunctionType, FunctionType]) -> None:
-    """Replaces each of ``functions`` by its value wherever a loaded module holds it.
+    """Replace each of ``functions`` by its value in every loaded module that holds it.
 
-    Replacing it in its own module is not enough: ``mint.distributed`` and scripts import the functions by name. Unlike
-    torch, MindSpore has no Python class that all of them end in, and no hook (2.10; no upstream issue is known).
+    Replacement in the defining module is not enough: ``mint.distributed`` and scripts import the functions by name.
+    Unlike torch, MindSpore has no Python class that all of them call in the end, and no hook (2.10; no upstream issue
+    is known).
     """
     for module in list(sys.modules.values()):
         if type(module) is ModuleType:
@@ -106,7 +107,7 @@ def _listening(function: Any, direction: Direction) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # reports itself what is wrong
+            return function(*args, **kwargs)  # raises its own error
         calls: Calls = []
         outputs: list[Any] = []
         _guarded(lambda: _begin(function.__name__, direction, bound, calls, outputs))
@@ -160,7 +161,7 @@ def _tensors(values: Any) -> list[Any]:
 
 
 def _caller() -> FrameType:
-    """The nearest frame that is neither MindSpore's communication nor ours."""
+    """Return the nearest frame outside of MindSpore's communication and of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (
         __name__,
@@ -172,8 +173,7 @@ def _caller() -> FrameType:
 
 
 def _guarded(function: Callable[[], None]) -> None:
-    """Calls ``function``. An earlier failure of training that is noticed only now, while reading, is raised as it
-    is."""
+    """Call ``function``; an earlier failure of training that is noticed while reading is raised as it was."""
     try:
         _listeners.guarded(function)
     except Deferred as deferred:
@@ -184,7 +184,7 @@ def _guarded(function: Callable[[], None]) -> None:
 
 
 class _Waited(NamedTuple):
-    """A handle that was returned to training, and the call that it stands for."""
+    """A handle that was returned to training, with its calls."""
 
     handle: weakref.ref[Any]
     calls: Calls
@@ -192,11 +192,11 @@ class _Waited(NamedTuple):
 
 
 _waited: dict[int, _Waited] = {}
-"""By the identity of the handle; an entry goes when its handle does."""
+"""Entries by the identity of their handle; an entry is removed when its handle is."""
 
 
 def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:
-    """After a function has returned: its outputs, new or changed in place, are complete unless there is a handle."""
+    """Record the outputs of a function that has returned: new or in place, complete unless there is a handle."""
     everything = list(leaves(results))
     handle = next((value for value in everything if _is_handle(value)), None)
     # a batch returns one entry for each tensor that it sends, too

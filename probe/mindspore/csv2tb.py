@@ -1,4 +1,4 @@
-"""Where ``csv2tensorboard_by_step`` is documented to be: ``probe.mindspore.csv2tb``."""
+"""Documented import path of ``csv2tensorboard_by_step``."""
 
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 

@@ -1,6 +1,6 @@
-"""Moments of tensors on a device by MindSpore's own operators, without waiting for it. Checked on the CPU backend only.
+"""Moments of tensors on a device, by MindSpore's own operators and without a wait. Checked on the CPU backend only.
 
-A device computes in float32, whose range the moments leave: the squares of 1e25 and of 1e-25 both do. So elements are
+A device computes in float32. Moments can leave its range: the squares of 1e25 and of 1e-25 both do. So elements are
 divided by the largest magnitude among them, and a moment is kept as three float32 factors, multiplied on the host.
 """
 
@@ -31,13 +31,13 @@ class _Elements(NamedTuple):
     scaled: Tensor
     """Elements divided by the scale."""
     nan: Tensor
-    """Whether each is NaN."""
+    """True for each element that is NaN."""
     eps: Any
 
 
 def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tensor:
-    """``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors; a histogram, ``BINS``
-    wide, comes last."""
+    """Return ``len(tensors) x len(columns) x 3`` float32 factors of the moments of non-empty tensors; a histogram,
+    ``BINS`` wide, comes last."""
     with no_grad():
         plain = [name for name in columns if name != HISTOGRAM]
         rows = [ops.stack([_row(tensor, plain, eps) for tensor in tensors])] if plain else []
@@ -47,8 +47,8 @@ def moments(tensors: Sequence[Tensor], columns: Sequence[str], eps: Any) -> Tens
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Starts to join the device blocks; the returned function waits for them and returns the rows of all blocks, arrays
-    among them, in order."""
+    """Begin to join the device blocks. The returned function waits for them, and returns the rows of all blocks, arrays
+    included, in order."""
     with no_grad():
         on_device = [block for block in blocks if not isinstance(block, np.ndarray)]
         joined = ops.cat(on_device) if on_device else None
@@ -72,7 +72,7 @@ def _row(tensor: Tensor, columns: Sequence[str], eps: Any) -> Tensor:
 
 
 def _histogram(tensor: Tensor) -> Tensor:
-    """``BINS x 3`` factors of the counts: see :mod:`probe.core.histogram`."""
+    """Return ``BINS x 3`` factors of the counts: see :mod:`probe.core.histogram`."""
     x = _as_float(tensor).reshape(-1)
     edges = mindspore.Tensor(LOWER[2:-1].astype(np.float32))
     distance = ops.searchsorted(edges, ops.abs(x), out_int32=True, right=True) + 1
@@ -86,7 +86,7 @@ def _histogram(tensor: Tensor) -> Tensor:
 
 
 def _largest(size: Tensor) -> Tensor:
-    """The largest finite magnitude; 1 if that is 0."""
+    """Return the largest finite magnitude; 1 if that is 0."""
     largest = ops.where(size < np.inf, size, ops.zeros_like(size)).max()
     return ops.where(largest > 0, largest, ops.ones_like(largest))
 
@@ -97,14 +97,14 @@ def _factors(value: Tensor, scale: Tensor, power: int) -> Tensor:
 
 
 def _as_float(tensor: Tensor) -> Tensor:
-    """In float32: magnitudes of complex numbers, 0 and 1 for bool. Larger types lose digits, and float64 its range."""
+    """Convert to float32: complex as magnitudes, bool as 0 and 1. Larger types lose digits, float64 its range."""
     if tensor.dtype in (mindspore.complex64, mindspore.complex128):
         tensor = ops.abs(tensor)
     return tensor.astype(mindspore.float32)
 
 
 def agreement(one: Tensor, other: Tensor) -> Tensor:
-    """The fraction of elements that have the same sign, 0-d float32; a pair with a zero or NaN counts one half.
+    """Return the fraction of elements that have the same sign, 0-d float32; a pair with a zero or NaN counts one half.
 
     Raises:
         ValueError: if the shapes differ.
@@ -118,7 +118,7 @@ def agreement(one: Tensor, other: Tensor) -> Tensor:
 
 
 def adam(first: Tensor, second: Tensor, about: Adam) -> tuple[Tensor, Tensor]:
-    """Update and ratio of two moments, in float32."""
+    """Return update and ratio of two moments, in float32."""
     with no_grad():
         steps = about.steps.astype(mindspore.float32) if isinstance(about.steps, mindspore.Tensor) else about.steps
         m, v = first.astype(mindspore.float32), second.astype(mindspore.float32)
@@ -133,13 +133,13 @@ def _count(marked: Tensor) -> Tensor:
 
 
 def _extreme(elements: _Elements, lowest: bool) -> Tensor:
-    """The least or greatest element; NaN if there is one, which MindSpore's own may overlook (on the CPU: 2.10.0)."""
+    """Return the least or greatest element; NaN if any is, which MindSpore's own may miss (on the CPU: 2.10.0)."""
     extreme = elements.x.min() if lowest else elements.x.max()
     return ops.where(elements.nan.any(), ops.full_like(extreme, np.nan), extreme)
 
 
 def _deviations(elements: _Elements) -> Tensor:
-    """Squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``array_moments``."""
+    """Return the sum of squares of ``x - c`` for a ``c`` near the mean, corrected for ``c``: see ``array_moments``."""
     count = elements.x.shape[0]
     shifted = elements.scaled - elements.scaled.sum() / count
     off = shifted.sum() / count
@@ -158,4 +158,4 @@ _COLUMNS: dict[str, Callable[[_Elements], Tensor]] = {
     "below": lambda elements: _count(elements.size < elements.eps),
 }
 _POWERS = {"sum": 1, "sumsq": 2, "m2": 2}
-"""How often the scale is a factor of a moment."""
+"""Power of the scale in a moment."""

@@ -1,7 +1,7 @@
-"""Gradients in MindSpore: passed to hooks and to the optimizer, and held nowhere in between.
+"""Gradients in MindSpore: passed to hooks and to the optimizer, not held in between.
 
-``Parameter.register_hook`` receives the gradient of one backward. The sum over several backwards is known where it is
-used: by a ``DistributedGradReducer``, or else by the optimizer.
+A hook of ``Parameter.register_hook`` receives the gradient of one backward. Only the user of the sum over several
+backwards has it: a ``DistributedGradReducer``, or else the optimizer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
 from probe.mindspore.cell_hooks import surfacing
 
 Owned = Callable[[Any], Sequence[Any]]
-"""Returns an optimizer's parameters."""
+"""Function that returns an optimizer's parameters."""
 
 
 class _Sum:
@@ -31,10 +31,10 @@ class _Sum:
 
 
 _sums: dict[int, WeakSet[_Sum]] = {}
-"""By the identity of their parameter, which the optimizer and the model keep alive. The removal of their hooks keeps
-the entries."""
+"""Sums by the identity of their parameter, which the optimizer and the model keep alive. The functions that remove
+their hooks keep the entries alive."""
 _applied: dict[int, Any] = {}
-"""The gradients with which the optimizer is about to step, by the identity of the parameter."""
+"""Gradients with which the optimizer is about to step, by the identity of the parameter."""
 
 
 class _Owner:
@@ -45,8 +45,8 @@ class _Owner:
 
 
 def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: ARG001
-    """The gradient with which the optimizer is about to step; else ``main_grad`` or ``grad`` where the parameter has
-    one (msadapter)."""
+    """Return the gradient with which the optimizer is about to step; else ``main_grad`` or ``grad`` if the parameter
+    has one (msadapter)."""
     if id(parameter) in _applied:
         return _applied[id(parameter)]
     held = getattr(parameter, "main_grad", None) if main_grad else None
@@ -54,13 +54,13 @@ def gradient(optimizer: Any, parameter: Any, main_grad: bool) -> Any:  # noqa: A
 
 
 def holds(optimizer: Any, parameter: Any, main_grad: bool) -> bool:
-    """Whether ``optimizer`` is about to step with a gradient of ``parameter``, or finds one in ``grad``."""
+    """Return whether ``optimizer`` is about to step with a gradient of ``parameter``, passed or held in ``grad``."""
     return gradient(optimizer, parameter, main_grad) is not None
 
 
 def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG001
-    """Listens once a backward: to the gradient of this backward alone (``own``), or to the sum so far; the sum of
-    several backwards is None until a reducer or the optimizer receives it."""
+    """Call ``listen`` once a backward, with the gradient of this backward alone (``own``) or with the sum so far. The
+    sum of several backwards is None until a reducer or the optimizer receives it."""
     if own:
         return _hook(parameter, guard(listen))
     entry = _Sum(guard(listen))
@@ -83,8 +83,8 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
 
 
 def _hook(parameter: Any, hook: Callable[..., None]) -> Remove:
-    """Places ``hook`` on a gradient. MindSpore holds hooks where the garbage collector does not look (2.10), and the
-    parameter itself for longer than the model, so it gets a function that keeps nothing alive."""
+    """Place ``hook`` on a gradient. MindSpore holds hooks where the garbage collector does not see them (2.10), and
+    holds the parameter for longer than the model, so the registered function keeps nothing alive."""
     hook_ref = weakref.ref(hook)
 
     def call(*args: Any) -> None:
@@ -102,12 +102,12 @@ def _hook(parameter: Any, hook: Callable[..., None]) -> Remove:
 
 
 def _nothing(*_: Any) -> None:
-    """Replaces a hook that was removed."""
+    """Do nothing: replaces a hook that was removed."""
 
 
 @contextmanager
 def applied(optimizer: Any, owned: Owned, gradients: Sequence[Any] | None, listener: StepListener) -> Iterator[None]:
-    """A context in which :func:`gradient` returns the gradients with which ``optimizer`` is about to step; if
+    """Context in which :func:`gradient` returns the gradients with which ``optimizer`` is about to step; if
     ``gradients`` is None, those that its parameters hold."""
     if listener.sampled:
         try:
@@ -125,7 +125,7 @@ def applied(optimizer: Any, owned: Owned, gradients: Sequence[Any] | None, liste
 
 
 def _report_sums(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Sends the sums over several backwards to their listeners, and begins to count anew."""
+    """Send the sums over several backwards to their listeners, and reset the counts."""
     for parameter, value in pairs:
         for entry in _sums.get(id(parameter), ()):
             backwards, entry.backwards = entry.backwards, 0
@@ -134,9 +134,9 @@ def _report_sums(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def on_reduction(owned: Callable[[], Sequence[Any]], listener: StepListener) -> Remove:
-    """Listens to every ``DistributedGradReducer`` that is called with one gradient for each parameter of ``owned``.
+    """Listen to every ``DistributedGradReducer`` that is called with one gradient for each parameter of ``owned``.
 
-    Users make reducers, and neither model nor optimizer knows them: hence the listener on their class.
+    Scripts make the reducers, and neither model nor optimizer refers to them: so the listener is on their class.
     """
     return _owners.listen(_Owner(owned, listener))
 

@@ -1,4 +1,4 @@
-"""Core's view of communication groups in ``mindspore.communication``."""
+"""Communication groups of ``mindspore.communication``, as core sees them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def _ready() -> bool:
 
 
 def rank() -> int:
-    """This process's rank: the group's if communication is initialised, else the launcher's, else 0."""
+    """Return this process's rank: the group's if communication is initialised, else the launcher's, else 0."""
     return int(communication.get_rank()) if _ready() else int(os.environ.get("RANK_ID", "0"))
 
 
 def world_size() -> int:
-    """Number of processes."""
+    """Return the number of processes."""
     return int(communication.get_group_size()) if _ready() else int(os.environ.get("RANK_SIZE", "1"))
 
 
 def ranks_of(group: Any) -> list[int]:
-    """Global ranks of ``group``, which MindSpore knows by name; this rank alone if there is none.
+    """Return the global ranks of ``group``, which MindSpore identifies by name; this rank alone if there is no group.
 
     Raises:
-        ValueError: if no communication group is called so.
+        ValueError: if no communication group has this name.
     """
     if group is None or (group in WORLD and not _ready()):
         return [rank()]

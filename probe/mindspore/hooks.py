@@ -1,4 +1,4 @@
-"""Core's view of models in MindSpore's dynamic graph: names, and hooks that change nothing."""
+"""Models in MindSpore's dynamic graph, as core sees them: names, and hooks that change nothing."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ EMPTY = (nn.Cell.construct, nn.CellList.construct, nn.CellDict.construct)
 """Methods that only raise."""
 _log = logging.getLogger("probe")
 RECOMPUTING = ("_RecomputeCell", "_WrapCell")
-"""Cells that ``Cell.recompute`` makes, which older versions list among the user's."""
+"""Cells that ``Cell.recompute`` makes; older versions list them among the user's."""
 
 
 def check_model(model: Any, settings: Settings) -> None:
-    """Refuses graph mode, an object that is no cell, and for activations a model with a compiled cell.
+    """Refuse graph mode, an object that is no cell, and, if activations are recorded, a model with a compiled cell.
 
     Raises:
-        ValueError: with what was expected, what came and the remedy.
+        ValueError: naming the expectation, the actual value and the remedy.
     """
     if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
         raise ValueError(
@@ -94,10 +94,10 @@ def check_model(model: Any, settings: Settings) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses an object that neither is called with gradients nor has a ``step``.
+    """Refuse an object that neither is called with gradients nor has a ``step``.
 
     Raises:
-        ValueError: with what was expected and what came.
+        ValueError: naming the expectation and the actual type.
     """
     if not known(optimizer):
         raise ValueError(
@@ -107,7 +107,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _compiled(model: nn.Cell) -> list[str]:
-    """Names of cells with cells inside whose ``construct`` is compiled."""
+    """Return the names of cells that contain cells and whose ``construct`` is compiled."""
     return [
         name
         for name, cell in modules(model)
@@ -118,41 +118,41 @@ def _compiled(model: nn.Cell) -> list[str]:
 
 
 def adapted(model: Any) -> bool:
-    """Whether ``model`` is a module of a ``torch`` that is MindSpore underneath (msadapter, mindtorch): it has torch's
-    methods, and parameters that are MindSpore's."""
+    """Return whether ``model`` is a module of a ``torch`` that is implemented by MindSpore (msadapter, mindtorch): it
+    has torch's methods and MindSpore's parameters."""
     named = getattr(model, "named_parameters", None)
     _, first = next(iter(named()), ("", None)) if callable(named) else ("", None)
     return isinstance(first, mindspore.Tensor)
 
 
 def modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every cell once, under its first name; the root is ``""``."""
+    """Yield every cell once, under its first name; the root is ``""``."""
     found = model.named_modules() if adapted(model) else model.cells_and_names()
     yield from ((name, cell) for name, cell in found if type(cell).__name__ not in RECOMPUTING)
 
 
 def runs(module: Any) -> bool:
-    """Whether a cell constructs anything; a ``CellList`` does not."""
+    """Return whether a cell has a ``construct``; a ``CellList`` has none."""
     return getattr(type(module), "construct", None) not in EMPTY or "construct" in vars(module)
 
 
 def parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every parameter once, by the path of attributes that leads to it."""
+    """Yield every parameter once, by the path of attributes that leads to it."""
     yield from model.named_parameters() if adapted(model) else model.parameters_and_names()
 
 
 def value(optimizer: Any, parameter: Any) -> Any:  # noqa: ARG001
-    """The parameter: each process holds it whole."""
+    """Return the parameter itself: each process holds it whole."""
     return parameter
 
 
 def trainable(parameter: Any) -> bool:
-    """Whether a gradient hook can be placed now."""
+    """Return whether a gradient hook can be placed now."""
     return bool(parameter.requires_grad)
 
 
 def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
-    """Listens to the gradient of ``tensor`` in the graph it is part of; the hook goes with the graph."""
+    """Listen to the gradient of ``tensor`` in its graph; the hook is freed with the graph."""
     node = tensor._grad_node if autograd.HAS_GRAPH else None
     if autograd.HAS_GRAPH and node is None:
         return
@@ -171,9 +171,9 @@ def on_tensor_gradient(tensor: Any, listen: Listen) -> None:
 
 
 def forward_kind(root: Any) -> ForwardKind | None:
-    """``recompute`` inside a backward, ``training`` where gradients will follow, None for evaluation.
+    """Return ``recompute`` inside a backward, ``training`` if gradients will follow, None for evaluation.
 
-    ``Cell.training`` is no sign: it is False until a script sets it, and many train without.
+    ``Cell.training`` does not decide: it is False until a script sets it, and many scripts never do.
     """
     return None if adapted(root) and not root.training else autograd.forward_kind()
 
@@ -187,7 +187,7 @@ def on_forward(
     inside: Callable[[], bool] | None = None,  # noqa: ARG001
     gradients: bool = False,  # noqa: ARG001
 ) -> Remove:
-    """Listens to forwards that are not compiled."""
+    """Listen to forwards that are not compiled."""
     with ExitStack() as placed:
         placed.callback(cell_hooks.before(module, guard(before)))
         placed.callback(cell_hooks.after(module, guard(after)))
@@ -195,8 +195,8 @@ def on_forward(
 
 
 def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
-    """Calls ``function`` in the backward of each forward of ``model``, where no hook of a cell is running: only then
-    can one be removed."""
+    """Call ``function`` in the backward of each forward of ``model``: no hook of a cell runs there, so that hooks can
+    be removed."""
 
     def ended(outputs: Any) -> None:
         calls = [function]
@@ -216,12 +216,12 @@ def at_next_forward(model: Any, function: Callable[[], None]) -> Remove:
 
 
 def at_work() -> bool:
-    """Whether a backward runs on this thread, or a cell calls its hooks. It iterates over the very dict that holds them
-    (MindSpore 2.10) and raises if one is removed meanwhile; nothing but the stack shows that it does."""
+    """Return whether a backward runs on this thread, or a cell calls its hooks. The cell iterates over the dict that
+    holds its hooks (MindSpore 2.10) and raises if one is removed meanwhile; only the stack shows the iteration."""
     return backward_id() != -1 or any(frame.f_code.co_name in cell_hooks.ITERATING for frame in callers())
 
 
 def recomputed_by() -> int | None:
-    """Identity of the recomputed cell that is running, in the forward or again in the backward, if any."""
+    """Return the identity of the recomputed cell that is running, in the forward or again in the backward, if any."""
     again = autograd.recomputed_by()
     return None if again is None else again[0]

@@ -1,7 +1,7 @@
-"""The gradient of a cell's input *through that cell*, other branches left out, as a Cell backward hook reports it.
+"""Gradient of a cell's input *through that cell*, without other branches, as a Cell backward hook receives it.
 
-A Cell backward hook would put operators into the graph, and where an input is used several times gradients would be
-added in another order. Hooks on the nodes that are there change nothing.
+A Cell backward hook would put operators into the graph and, if an input is used several times, change the order in
+which gradients are added. Hooks on the existing nodes change nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger("probe")
 
 
 class Inputs(NamedTuple):
-    """Where gradients of a cell's inputs will arrive."""
+    """Edges at which the gradients of a cell's inputs will arrive."""
 
     edges: list[Edge | None]
     nodes: list[Any]
-    """Kept alive: the identity of a dead node may be used again."""
+    """Nodes of the inputs, kept alive: the identity of a freed node may be used again."""
     oldest: int
-    """Sequence number of the oldest of them: nothing before it uses any."""
+    """Sequence number of the oldest of these nodes: no earlier node uses any of them."""
 
 
 def watch_inputs(tensors: Sequence[Any]) -> Inputs | None:
-    """Notes the nodes of the inputs, before the forward; None if no input takes part in differentiation."""
+    """Return the nodes of the inputs, before the forward; None if no input takes part in differentiation."""
     if not HAS_IDENTITIES:
         _warn_once("gradients of inputs are not recorded: that needs MindSpore 2.9 or later")
         return None
@@ -47,12 +47,12 @@ def watch_inputs(tensors: Sequence[Any]) -> Inputs | None:
 
 
 def edge_of(tensor: Any) -> Edge:
-    """Where the gradient of ``tensor`` arrives in the graph."""
+    """Return the edge at which the gradient of ``tensor`` arrives."""
     return tensor._grad_node._unique_id(), tensor._output_index
 
 
 def on_input_gradients(inputs: Inputs, outputs: Sequence[Any], listeners: Sequence[Listen], guard: Guard) -> None:
-    """Listens to the gradient of each watched input through the graph that leads from it to ``outputs``."""
+    """Listen to the gradient of each watched input through the graph that leads from it to ``outputs``."""
     wanted: dict[Edge, list[Listen]] = {}
     for edge, listen in zip(inputs.edges, listeners, strict=True):
         if edge is not None:
@@ -78,7 +78,7 @@ def _taking(index: int, add: Listen) -> Callable[[tuple[Any, ...], Any], None]:
 
 
 def _uses(wanted: dict[Edge, list[Listen]], outputs: Sequence[Any], oldest: int) -> Iterator[tuple[Edge, Any, int]]:
-    """Every edge over which ``outputs`` reach a wanted one: the node that it leaves and its number there."""
+    """Yield every wanted edge that ``outputs`` reach, with the node that it leaves and its number at that node."""
     open_ = [tensor._grad_node for tensor in outputs if tensor._grad_node is not None]
     visited: set[int] = set()
     while open_:

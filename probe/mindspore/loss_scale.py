@@ -1,6 +1,6 @@
-"""The factor on losses, where it is known: an optimizer that is made with ``loss_scale`` divides gradients by it.
+"""Loss scale, if it is known: an optimizer that is made with ``loss_scale`` divides gradients by it.
 
-Neither model nor optimizer knows a ``LossScaler``, or the scale of a ``TrainOneStepWithLossScaleCell``; and their
+Neither model nor optimizer refers to a ``LossScaler``, or to the scale of a ``TrainOneStepWithLossScaleCell``. Their
 methods cannot be replaced, since MindSpore may compile them from their source.
 """
 
@@ -14,12 +14,12 @@ from weakref import WeakSet
 from mindspore import Tensor, dtype
 
 _listened: WeakSet[Any] = WeakSet()
-"""The optimizers that have listeners."""
+"""Optimizers that have listeners."""
 
 
 @contextmanager
 def listened(optimizer: Any) -> Iterator[None]:
-    """A context in which the scale of ``optimizer`` is that of the losses."""
+    """Context in which the scale of ``optimizer`` is taken for that of the losses."""
     _listened.add(optimizer)
     try:
         yield
@@ -28,11 +28,11 @@ def listened(optimizer: Any) -> Iterator[None]:
 
 
 def held_scale(optimizer: Any) -> Tensor | None:
-    """The factor on the gradients with which ``optimizer`` is called; None if it is 1."""
+    """Return the factor on the gradients with which ``optimizer`` is called; None if it is 1."""
     scale = vars(optimizer).get("loss_scale")
     return Tensor(scale, dtype.float32) if isinstance(scale, float) and scale != 1.0 else None
 
 
 def loss_scale() -> Tensor | None:
-    """The factor on the losses of the step in progress."""
+    """Return the factor on the losses of the step in progress; None if it is 1 or unknown."""
     return next((scale for each in _listened if (scale := held_scale(each)) is not None), None)

@@ -1,4 +1,4 @@
-"""Core's view of several processes that train together. MindSpore holds tensors whole, and its processes share no
+"""Several processes that train together, as core sees them. MindSpore holds tensors whole, and its processes share no
 store: nothing differs from one process."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private parts of MindSpore's dynamic graph, from the module in which this version has them."""
+"""Private parts of MindSpore's dynamic graph, imported from the module that has them in this version."""
 
 try:
     from mindspore.graph.api import _no_grad as no_grad

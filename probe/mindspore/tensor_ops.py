@@ -1,7 +1,7 @@
 """Core's array operations for MindSpore: NumPy on the tensors' elements.
 
-On a host the elements are read in place. On a device they are copied, which waits for it: only for the modules that
-``l2_targets`` name, in sampled steps.
+On a host the elements are read in place. On a device they are copied, which waits for the device: only in sampled steps
+and for the modules that ``l2_targets`` names.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ __all__ = [
 
 
 def numbers(tensor: Any) -> npt.NDArray[Any]:
-    """The stored elements."""
+    """Return the stored elements."""
     return read(tensor)

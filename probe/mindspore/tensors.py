@@ -1,7 +1,7 @@
-"""Core's view of tensors in MindSpore: which can be read, and their moments.
+"""Tensors of MindSpore, as core sees them: which can be read, and their moments.
 
-Tensors in host memory are read in place: ``asnumpy`` returns a view of them in a few microseconds, while a single
-operator takes longer than NumPy's reductions.
+Tensors in host memory are read in place: ``asnumpy`` returns a view in a few microseconds, while a single operator
+takes longer than NumPy's reductions.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from probe.mindspore import device_moments
 Array = npt.NDArray[np.float64]
 
 HELD_ELEMENTS = numpy_moments.SMALL
-"""Host tensors up to this size are copied and reduced together: the copy costs less than one reduction."""
+"""Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 ROW = 511
-"""Eight-byte words of one sum of :func:`checksum`. Odd: negating all elements of a row then changes its sum."""
+"""Eight-byte words of one sum of :func:`checksum`. Odd, so that negating all elements of a row changes its sum."""
 
 
 class Deferred(BaseException):
     """The failure of an earlier operator of training, which MindSpore raises at the next access to a tensor, perhaps
-    once.
+    only once.
 
-    No ``Exception``: code that guards training against probe's own failures must not swallow it.
+    It is no ``Exception``: code that guards training against probe's own failures must not swallow it.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -40,22 +40,22 @@ class Deferred(BaseException):
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a tensor whose elements exist: no sparse tensor, and no parameter that waits for its
+    """Return whether ``value`` is a tensor whose elements exist: no sparse tensor, and no parameter that waits for its
     initialiser."""
     return isinstance(value, mindspore.Tensor) and not _ask(value, "has_init") and _ask(value, "dtype") is not None
 
 
 def describe(tensor: Any) -> tuple[tuple[int, ...], object, None]:
-    """Shape and dtype; a tensor knows nothing of other processes."""
+    """Return shape and dtype; None for the coverage, since MindSpore holds tensors whole."""
     return tuple(_ask(tensor, "shape")), _ask(tensor, "dtype"), None
 
 
 def read(tensor: Any) -> npt.NDArray[Any]:
-    """The elements, on a host without a copy if they lie side by side.
+    """Return the elements, without a copy if they are contiguous in host memory.
 
     Raises:
         Deferred: if the operator that computes the tensor, or an earlier one, has failed.
-        TypeError: if NumPy has no such numbers, as of float8.
+        TypeError: if NumPy has no such dtype, as for float8.
     """
     try:
         array: npt.NDArray[Any] = tensor.asnumpy()
@@ -67,7 +67,7 @@ def read(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _ask(tensor: Any, attribute: str) -> Any:
-    """An attribute, None if this version has none of that name. Its value may need the result of operators, too."""
+    """Return an attribute, None if this version lacks it. Its value, too, may need the result of operators."""
     try:
         return getattr(tensor, attribute, None)
     except Exception as error:
@@ -81,7 +81,7 @@ def _on_host(tensor: Any) -> bool:
 
 @functools.cache
 def _default_device() -> str:
-    """The device of tensors, for versions whose tensors have no ``device``."""
+    """Return the device of tensors, for versions whose tensors have no ``device``."""
     return str(mindspore.get_context("device_target"))
 
 
@@ -90,14 +90,14 @@ def _held(tensor: Any) -> bool:
 
 
 def identity(tensor: Any) -> tuple[Hashable, Callable[[], object]]:
-    """Object and content, for larger tensors in host memory: ``tensor[0] = 1`` does not change a tensor's version.
-    Others never have the same identity again."""
+    """Return the identity of object and content for larger tensors in host memory, since ``tensor[0] = 1`` does not
+    change a tensor's version. For other tensors, return a new identity at each call."""
     content = checksum(read(tensor)) if _on_host(tensor) and not _held(tensor) else object()
     return (id(tensor), content), weakref.ref(tensor)
 
 
 def checksum(array: npt.NDArray[Any]) -> int:
-    """A hash of all bytes and the dtype, by exact integer sums of many short rows: 20 microseconds a megabyte."""
+    """Return a hash of all bytes and the dtype, by exact integer sums of short rows: 20 microseconds a megabyte."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     rows = data.size // (8 * ROW)
     sums = np.add.reduce(data[: 8 * ROW * rows].view(np.int64).reshape(rows, ROW), axis=1)
@@ -105,18 +105,18 @@ def checksum(array: npt.NDArray[Any]) -> int:
 
 
 def hold(tensor: Any) -> npt.NDArray[Any] | None:
-    """A copy of a small tensor in host memory."""
+    """Return a copy of a small tensor in host memory; None for other tensors."""
     return read(tensor).copy() if _held(tensor) and _on_host(tensor) else None
 
 
 def unchanged(tensor: Any, block: Any, column: int) -> bool:  # noqa: ARG001
-    """Whether ``tensor``, found by its identity, is one whose identity holds its content."""
+    """Return whether the identity of ``tensor``, by which it was found, includes its content."""
     return _on_host(tensor) and not _held(tensor)
 
 
 def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
-    """Moments of non-empty tensors, or arrays from :func:`hold`, as ``len(tensors) x len(columns)``: a float64 array
-    for those in host memory (read at once, there is nothing to wait for), a tensor for those on a device (no wait)."""
+    """Return moments of non-empty tensors, or of arrays from :func:`hold`, as ``len(tensors) x len(columns)``: a
+    float64 array for those in host memory (read at once, without a wait), a tensor for those on a device (no wait)."""
     if all(isinstance(tensor, np.ndarray) or _on_host(tensor) for tensor in tensors):
         arrays = [tensor if isinstance(tensor, np.ndarray) else read(tensor) for tensor in tensors]
         return numpy_moments.moments(arrays, columns, eps if scale is None else eps * float(read(scale)))
@@ -124,14 +124,14 @@ def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: A
 
 
 def agreement(one: Any, other: Any) -> Any:
-    """The fraction of elements that have the same sign, 0-d: computed where the tensors are."""
+    """Return the fraction of elements that have the same sign, 0-d, computed where the tensors are."""
     if _on_host(one) and _on_host(other):
         return mindspore.Tensor(numpy_moments.agreement(read(one), read(other)))
     return device_moments.agreement(one, other)
 
 
 def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
-    """Update and ratio of two moments, where they are."""
+    """Return update and ratio of two moments, computed where they are."""
     if not _on_host(first):
         return device_moments.adam(first, second, about)
     beta1, beta2, eps, steps = (_number(x) for x in (about.beta1, about.beta2, about.eps, about.steps))
@@ -145,5 +145,5 @@ def _number(x: Any) -> float:
 
 
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Starts the copy of all blocks on a device; host blocks are returned as they are."""
+    """Begin to copy all blocks on a device; the returned function waits for them. Host blocks are left unchanged."""
     return device_moments.to_host(blocks)

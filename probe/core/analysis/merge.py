@@ -1,4 +1,4 @@
-"""Whole tensors from the files of the ranks that hold their parts, as ``global_stats`` collects them in training."""
+"""Whole tensors from the files of the ranks that hold their parts, as ``global_stats`` merges them in training."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, tables
 
 OWN = ("actv", "actv_grad", "grad_unreduced", "mg_direction", "other", *FEATURES)
-"""Signals that each rank has of its own: a row that covers all of a tensor means nothing for another rank's."""
+"""Signals whose whole tensors differ between ranks: only rows about parts are merged."""
 NECESSARY = (NAME, STEP, SHAPE, DTYPE)
 """Columns without which a file cannot be merged."""
 LAST = (SHAPE, DTYPE, RANKS, COMPLETE)
-"""Columns at the end of a merged file; behind them the histogram, if there is one."""
+"""Columns at the end of a merged file, before the histogram, if there is one."""
 
 
 class MergedRow(NamedTuple):
@@ -54,7 +54,7 @@ class MergedRow(NamedTuple):
     key: tuple[str, ...]
     pp_stage: int
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     dtype: str
     part: str
     """Empty for a whole tensor."""
@@ -83,9 +83,9 @@ class Report:
     files: list[Path] = field(default_factory=list)
     rows: int = 0
     incomplete: int = 0
-    """Rows of tensors of which a part is missing, or whose ranks hold terms of a sum."""
+    """Rows of tensors that lack a part, or whose ranks hold terms of a sum."""
     differing: list[str] = field(default_factory=list)
-    """Tensors that several ranks hold alike, but whose numbers differ."""
+    """Replicas whose numbers differ between ranks."""
     problems: list[str] = field(default_factory=list)
     """Lines and files that could not be read."""
 
@@ -94,7 +94,7 @@ def merge_directory(root: Path, out: Path, observe: Callable[[str], None] = lamb
     """Merge the files of all ranks under ``root`` into files of the same layout in ``out``.
 
     Args:
-        observe: called with the name of each file as it is begun.
+        observe: called with the signal and the last step of each file before it is merged.
 
     Raises:
         ValueError: if there is nothing to merge, or ``out`` is no folder that can be written to.
@@ -126,8 +126,8 @@ def merge_directory(root: Path, out: Path, observe: Callable[[str], None] = lamb
 
 
 def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[Merged]:
-    """Whole tensors, in the order of their first rows; of copies in several groups of ranks, the first. Copies that
-    differ stand behind them."""
+    """Return whole tensors, in the order of their first rows; of copies in several groups of ranks, the first. Copies
+    that differ follow at the end."""
     groups: dict[tuple[object, ...], list[MergedRow]] = {}
     for row in rows:
         if row.part or signal not in OWN:
@@ -151,13 +151,13 @@ def merge_rows(signal: str, rows: Iterable[MergedRow], report: Report) -> list[M
 
 
 def _equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether numbers agree to the digits in a file, where parts were added up in another order."""
+    """Return whether numbers agree to the digits in a file, although parts may have been added up in another order."""
     pairs = ((one[op], other[op]) for op in one)
     return all(a == b or math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-12) or (a != a and b != b) for a, b in pairs)  # noqa: PLR0124
 
 
 def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
-    """One row for each group, whose rows are about different elements."""
+    """Merge each group, whose rows are about different elements, to one row."""
     if not groups:
         return []
     rows = [row for group in groups for row in group]
@@ -188,7 +188,7 @@ def _merge(groups: Sequence[list[MergedRow]]) -> list[Merged]:
 
 
 def _read(file: TableFile, directory: RankDirectory, problems: Problems) -> Iterator[MergedRow]:
-    """The rows of a file; those that cannot be read go to ``problems`` and are left out."""
+    """Yield the rows of a file; rows that cannot be read are recorded in ``problems`` and left out."""
     if missing := [column for column in NECESSARY if column not in file.columns]:
         what = f"expected the columns {', '.join(NECESSARY)}; there is no {', '.join(missing)}"
         problems.add(file.path, f"{what}: the file is left out", 1)
@@ -217,11 +217,11 @@ def _read(file: TableFile, directory: RankDirectory, problems: Problems) -> Iter
 
 
 def _described(rank: int, shape: str, _: str, coverage: str) -> tuple[tuple[int, ...], str, str, int]:
-    """The shape of the whole tensor, the part of it that a row of ``rank`` is about, the ranks that hold the parts, and
-    the number of elements.
+    """Return the shape of the whole tensor, the part that a row of ``rank`` is about, the ranks that hold the parts,
+    and the number of elements.
 
     Raises:
-        ValueError: if the cells cannot be read.
+        ValueError: if the cells cannot be parsed.
     """
     try:
         own = shape_of(shape)
@@ -235,7 +235,7 @@ def _described(rank: int, shape: str, _: str, coverage: str) -> tuple[tuple[int,
 
 
 def _pp_stage(directory: RankDirectory) -> int:
-    """The pipeline stage: as the manifest has it, else by the rank's place in its pipeline."""
+    """Return the pipeline stage from the manifest, else from the rank's place in its pipeline."""
     pipeline = directory.manifest.groups.get(PIPELINE, ())
     return directory.manifest.pipeline_stage or (pipeline.index(directory.rank) if directory.rank in pipeline else 0)
 

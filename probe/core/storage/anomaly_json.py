@@ -1,7 +1,7 @@
 """``anomaly.json``: the fields of an entry, and the reader of the files of all ranks.
 
-This is the only reader of these files. Their entries have typed fields; of older ones, which lack them, rule, op and
-numbers are parsed from the message, and of which run they are is not known.
+This is the only reader of these files. Their entries have typed fields. Older entries lack these: rule, op and numbers
+are parsed from the message, and the run is unknown.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FORWARD = "input", "output"
 BACKWARD = "input_grad", "output_grad", "acc_grad"
 """Tasks under the names that older files have."""
 LARGEST = 256 << 20
-"""Bytes of a file that is read."""
+"""Bytes of a file at most."""
 LARGEST_NUMBER = 2**32 - 1
-"""Of steps, ranks and the like, as in tables."""
+"""Limit of steps, ranks and the like, as in tables."""
 SHOWN = 200
-"""Characters of a wrong value that an error has."""
+"""Characters of a wrong value that an error shows."""
 TYPED: dict[str, tuple[type, ...]] = {
     "rule": (str,),
     "signal": (str,),
@@ -44,7 +44,7 @@ TYPED: dict[str, tuple[type, ...]] = {
     "start": (str,),
     "first_step": (int,),
 }
-"""The fields behind the documented ones, with their types in JSON; NaN and the infinities are texts."""
+"""Fields after the documented ones, with their types in JSON; NaN and the infinities are texts."""
 
 
 _TAG = re.compile(r"(\d+):(.*)/rank(\d+)/([^/]+)", re.DOTALL)
@@ -58,7 +58,7 @@ _SIGNAL_OF_TASK = {signal.task: name for name, signal in SIGNALS.items()}
 
 
 class Judgement(NamedTuple):
-    """Rule, op and numbers of a finding, as far as an entry has them."""
+    """Rule, op and numbers of a finding, if the entry has them."""
 
     rule: str = ""
     op: str = ""
@@ -81,16 +81,16 @@ class Entry:
     message: str
     group_mates: list[int] = field(default_factory=list)
     typed: Mapping[str, Any] = field(default_factory=dict)
-    """Those of :data:`TYPED` that there are."""
+    """Fields of :data:`TYPED` that the entry has."""
 
     @property
     def task(self) -> str:
-        """The signal as tags call it."""
+        """The signal as tags name it."""
         return self.tag_name.rpartition("/")[2]
 
     @property
     def signal(self) -> str:
-        """The signal as files are called."""
+        """The signal as names of files have it."""
         return str(self.typed.get("signal") or _SIGNAL_OF_TASK.get(self.task, self.task))
 
     @property
@@ -108,7 +108,7 @@ class Entry:
 
     @property
     def micro_stepped(self) -> bool:
-        """Whether the row is one of a micro step's."""
+        """True if the row is of a micro step."""
         if "micro_stepped" in self.typed:
             return bool(self.typed["micro_stepped"])
         if self.task in (*FORWARD, *BACKWARD, "actv", "actv_grad"):
@@ -122,7 +122,7 @@ class Entry:
 
     @property
     def phase(self) -> int:
-        """As :attr:`probe.core.naming.Signal.phase`, under older names too."""
+        """Phase of the signal, as :attr:`probe.core.naming.Signal.phase`; older names are known, too."""
         if self.task in FORWARD:
             return SIGNALS["actv"].phase
         return SIGNALS["actv_grad"].phase if self.task in BACKWARD else signal_of(self.signal).phase
@@ -138,39 +138,39 @@ class Entry:
 
     @property
     def rule(self) -> str:
-        """The rule that found it; empty if the entry lacks it."""
+        """The rule that reported the finding; empty if the entry lacks it."""
         return self.judgement.rule
 
     @property
     def op(self) -> str:
-        """The op in which it was found; empty if the entry lacks it."""
+        """The op of the finding; empty if the entry lacks it."""
         return self.judgement.op
 
     def numbers(self) -> tuple[float, float]:
-        """The value and the one that it was compared with; NaN where the entry lacks them."""
+        """Return the value and the expected value; NaN if the entry lacks them."""
         _, _, value, expected = self.judgement
         return nan if value is None else value, nan if expected is None else expected
 
     @property
     def run(self) -> str:
-        """The directory of the rank in the run that found it; empty in files of older versions."""
+        """The directory of the rank in the run of the finding; empty in files of older versions."""
         return str(self.typed.get("run", ""))
 
     def fields(self) -> dict[str, Any]:
-        """The object in the file: the documented fields, then the typed ones."""
+        """Return the object in the file: the documented fields, then the typed ones."""
         documented = asdict(self)
         del documented["typed"]
         return {**documented, **self.typed}
 
 
 def read(root: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
-    """Every entry of every rank, with its key, one rank after the other.
+    """Yield every entry of every rank with its key, one rank after the other.
 
     Args:
         root: ``anomaly_detected``, or the output directory that holds it.
 
     Raises:
-        ValueError: if there is no such directory, or nothing of a rank in it.
+        ValueError: if there is no such directory, or no file of a rank in it.
     """
     folders = rank_folders(root)
     if not folders:
@@ -183,7 +183,7 @@ def read(root: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
 
 
 def rank_folders(root: Path) -> list[Path]:
-    """The folders of ranks that have dumped something, in the order of ranks.
+    """Return the folders of the ranks that have dumped findings, in the order of ranks.
 
     Raises:
         ValueError: if there is no such directory.
@@ -198,12 +198,12 @@ def rank_folders(root: Path) -> list[Path]:
 
 
 def file_of(root: Path, rank: int) -> Path:
-    """The file of a rank in the output directory ``root``."""
+    """Return the file of a rank in the output directory ``root``."""
     return root / FOLDER / rank_folder(rank) / FILE
 
 
 def entry_key(tag_name: str, step: int, order: int, op: str) -> str:
-    """The key of an entry, unless an earlier finding has it."""
+    """Return the key of an entry, unless an earlier finding has it."""
     return f"{tag_name}_step_{step}_call_{order}_{op}"
 
 
@@ -233,10 +233,10 @@ def _of_file(path: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
 
 
 def entry_of(values: object) -> Entry:
-    """An object of the file; fields that are not known are passed over.
+    """Parse an object of the file; unknown fields are ignored.
 
     Raises:
-        ValueError: if it is none of ours.
+        ValueError: if it is not a valid entry.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"expected an object; there is {type(values).__name__}")
@@ -272,7 +272,7 @@ def _whole(values: Mapping[str, object], name: str) -> int:
 
 
 def _shown(value: object) -> str:
-    """A text of ``value``, as far as a line has room for it."""
+    """Return ``value`` as text, cut to :data:`SHOWN` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -287,12 +287,12 @@ def _number(cell: Any) -> float | None:
 def documented_fields(
     finding: Finding, tag_name: str, order: int, pp_stage: int, group_mates: Sequence[int]
 ) -> dict[str, object]:
-    """The fields that entries of every version have.
+    """Return the fields that entries of every version have.
 
     Args:
         order: the call id.
         pp_stage: pipeline stage of the rank.
-        group_mates: the ranks of its pipeline.
+        group_mates: ranks of its pipeline.
     """
     return {
         "rank": finding.rank,
@@ -308,7 +308,7 @@ def documented_fields(
 
 
 def value_fields(finding: Finding) -> dict[str, object]:
-    """The first of the fields of :data:`TYPED`: the rule, the row, the op and its numbers."""
+    """Return the first fields of :data:`TYPED`: the rule, the row, the op and its numbers."""
     return {
         "rule": finding.rule,
         "signal": finding.signal,
@@ -322,10 +322,10 @@ def value_fields(finding: Finding) -> dict[str, object]:
 def fields_of(
     finding: Finding, tag_name: str, pp_stage: int, group_mates: Sequence[int], run: Mapping[str, object]
 ) -> dict[str, object]:
-    """An entry: the documented fields, then those of :data:`TYPED`.
+    """Return the fields of an entry: the documented ones, then those of :data:`TYPED`.
 
     Args:
-        run: those of :func:`run_fields`.
+        run: fields from :func:`run_fields`.
     """
     return {
         **documented_fields(finding, tag_name, finding.order, pp_stage, group_mates),
@@ -337,12 +337,12 @@ def fields_of(
 
 
 def run_fields(run: str, start: str, first_step: int) -> dict[str, object]:
-    """The fields that name the run of an entry: its directory, when it began, its first step; empty if ``run`` is."""
+    """Return the fields that name an entry's run: directory, start, first step; no fields if ``run`` is empty."""
     return {"run": run, "start": start, "first_step": first_step} if run else {}
 
 
 def is_from(fields: object, run: str, first: int) -> bool:
-    """Whether an object of the file is a finding of ``run`` at step ``first`` or later."""
+    """Return whether an object of the file is a finding of ``run`` at step ``first`` or later."""
     if not isinstance(fields, Mapping) or fields.get("run") != run:
         return False
     step = fields.get("step")
@@ -350,5 +350,5 @@ def is_from(fields: object, run: str, first: int) -> bool:
 
 
 def in_json(number: float) -> float | str:
-    """``number``, as a text where JSON has none: ``nan``, ``inf``, ``-inf``."""
+    """Return ``number``, or a text if JSON has no such number: ``nan``, ``inf``, ``-inf``."""
     return float(number) if isfinite(number) else str(float(number))

@@ -1,4 +1,4 @@
-"""Which run an entry of ``anomaly.json`` is of: the file is shared by all runs of a directory."""
+"""Assignment of entries of ``anomaly.json`` to runs: all runs of a directory share the file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_time
 
 ALL = "all"
-"""Asks for the findings of every run."""
+"""Name that stands for every run."""
 
 
 def belongs(run: RecordedRun) -> Callable[[Entry], bool | None]:
-    """Whether an entry is of ``run``, and of no step that was done again after a resume; None if it names no run."""
+    """Return a judge of entries: True for an entry of ``run`` whose step was not done again after a resume; None if the
+    entry names no run."""
     directory_of = _finder(run.directories)
 
     def judge(entry: Entry) -> bool | None:
@@ -32,8 +33,8 @@ def belongs(run: RecordedRun) -> Callable[[Entry], bool | None]:
 
 
 def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirectory | None]:
-    """Which of ``directories`` an entry is of: the one that has its name or, if that has been renamed since, the one of
-    its rank whose run began at the entry's time."""
+    """Return a function that finds the directory of an entry among ``directories``: the one of that name or, if it has
+    been renamed since, the one of the entry's rank whose run began at the entry's time."""
     named = {directory.path.name: directory for directory in directories}
     begun = {(each.rank, each.manifest.start_time): each for each in named.values()}
     roots = {directory.path.parent for directory in named.values()}
@@ -48,7 +49,7 @@ def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirec
 
 
 def known(root: Path, entries: Iterable[Entry]) -> list[RecordedRun]:
-    """The runs in an output directory and those of ``entries``, whose directories may be gone; the latest at the end.
+    """Return the runs in an output directory and those of ``entries``, whose directories may be gone; the latest last.
 
     Args:
         root: ``anomaly_detected``, or the output directory that holds it.
@@ -73,7 +74,7 @@ def _began(entry: Entry) -> float:
 
 
 def chosen(there: list[RecordedRun], name: str) -> RecordedRun:
-    """The run of which a directory's name begins with ``name``; the latest one if that is empty.
+    """Return the run of which a directory's name begins with ``name``; the latest one if that is empty.
 
     Raises:
         ValueError: if there is none, or more than one.
@@ -87,13 +88,13 @@ def chosen(there: list[RecordedRun], name: str) -> RecordedRun:
 
 
 class Kept:
-    """The findings of one run, one after the other, with their keys; those of the others are counted on the way.
+    """The findings of one run, one after the other, with their keys; those of other runs are counted on the way.
 
-    Where no finding names its run (files of older versions), all are taken.
+    If no finding names its run (files of older versions), all are taken.
 
     Args:
         root: ``anomaly_detected``, or the output directory that holds it.
-        name: how the run's directories begin; empty for the latest run, ``all`` for every run.
+        name: beginning of the names of the run's directories; empty for the latest run, ``all`` for every run.
 
     Raises:
         ValueError: if there is no such run, or more than one; or no finding at all.
@@ -122,6 +123,6 @@ class Kept:
                 yield key, entry
 
     def left_out(self) -> list[str]:
-        """Sentences about the findings that were left out."""
+        """Return sentences about the findings that were left out."""
         numbers = [(self._others, "of other runs"), (self._unknown, "of unnamed runs")]
         return [f"{n:,} finding{'s' * (n > 1)} left out, {what}: --run all has them" for n, what in numbers if n]

@@ -18,7 +18,7 @@ _log = logging.getLogger("probe.files")
 
 
 def open_for_append(path: Path) -> FileIO:
-    """``path`` for reading and appending, unbuffered; it and its directory are made if missing."""
+    """Open ``path`` for reading and appending, unbuffered; the file and its directory are made if missing."""
     try:
         return path.open("a+b", buffering=0)
     except FileNotFoundError:
@@ -30,8 +30,8 @@ def append(file: FileIO, data: bytes) -> None:
     """Append ``data`` in one write, or nothing.
 
     Raises:
-        OSError: if it does not fit, naming the file, which is then cut back to its size before; one that was empty is
-            removed.
+        OSError: if it does not fit, naming the file. The file is cut back to its size before, or removed if it was
+            empty.
     """
     size = file.seek(0, os.SEEK_END)
     try:
@@ -46,8 +46,8 @@ def append(file: FileIO, data: bytes) -> None:
 
 
 def cut_torn_line(file: FileIO, path: Path) -> None:
-    """Remove an unfinished last line of a text, which would spoil the lines that are appended; ``file`` stands at its
-    end then."""
+    """Remove an unfinished last line of a text, which would spoil the lines that are appended; ``file`` is then at its
+    end."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - LONGEST_LINE))
     torn = len(file.read().rpartition(b"\n")[2])
@@ -58,7 +58,7 @@ def cut_torn_line(file: FileIO, path: Path) -> None:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write ``data`` where ``file`` stands; after a short write the rest is tried, which raises the error."""
+    """Write ``data`` at the position of ``file``; after a short write, write the rest, which raises the error."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -66,8 +66,8 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that becomes ``path`` in one move at the end; on an exception it stays as it was. An
-    error of the file system names it.
+    """Open a text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was.
+    An error of the file system names ``path``.
 
     Raises:
         OSError: if it cannot be written, or if ``path`` is no regular file: a device would be gone afterwards.
@@ -89,7 +89,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def _new_text(path: Path) -> TextIO:
-    """``path`` for writing text; its directory is made if missing."""
+    """Open ``path`` for writing text; its directory is made if missing."""
     try:
         return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
     except FileNotFoundError:

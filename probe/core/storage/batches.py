@@ -1,4 +1,4 @@
-"""The rows of a rank as batches, step by step, as rules take them."""
+"""Rows of a rank as batches, step by step, for rules."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ class Readable(Protocol):
 
     @property
     def directories(self) -> Sequence[RankDirectory]:
-        """Those of the ranks."""
+        """Directories of the ranks."""
 
     @property
     def files(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
-        """Every signal's files, each with the index of its directory; by directory and step."""
+        """Files by signal, each with the index of its directory, in the order of directory and step."""
 
     @property
     def problems(self) -> Problems:
-        """Gets the lines and files that cannot be read."""
+        """Lines and files that cannot be read."""
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+        """Return the columns of ``files``, which are alike, and the rows from step ``first`` to ``last``, in order."""
 
 
 class StoredStep(NamedTuple):
-    """All that one rank has written of one step."""
+    """All rows that one rank has written in one step."""
 
     step: int
     rank: int
     batches: list[Batch]
-    """In the order in which a step takes its course."""
+    """In the order in which a step computes them."""
     ops: tuple[str, ...]
-    """Those that any of them was written with."""
+    """Ops that any of the batches was written with."""
 
 
 def steps(
     rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
 ) -> Iterator[StoredStep]:
-    """The steps of one rank, in order; of ``signals`` or of all.
+    """Yield the steps of one rank, in order; of ``signals`` or of all.
 
-    Files do not record call ids: ``order`` is the position among the rows of the signal and step. Moments
-    are as good as the digits that were written. Rows of a signal that lack different ops, their cells being empty, are
-    batches of their own; a row without any value is left out. A key that comes twice in a step is yielded once, as it
-    was written last; a step that comes again after others is yielded again, and recorded.
+    Files do not record call ids: ``order`` is the position among the rows of the signal and step. Moments are as exact
+    as the digits that were written. Rows of a signal whose empty cells are in different ops are yielded as separate
+    batches; a row without any value is left out. A key that comes twice in a step is yielded once, as it was written
+    last; a step that comes again after others is yielded again, and recorded in the problems.
     """
     wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
@@ -88,11 +88,11 @@ class _Table(NamedTuple):
     micro_stepped: bool
     directory: Path
     places: Sequence[int] = ()
-    """Of each row its position in the file, where some are left out."""
+    """Position of each row in the file, if some are left out."""
 
 
 def _parts(table: _Table) -> Iterator[_Table]:
-    """Rows with the same values missing together, without the columns of these: an empty cell is no value."""
+    """Yield the rows that lack the same values as one table, without those columns: an empty cell is no value."""
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     lacking = [column for column in table.columns if is_number(column) and None in cells[column]]
     if not lacking:
@@ -136,22 +136,22 @@ def _of_directory(rows: Readable, signal: str, directory: int, first: int | None
 
 
 class _About(NamedTuple):
-    """All of a batch but its numbers: mostly the same from step to step."""
+    """All of a batch but its numbers; mostly the same from step to step."""
 
     cells: tuple[tuple[Any, ...] | None, ...]
-    """The cells that the rest follows from."""
+    """The cells from which the other fields follow."""
     keys: tuple[Key, ...]
     kept: list[int]
-    """The rows that are kept: of a key that comes twice, the last one."""
+    """The rows that are kept; the last one for a key that comes twice."""
     shapes: tuple[tuple[int, ...], ...]
     counts: Array
-    """Of elements."""
+    """Numbers of elements."""
     dtypes: tuple[str, ...]
     coverage: tuple[Coverage | None, ...]
 
 
 def _batch(table: _Table, known: dict[str, _About], problems: Problems) -> tuple[Batch, tuple[str, ...]]:
-    """The batch of a table, and the ops that it was written with."""
+    """Return the batch of a table, and the ops that it was written with."""
     cells = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     about = known.get(table.signal)
     described = tuple(cells.get(column) for column in DESCRIBING)

@@ -1,4 +1,4 @@
-"""One file, or a piece of a large one, as rows; lines that cannot be read are named."""
+"""Files, or pieces of large ones, as rows; lines that cannot be read are named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
     begin: int
     end: int
     last: bool
-    """Whether no other piece of the file follows."""
+    """True if no other piece of the file follows."""
 
 
 class ParsedChunk(NamedTuple):
@@ -34,18 +34,18 @@ class ParsedChunk(NamedTuple):
     bad: int = 0
     """Rows that were left out."""
     troubles: tuple[tuple[int | None, str], ...] = ()
-    """The first of them: the line and its defect."""
+    """The first of these rows: the line and its defect."""
 
 
 def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
-    """The pieces of ``file``, in order; at least one.
+    """Yield the pieces of ``file``, in order; at least one.
 
     Args:
-        size: of the file, in bytes.
+        size: size of the file in bytes.
 
     Raises:
         ImportError: if a Parquet file needs DuckDB, and that is missing.
-        ValueError: if a Parquet file is none.
+        ValueError: if a Parquet file is invalid.
     """
     if file.format == PARQUET:
         size, step = parquet_chunks.number_of_rows(file.path), PIECE_ROWS
@@ -57,12 +57,12 @@ def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
 
 
 def parse(piece: Chunk) -> ParsedChunk:
-    """The rows of ``piece``.
+    """Return the rows of ``piece``.
 
     Raises:
         ImportError: if a Parquet file needs DuckDB, and that is missing.
         OSError: if the file cannot be read.
-        ValueError: if a Parquet file is none or has other columns than it must.
+        ValueError: if a Parquet file is invalid or has other columns than it must have.
     """
     file = piece.file
     if file.format == PARQUET:

@@ -28,29 +28,29 @@ from probe.core.storage.table_files import TableFile, tables
 PIECE_BYTES = 1 << 20
 """Bytes that are read at a time."""
 MOST_LINES = 1000
-"""Lines that a row may go on for beyond them."""
+"""Lines beyond these bytes over which a row may continue."""
 
 
 class CsvColumns(NamedTuple):
-    """Rows of a file, column by column; and lines of it that cannot be read."""
+    """Rows of a file, column by column, and lines of it that cannot be read."""
 
     about: dict[str, Sequence[Any]]
     """The columns that are no values: whole numbers and texts."""
     values: dict[str, Any]
-    """By column an array, masked where cells are empty."""
+    """Array by column, masked where cells are empty."""
     bad: int = 0
     """Rows that are left out."""
     named: tuple[tuple[int, str], ...] = ()
-    """The first of them: the line and its defect."""
+    """The first of these rows: the line and its defect."""
 
     @property
     def number(self) -> int:
-        """Of the rows."""
+        """Number of rows."""
         return len(next(iter(self.about.values()), ()))
 
 
 def read(file: TableFile, begin: int, end: int | None) -> CsvColumns:
-    """The rows of the lines that begin from byte ``begin`` to byte ``end - 1``, but for the header.
+    """Return the rows of the lines that begin from byte ``begin`` to byte ``end - 1``, except the header.
 
     Args:
         end: None for the rest of the file.
@@ -71,7 +71,7 @@ def read(file: TableFile, begin: int, end: int | None) -> CsvColumns:
 
 
 def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
-    """All rows of a file, in order; lines that cannot be read go to ``problems``.
+    """Yield all rows of a file, in order; lines that cannot be read are recorded in ``problems``.
 
     Raises:
         OSError: if the file cannot be read.
@@ -88,7 +88,7 @@ def read_all(file: TableFile, problems: Problems) -> Iterator[CsvColumns]:
 
 
 def _pieces(file: TableFile) -> Iterator[tuple[int, str]]:
-    """The text behind the header in pieces of whole rows, each with the number of lines before it."""
+    """Yield the text after the header in pieces of whole rows, each with the number of lines before it."""
     with opened(file.path) as source:
         end = source.seek(0, os.SEEK_END) - file.torn
         source.seek(0)
@@ -110,7 +110,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _next_line(file: io.BufferedReader, position: int) -> int:
-    """Where the first line begins that does so after ``position``."""
+    """Return the position of the first line that begins after ``position``."""
     file.seek(position)
     file.readline()
     return file.tell()
@@ -126,11 +126,11 @@ def _lines_before(path: Path, position: int) -> int:
 
 
 def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
-    """The rows of ``text``; lines are counted from 1.
+    """Return the rows of ``text``; lines are counted from 1.
 
     Args:
-        alone: whether each line within quotes that are not closed is read again alone, because ``text`` may begin or
-            end within a cell; else all of them are left out, as DuckDB does.
+        alone: True to read each line within unclosed quotes again by itself, because ``text`` may begin or end within a
+            cell; else all of these lines are left out, as DuckDB does.
     """
     with collector_paused():
         try:
@@ -144,7 +144,7 @@ def _columns(file: TableFile, text: str, alone: bool = False) -> CsvColumns:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Without the search for cycles that a million new cells would set off, in vain, again and again."""
+    """Context without garbage collection, which a million new cells would start again and again, in vain."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -179,7 +179,7 @@ def _row_by_row(columns: Sequence[str], found: Iterable[CsvRow]) -> CsvColumns:
 
 
 def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
-    """The defect of a row; empty if there is none."""
+    """Return the defect of a row; empty if there is none."""
     if len(cells) != len(columns):
         return f"expected {len(columns)} cells, got {len(cells)}"
     for column, cell in zip(columns, cells, strict=True):
@@ -194,10 +194,10 @@ def _misfit(columns: Sequence[str], cells: Sequence[str]) -> str:
 
 
 def _converted(columns: Sequence[str], table: Sequence[Sequence[str]]) -> CsvColumns:
-    """The cells of ``table`` as columns.
+    """Return the cells of ``table`` as columns.
 
     Raises:
-        ValueError: if a cell has no number where its column needs one.
+        ValueError: if a cell has no number and its column needs one.
     """
     cells = dict(zip(columns, zip(*table, strict=True) if table else ((),) * len(columns), strict=True))
     about = {column: _known(column, cells[column]) for column in columns if not is_number(column)}
@@ -220,7 +220,7 @@ def _numbers(cells: Sequence[str]) -> Any:
 
 
 class PlainRows:
-    """The CSV files of ``directories``, as :func:`probe.core.storage.batches.steps` takes them."""
+    """CSV files of ``directories``, a reader for :func:`probe.core.storage.batches.steps`."""
 
     def __init__(self, directories: Sequence[RankDirectory], problems: Problems) -> None:
         self.directories = tuple(directories)
@@ -234,7 +234,7 @@ class PlainRows:
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+        """Return the columns of ``files``, which are alike, and the rows from step ``first`` to ``last``, in order."""
         return files[0].columns, self._rows(files, first, last)
 
     def _rows(self, files: Sequence[TableFile], first: int | None, last: int | None) -> Iterator[tuple[Any, ...]]:

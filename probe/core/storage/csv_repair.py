@@ -1,5 +1,5 @@
-"""Copies of CSV files in which DuckDB reads every line that can be read: it ends a whole query at lines that others
-skip."""
+"""Copies of CSV files in which DuckDB reads every line that can be read: it ends a whole query at lines that other
+readers skip."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BLOCK = 1 << 20
 
 
 def is_sound(file: TableFile) -> bool:
-    """Whether DuckDB takes the file as it is: its last line is finished, and no line break is a lone CR, or CR LF in
-    one line and LF in the next (``The CSV Parser state machine reached an invalid state``, DuckDB 2.0)."""
+    """Return whether DuckDB reads the file as it is: its last line is finished, and no line break is a lone CR, or CR
+    LF in one line and LF in the next (``The CSV Parser state machine reached an invalid state``, DuckDB 2.0)."""
     if file.torn or file.format != CSV:
         return not file.torn
     with opened(file.path) as source:
@@ -27,8 +27,8 @@ def is_sound(file: TableFile) -> bool:
 
 
 def mend(file: TableFile, copy: Path, problems: Problems) -> None:
-    """Write ``copy``, without an unfinished last line, with LF at the end of each row, and an empty line for each
-    one that cannot be read: the first few of them go to ``problems``, and the number of the rest."""
+    """Write ``copy`` without an unfinished last line, with LF at the end of each row, and with an empty line for each
+    line that cannot be read. The first few of these are recorded in ``problems``, and the number of the others."""
     bad = 0
     with opened(file.path) as source, copy.open("wb") as target:
         for row in rows(_lines(source, source.seek(0, os.SEEK_END) - file.torn)):
@@ -44,7 +44,7 @@ def mend(file: TableFile, copy: Path, problems: Problems) -> None:
 
 
 def _lines(source: BufferedReader, size: int) -> Iterator[str]:
-    """The lines that begin in the first ``size`` bytes, with a character of each byte."""
+    """Yield the lines that begin in the first ``size`` bytes, one character for each byte."""
     source.seek(0)
     for line in source:
         if size <= 0:

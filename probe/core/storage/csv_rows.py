@@ -1,4 +1,4 @@
-"""Rows of CSV as text: the parser of all that is read without DuckDB."""
+"""Rows of CSV as text: the parser of all files that are read without DuckDB."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 
 class CsvRow(NamedTuple):
-    """A row, or lines that are none."""
+    """A row, or lines that cannot be read."""
 
     line: int
     """Number of its first line, from 1."""
     lines: list[str]
-    """As they are in the file, with their ends; several where a cell has line breaks."""
+    """Lines of the row, with their line breaks; several if a cell has line breaks."""
     cells: list[str]
-    """Empty for an empty line, and where ``wrong`` is not."""
+    """Empty for an empty line, and if ``wrong`` is set."""
     wrong: str = ""
-    """Why the lines cannot be read."""
+    """The defect of lines that cannot be read; else empty."""
 
 
 def rows(lines: Iterable[str]) -> Iterator[CsvRow]:
-    """The rows that ``lines`` hold; after lines that cannot be read it goes on with the next."""
+    """Yield the rows of ``lines``; after lines that cannot be read, continue with the next line."""
     source = _Lines(lines)
     parser = csv.reader(source, strict=True)
     ended = False
@@ -38,7 +38,7 @@ def rows(lines: Iterable[str]) -> Iterator[CsvRow]:
 
 
 class _Lines:
-    """Lines, and those that the parser has taken for its latest row."""
+    """Lines, and the ones that the parser has read for its latest row."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = lines

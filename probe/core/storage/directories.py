@@ -1,4 +1,4 @@
-"""The directories in which ranks have written, and which of them are one run."""
+"""Directories in which ranks have written, and the runs that they form."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from probe.core.storage.run_directory import (
 from probe.core.storage.table_files import first_step, has_tables
 
 TOGETHER = 3600.0
-"""Seconds within which the ranks of a run begin, where nothing else shows which directories belong together."""
+"""Seconds within which the ranks of a run begin, if nothing else shows which directories belong together."""
 
 
 class RankDirectory(NamedTuple):
-    """Where one rank has written in one run of a program."""
+    """The directory in which one rank has written in one run of a program."""
 
     path: Path
     rank: int
     time: str
-    """As the directory's name has it, such as ``Dec03_21-34-40``, in UTC+08:00; empty if it has none."""
+    """Time in the directory's name, such as ``Dec03_21-34-40``, in UTC+08:00; empty if it has none."""
     began: float
     """Seconds since the epoch, by the clock of the rank's machine; 0 if unknown."""
     manifest: Manifest
     """Empty for the directories of tools that write none."""
     first_step: int
-    """The first step that it has any row of."""
+    """The first step of which it has a row."""
     until: int | None = None
-    """The step from which on a later directory of the rank goes on (the run was resumed there), if there is one: the
-    steps of this one from there on were done again."""
+    """The step from which a later directory of the rank continues (the run was resumed there): the steps of this
+    directory from there on were done again. None if there is no later directory."""
 
 
 class RecordedRun(NamedTuple):
@@ -53,7 +53,7 @@ class RecordedRun(NamedTuple):
     directories: tuple[RankDirectory, ...]
     """By rank; those of a rank that was resumed in order of time."""
     missing: tuple[int, ...]
-    """Ranks that should have written and of which there is nothing."""
+    """Ranks that should have written and have no directory."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -61,26 +61,26 @@ class RecordedRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name for people: that of its first directory."""
+        """The name of the run's first directory."""
         return min(self.directories, key=lambda directory: directory.began).path.name
 
     def of(self, rank: int) -> tuple[RankDirectory, ...]:
-        """The directories of one rank, in order of time."""
+        """Return the directories of one rank, in order of time."""
         return tuple(directory for directory in self.directories if directory.rank == rank)
 
 
 def find(
     root: Path, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
 ) -> list[RankDirectory]:
-    """Every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time.
+    """Return every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time.
 
     Args:
         time_start: the earliest time in a directory's name, such as ``Dec03_21-34-40``, itself included.
-        time_end: the latest, itself included. In January for a ``time_start`` in December: the January after it.
-        pattern: only directories with such names are looked at.
+        time_end: the latest time, itself included. January after a ``time_start`` in December is the next January.
+        pattern: pattern of the names of the directories that are searched.
 
     Raises:
-        ValueError: if there is no such directory, if none of a rank is in it, or if a time cannot be read.
+        ValueError: if there is no such directory, if it has none of a rank, or if a time cannot be parsed.
     """
     root = place(root)
     if not root.is_dir():
@@ -97,8 +97,8 @@ def find(
 
 
 def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
-    """Without directories that are copies of others: the manifest that a run writes at its end, with its own cost to
-    the microsecond, is that of no other run."""
+    """Drop directories that are copies of others: no two runs write the same manifest at their end, since it has the
+    run's own cost to the microsecond."""
     kept: dict[object, RankDirectory] = {}
     for directory in sorted(found, key=lambda each: (not each.time, each.path.name)):
         ended = directory.manifest.cost_seconds and directory.manifest.start_time is not None
@@ -110,17 +110,17 @@ def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[
 
 
 def place(root: Path) -> Path:
-    """``root`` as the paths in it begin: ``.`` and ``..`` have no name that could contain a rank."""
+    """Return ``root`` as paths in it begin; ``.`` and ``..`` are resolved, since their names cannot contain a rank."""
     root = root.expanduser()
     return root.resolve() if not root.name or ".." in root.parts else root
 
 
 def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
-    """The runs that ``directories`` are of, the one that began last at the end.
+    """Group ``directories`` into runs; the run that began last is the last.
 
-    A directory of a rank goes on from the one before it if it begins at a later step; else a new run begins. If all
-    ranks have as many runs, the n-th of each belong together, whatever their clocks say; else those that began within
-    an hour of each other.
+    A directory of a rank continues the one before it if it begins at a later step; else a new run begins. If all ranks
+    have equally many runs, the n-th runs of all ranks belong together, whatever their clocks show; else those that
+    began within an hour of each other.
     """
     chains: dict[int, list[list[RankDirectory]]] = {}
     for directory in sorted(directories, key=_in_time):
@@ -139,7 +139,7 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
 
 
 def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
-    """By rank, then time; of the same second, by the number of the attachment and the step."""
+    """Return the sort key: rank, then time; within a second, the number of the attachment, then the step."""
     return (
         directory.rank,
         directory.began,
@@ -150,7 +150,7 @@ def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
 
 
 def last_run(root: Path, problems: Problems) -> RecordedRun:
-    """The run in ``root`` that began last; other runs and missing ranks are recorded in ``problems``.
+    """Return the run in ``root`` that began last; other runs and missing ranks are recorded in ``problems``.
 
     Raises:
         ValueError: as :func:`find`.
@@ -168,7 +168,7 @@ def last_run(root: Path, problems: Problems) -> RecordedRun:
 
 
 def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
-    """Without the ranks that have made a directory and written no table, where others have written some."""
+    """Drop the ranks that have made a directory but written no table, if other ranks have written some."""
     written = {directory.rank for directory in run.directories if _has_rows(directory.path)}
     expected = _expected(run.directories)
     empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
@@ -189,12 +189,12 @@ def _has_rows(path: Path) -> bool:
 
 
 def _holds_back(directory: RankDirectory) -> bool:
-    """Whether the rank writes only steps near a finding (``history``)."""
+    """Return whether the rank writes only steps near a finding (``history``)."""
     return bool(directory.manifest.config.get("history"))
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """``0-3, 7``."""
+    """Return ranks as text: ``0-3, 7``."""
     spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
     return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)
 
@@ -210,7 +210,7 @@ def _run(directories: list[RankDirectory]) -> RecordedRun:
 
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:
-    """The ranks that should have written, according to the manifests."""
+    """Return the ranks that should have written, according to the manifests."""
     expected: set[int] = set()
     for directory in directories:
         wanted = directory.manifest.config.get("module_ranks")
@@ -221,7 +221,7 @@ def _expected(directories: Iterable[RankDirectory]) -> set[int]:
 
 
 def _read(path: Path, problems: Problems) -> RankDirectory | None:
-    """The rank's directory at ``path``; None for another directory."""
+    """Return the rank's directory at ``path``; None for another directory."""
     named, manifest = parsed_name(path.name), read_manifest(path, problems)
     if manifest is None or (named is None and manifest.rank is None):
         return None
@@ -241,7 +241,7 @@ def _first_of_database(path: Path) -> int:
 
 
 def _began(text: str | None, name: str, path: Path) -> float:
-    """Seconds since the epoch; 0 if neither the manifest's time nor that in the directory's name can be read."""
+    """Return seconds since the epoch; 0 if neither the manifest's time nor the directory's name can be parsed."""
     try:
         if text is not None:
             return parsed_time(text)

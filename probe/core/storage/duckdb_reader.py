@@ -1,4 +1,4 @@
-"""The files of any number of ranks as one table a signal, read by DuckDB."""
+"""Files of any number of ranks as one table a signal, read by DuckDB."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from probe.core.storage.table_files import TableFile, each_once, tables
 Connection = Any
 
 MEMORY = "512MB"
-"""Memory that DuckDB may take; sorting and grouping beyond it go through files."""
+"""Memory that DuckDB may use; sorting and grouping beyond it use files."""
 AT_ONCE = 20_000
 """Rows that are held at a time."""
 
 
 def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
-    """A database in memory for reading files.
+    """Open a database in memory for reading files.
 
     Raises:
         ImportError: if DuckDB is missing.
@@ -60,18 +60,17 @@ def connect(memory: str = MEMORY, threads: int | None = None) -> Connection:
 
 
 class Rows:
-    """One view a signal over everything that ``directories`` hold.
+    """One view a signal over all rows in ``directories``.
 
     Each view has the columns ``rank, directory`` (index in ``directories``), ``vpp_stage, name, step, micro_step, call,
-    shape, dtype, coverage``, and a DOUBLE a number that any of the files has (NULL where a file lacks it).
-    ``micro_step`` and ``call`` are 0 where the files do not have them. Steps that were done again after a resume are
-    there once.
+    shape, dtype, coverage``, and a DOUBLE column for each number that any of the files has (NULL if a file lacks it).
+    ``micro_step`` and ``call`` are 0 if the files lack them. Steps that were done again after a resume appear once.
 
     Use as a context manager: lines that could not be read are recorded in ``problems`` at the end.
 
     Args:
-        connection: one that others use too, and close; else one of its own.
-        schema: where in the database the views are, so that several runs find place in one.
+        connection: a shared connection, which its owner closes; None for an own one.
+        schema: schema of the views in the database, so that it can hold several runs.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Rows:
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
         self.files: dict[str, list[tuple[int, TableFile]]] = {}
-        """Every signal's files, each with the index of its directory; by directory and step."""
+        """Files by signal, each with the index of its directory, in the order of directory and step."""
         for n, directory in enumerate(self.directories):
             for file in readable(self.connection, each_once(tables(directory.path, problems)), problems):
                 self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
@@ -112,15 +111,15 @@ class Rows:
         return tuple(self.files)
 
     def numbers(self, signal: str) -> tuple[str, ...]:
-        """The ops and other numbers of a signal, in the order of their columns."""
+        """Return the ops and other numbers of a signal, in the order of their columns."""
         self.view(signal)
         return self._numbers[signal]
 
     def view(self, signal: str) -> str:
-        """The name of the signal's view, ready to be put behind FROM.
+        """Return the name of the signal's view, to be put after FROM.
 
         Raises:
-            KeyError: if there is no file of it.
+            KeyError: if there is no file of the signal.
         """
         name = f"{self._schema}.{quoted(f'rows {signal}')}"
         if signal not in self._numbers:
@@ -131,8 +130,8 @@ class Rows:
         return name
 
     def between(self, signal: str, first: int, last: int) -> str:
-        """As the signal's view, of the steps from ``first`` to ``last``, reading only files that may hold them; ready
-        to be put behind FROM.
+        """Return SQL for the steps from ``first`` to ``last`` of the signal's view, to be put after FROM; it reads only
+        files that may hold them.
 
         Raises:
             KeyError: if there is no file of the signal.
@@ -165,7 +164,7 @@ class Rows:
                     self._record_rejected(cursor)  # a cursor has temporary tables of its own
 
     def source(self, files: Sequence[TableFile]) -> str:
-        """The SQL that reads ``files`` in their order, to be put behind FROM; all have the same format and columns."""
+        """Return the SQL that reads ``files`` in order, to be put after FROM; all have the same format and columns."""
         paths = listed([file.path for file in files])
         if files[0].format != CSV:
             return f"read_parquet({paths}, union_by_name = true, filename = true)"
@@ -196,7 +195,7 @@ class Rows:
         own = {path for path, _ in self._places}
         rejected = connection.execute(_REJECTED).fetchall()
         for path, line, wrong, after, place, lines in rejected:
-            if folder_of(path) not in own:  # another's, that shares the connection
+            if folder_of(path) not in own:  # of another object that shares the connection
                 continue
             where = self._originals.get(path, Path(path))
             if place <= NAMED:
@@ -205,7 +204,7 @@ class Rows:
                 self.problems.add(where, cannot_be_read(lines - NAMED))
 
     def _groups(self, files: Iterable[TableFile]) -> list[tuple[tuple[str, ...], str]]:
-        """Files of equal columns together: the columns, and the SQL that reads them."""
+        """Group files of equal columns; return the columns of each group, and the SQL that reads it."""
         groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
         for file in files:
             groups.setdefault((file.format, file.columns), []).append(file)
@@ -221,7 +220,7 @@ class Rows:
         return " UNION ALL ".join(self._select(columns, read, numbers) for columns, read in groups)
 
     def columns(self, source: str) -> tuple[str, ...]:
-        """The columns of a source."""
+        """Return the columns of a source."""
         described = self.connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()  # noqa: S608 - our own words
         return tuple(row[0] for row in described if row[0] != "filename")
 
@@ -249,7 +248,7 @@ class Rows:
             self.connection.executemany(f"INSERT INTO {self._schema}.directories VALUES (?, ?, ?, ?)", listed)  # noqa: S608
 
     def _mend(self, directory: int, file: TableFile) -> TableFile:
-        """A copy without the lines that DuckDB cannot read, if there are any."""
+        """Return a copy without the lines that DuckDB cannot read; ``file`` itself if there are none."""
         if csv_repair.is_sound(file):
             return file
         copy = self._folder(directory) / file.path.name
@@ -258,7 +257,7 @@ class Rows:
         return file._replace(path=copy, torn=0)
 
     def _folder(self, directory: int) -> Path:
-        """Where copies of files of a directory are."""
+        """Return the folder with the copies of a directory's files; it is made if missing."""
         folder = Path(self._mended.name) / str(directory)
         if not folder.exists():
             folder.mkdir()
@@ -266,11 +265,11 @@ class Rows:
         return folder
 
     def original(self, file: TableFile) -> Path:
-        """The file that a rank has written, of which ``file`` may be a copy."""
+        """Return the file that a rank has written; ``file`` may be a copy of it."""
         return self._originals.get(str(file.path), file.path)
 
     def _add_database(self, n: int) -> None:
-        """The rows of a directory that are in its database alone."""
+        """Add the rows of a directory that only its database holds."""
         directory = self.directories[n]
         path = directory.path / FILE_NAME
         if not path.exists():
@@ -283,7 +282,7 @@ class Rows:
             files.sort(key=lambda pair: (pair[0], pair[1].first))
 
     def _covered(self, n: int, signal: str) -> list[int]:
-        """The steps of a signal in the files of a directory, which are known by their own first steps afterwards."""
+        """Return the steps of a signal in the files of a directory, and correct the first steps of these files."""
         files = self.files.get(signal, [])
         queries = [
             f"SELECT DISTINCT filename, step FROM {source} WHERE step IS NOT NULL"  # noqa: S608 - paths
@@ -299,7 +298,7 @@ class Rows:
         return [step for _, step in found]
 
     def _copy(self, path: Path, cells: dict[str, sqlite_reader.Column]) -> None:
-        """Columns as a Parquet file.
+        """Write columns to a Parquet file.
 
         Raises:
             OSError: if it cannot be written.
@@ -311,7 +310,7 @@ class Rows:
         for n, (name, (values, absent)) in enumerate(cells.items()):
             column = f"c{n}"
             columns[column] = values
-            if absent is not None:  # the engine takes NaN in an array for a missing value
+            if absent is not None:  # DuckDB reads NaN in an array as a missing value
                 columns[f"m{n}"] = absent
                 column = f"CASE WHEN m{n} THEN NULL ELSE coalesce(c{n}, 'nan'::DOUBLE) END"
             chosen.append(f"{column} AS {quoted(name)}")
@@ -325,7 +324,7 @@ class Rows:
 
 
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
-    """Files, by directory and step, each with the step up to which it goes, itself excluded: where the next begins."""
+    """Yield the files (ordered by directory and step), each with its end: the step at which the next begins."""
     for _, own in groupby(files, key=lambda pair: pair[0]):
         alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
         for group, after in zip(alike, [*alike[1:], None], strict=True):

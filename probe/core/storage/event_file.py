@@ -1,4 +1,4 @@
-"""Event files as TensorBoard reads them: their names, and the frame around each event (the TFRecord format).
+"""Event files for TensorBoard: their names, and the frame around each event (the TFRecord format).
 
 The frame needs CRC-32C (Castagnoli, RFC 3720 appendix B.4), here in NumPy: half a megabyte in a millisecond, where a
 loop takes fifty.
@@ -26,26 +26,26 @@ _PREFIX = "events.out.tfevents."
 
 
 def file_name(time: float) -> str:
-    """A name that no other file has; TensorBoard reads those of a directory in their order.
+    """Return a name that no other file has; TensorBoard reads the files of a directory in the order of their names.
 
     Args:
-        time: seconds since the epoch, of the first event.
+        time: time of the first event, in seconds since the epoch.
     """
     return f"{_PREFIX}{int(time):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
 
 
 def is_event_file(name: str) -> bool:
-    """Whether TensorBoard reads a file of this name, whichever tool wrote it."""
+    """Return whether TensorBoard reads a file of this name, whichever tool wrote it."""
     return "tfevents" in name
 
 
 def curves_folder(root: Path, rank: int, signal: str) -> Path:
-    """The folder of the event files of a rank and signal."""
+    """Return the folder of the event files of a rank and signal."""
     return root / rank_folder(rank) / quote(signal, safe="")
 
 
 def record(data: bytes) -> bytes:
-    """``data`` framed as a TFRecord: length, its checksum, data, its checksum."""
+    """Return ``data`` framed as a TFRecord: length, its checksum, data, its checksum."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
 
@@ -56,7 +56,7 @@ _ALL = 0xFFFFFFFF
 
 
 def _one_byte() -> Words:
-    """The remainder of every single byte."""
+    """Return the remainder of every single byte."""
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         values = (values >> 1) ^ np.where(values & 1, np.uint32(0x82F63B78), np.uint32(0))
@@ -64,7 +64,7 @@ def _one_byte() -> Words:
 
 
 def _followed(tables: Words, words: Words) -> Words:
-    """Remainders of ``words`` followed by as many zero bytes as ``tables`` (4 x 256) stand for: a linear map."""
+    """Return the remainders of ``words`` followed by the zero bytes that ``tables`` (4 x 256) append: a linear map."""
     octets = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)
     folded: Words = tables[0].take(octets[:, 0])
     for position in (1, 2, 3):
@@ -73,7 +73,7 @@ def _followed(tables: Words, words: Words) -> Words:
 
 
 def _zeros() -> list[Words]:
-    """For each n < 32 the tables that append 2**n zero bytes."""
+    """Return, for each n < 32, the tables that append 2**n zero bytes."""
     words = np.arange(256, dtype=np.uint32) << np.array([[0], [8], [16], [24]], dtype=np.uint32)
     levels = [_one_byte()[words & 255] ^ (words >> 8)]
     while len(levels) < 32:
@@ -84,13 +84,13 @@ def _zeros() -> list[Words]:
 _ZEROS = _zeros()
 _PAIRS = np.arange(1 << 16, dtype=np.uint32)
 _LOW = _followed(_ZEROS[0], _one_byte()[_PAIRS & 255]) ^ _one_byte()[_PAIRS >> 8]
-"""The remainder of every two bytes."""
+"""Remainder of every two bytes."""
 _HIGH = _followed(_ZEROS[1], _LOW)
-"""The remainder of every two bytes followed by two more."""
+"""Remainder of every two bytes followed by two zero bytes."""
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of ``data``, which has at least four bytes.
+    """Return the checksum of ``data``, which has at least four bytes.
 
     Remainders of neighbouring pieces are merged, all pieces at once, until one is left. Zero bytes in front do not
     change a remainder, so the message is padded there.
@@ -112,6 +112,6 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(data: bytes) -> int:
-    """The checksum as TFRecord files store it: rotated and shifted, so that a checksum of checksums is not weak."""
+    """Return the checksum as TFRecord files store it: rotated and shifted, against weak checksums of checksums."""
     checksum = crc32c(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & _ALL

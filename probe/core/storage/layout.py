@@ -1,4 +1,4 @@
-"""The grammar of tables on disk: names of files, columns, cells, spans of ranks. Each is written and parsed here."""
+"""Grammar of tables on disk: names of files, columns, cells, spans of ranks. Each is written and parsed here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TableName(NamedTuple):
     last: int
     """The last step that may be in it."""
     part: int = 0
-    """Number of a file whose name without it another file has; 0 for none."""
+    """Number that distinguishes files of the same signal and steps; 0 for none."""
     format: str = CSV
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ EXAMPLE = str(TableName("actv", 0, 0))
 
 
 def table_name(text: str) -> TableName | None:
-    """The parsed name of a file; None for a name that no table has."""
+    """Parse the name of a file; None for a name that no table has."""
     found = _NAME.fullmatch(text)
     if found is None:
         return None
@@ -52,27 +52,27 @@ def table_name(text: str) -> TableName | None:
 
 
 def is_table_suffix(suffix: str) -> bool:
-    """Whether a file with such a suffix (``.csv``) is one of a table."""
+    """Return whether files with this suffix (``.csv``) are tables."""
     return suffix[1:] in FORMATS
 
 
 STACKS = "stack_info.csv"
-"""The file of the stacks at which modules are called: a table that is of no signal."""
+"""File of the stacks at which modules are called: a table of no signal."""
 COSTS = "cost.jsonl"
-"""The file of the monitor's own cost: not CSV, because readers of all CSV files expect rows about tensors."""
+"""File of the monitor's own cost: not CSV, because readers of all CSV files expect rows about tensors."""
 
 
 def cost_line(step: int, seconds: Mapping[str, float], overhead: float) -> str:
-    """A line of that file: the cost of a step in seconds by part, and the overhead of the run so far."""
+    """Return a line of that file: the cost of a step in seconds by part, and the overhead of the run so far."""
     parts = {f"{name}_seconds": float(f"{value:.6g}") for name, value in seconds.items()}
     return json.dumps({STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}) + "\n"
 
 
 def cost_step(line: str) -> int:
-    """The step of such a line.
+    """Return the step of such a line.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if the line has no step.
     """
     try:
         return int(json.loads(line)[STEP])
@@ -81,18 +81,18 @@ def cost_step(line: str) -> int:
 
 
 def names_of(signal: str) -> str:
-    """The pattern, without a suffix, of the names of all files of a signal."""
+    """Return the pattern, without a suffix, of the names of all files of a signal."""
     return f"{quote(encodable(signal), safe='')}_*"
 
 
 def span_of(step: int, steps_per_file: int) -> tuple[int, int]:
-    """The first and the last step of the file that ``step`` belongs in."""
+    """Return the first and the last step of the file that ``step`` belongs in."""
     first = step // steps_per_file * steps_per_file
     return first, first + steps_per_file - 1
 
 
 def candidates(signal: str, first: int, last: int, step: int, kind: str) -> Iterator[TableName]:
-    """Names for rows from ``step`` on in the file of the steps from ``first`` to ``last``, the best first.
+    """Yield names for rows from ``step`` on in the file of the steps from ``first`` to ``last``, the best first.
 
     If the first name is taken (by other columns, or by a file that is closed), the file begins its range at ``step``.
 
@@ -109,11 +109,11 @@ STAGE, NAME, STEP, MICRO_STEP, CALL = KEY = ("vpp_stage", "name", "step", "micro
 SHAPE, DTYPE, COVERAGE = FORM = ("shape", "dtype", "coverage")
 """Columns that describe a row's tensor."""
 PP_STAGE, RANKS, COMPLETE = "pp_stage", "ranks", "complete"
-"""Further columns of merged files: the pipeline stage, the ranks of the parts, and whether all parts were there."""
+"""Further columns of merged files: the pipeline stage, the ranks of the parts, and whether all parts were present."""
 TEXT = (NAME, *FORM, HISTOGRAM)
 """Columns that are not numbers."""
 INTEGERS = {STAGE: "INTEGER", STEP: "UINTEGER", MICRO_STEP: "INTEGER", CALL: "INTEGER"}
-"""Columns of whole numbers, with the SQL types that they are read as."""
+"""Columns of whole numbers, with their SQL types."""
 BOUNDS = {"INTEGER": (-(2**31), 2**31 - 1), "UINTEGER": (0, 2**32 - 1)}
 """The lowest and the highest number of these types."""
 NEEDED = (STAGE, NAME, STEP)
@@ -125,34 +125,34 @@ MOST_COLUMNS = 500
 
 
 def ops_of(batch: Batch, ops: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``ops`` that ``batch`` can answer, in their order, then the columns that its signal adds."""
+    """Return the ``ops`` that can be derived from ``batch``, in their order, then the columns that its signal adds."""
     derived = [op for op in ops if op in OPS and OPS[op].moment in batch.columns]
     added = [name for name in batch.columns if name not in MOMENTS and name not in (HISTOGRAM, *derived)]
     return (*derived, *added)
 
 
 def histograms_of(batch: Batch, ops: Container[str]) -> Array | None:
-    """``len(batch) x BINS`` counts, if ``ops`` or ``batch`` itself ask for them and it has them."""
+    """Return ``len(batch) x BINS`` counts; None unless ``ops`` or ``batch`` request them and ``batch`` has them."""
     return batch.columns.get(HISTOGRAM) if batch.distribution or HISTOGRAM in ops else None
 
 
 def columns_of(batch: Batch, ops: Sequence[str], histograms: bool) -> tuple[str, ...]:
-    """The columns of a file that holds ``batch``, without ``call``, which is the last one of the files that have it."""
+    """Return the columns of a file that holds ``batch``, without ``call``, which is the last one if there is any."""
     micro_step, coverage = (MICRO_STEP,) * batch.micro_stepped, (COVERAGE,) * bool(batch.coverage)
     return (*NEEDED, *micro_step, *ops, SHAPE, DTYPE, *coverage, *(HISTOGRAM,) * histograms)
 
 
 def line_beginning(stage: str, name: str, step: str, micro_step: str = "") -> str:
-    """The beginning of a line of CSV, for people who look for it.
+    """Return the beginning of a line of CSV, for people who search for it.
 
     Args:
-        micro_step: empty where the file has no such column.
+        micro_step: empty if the file has no such column.
     """
     return ",".join([stage, name, step, *[micro_step] * bool(micro_step), ""])
 
 
 def cells_of(batch: Batch) -> dict[str, list[Any]]:
-    """The cells of all columns but the step, the ops and the histogram: the same from step to step."""
+    """Return the cells of all columns but the step, the ops and the histogram: the same from step to step."""
     return {
         STAGE: [key.stage for key in batch.keys],
         NAME: [cell_name(key) for key in batch.keys],
@@ -168,20 +168,20 @@ def cells_of(batch: Batch) -> dict[str, list[Any]]:
 
 
 def is_number(column: str) -> bool:
-    """Whether a column holds a signal's numbers, as ops do."""
+    """Return whether a column holds a signal's numbers, as ops do."""
     return column not in KEY and column not in TEXT
 
 
 def type_of(column: str) -> str:
-    """The SQL type of a column."""
+    """Return the SQL type of a column."""
     return INTEGERS.get(column) or ("VARCHAR" if column in TEXT else "DOUBLE")
 
 
 def whole(column: str, cell: str | int) -> int:
-    """The whole number in a cell.
+    """Return the whole number in a cell.
 
     Raises:
-        ValueError: if it is none, or none that its column can hold.
+        ValueError: if the cell has none, or one that its column cannot hold.
     """
     number = int(cell)
     low, high = BOUNDS[INTEGERS[column]]
@@ -191,7 +191,7 @@ def whole(column: str, cell: str | int) -> int:
 
 
 def csv_cell(text: str) -> str:
-    """``text`` as a cell of a CSV file, quoted only if it must be (RFC 4180)."""
+    """Return ``text`` as a cell of a CSV file, quoted only if necessary (RFC 4180)."""
     if any(special in text for special in ',"\n\r'):
         return '"' + text.replace('"', '""') + '"'
     return text
@@ -203,13 +203,13 @@ _WITH_PARTS = frozenset({"actv", "actv_grad", "other"})
 
 
 def cell_name(key: Key) -> str:
-    """The cell ``name`` of a row: ``fc.input``, or ``fc.input.call1`` for a repetition. Readers of the existing tool
-    know no column ``call`` and refuse a name that comes twice in a step."""
+    """Return the cell ``name`` of a row: ``fc.input``, or ``fc.input.call1`` for a repetition. Readers of the existing
+    tool know no column ``call`` and refuse a name that comes twice in a step."""
     return f"{row_name(key)}.call{key.call}" if key.call else row_name(key)
 
 
 def key_of(signal: str, name: str, micro_step: int, call: int, stage: int) -> Key:
-    """The key of a row, parsed from its cells; ``name`` is as :func:`cell_name` writes it."""
+    """Parse the key of a row from its cells; ``name`` is as :func:`cell_name` writes it."""
     if call:
         name = name.removesuffix(f".call{call}")
     part = _PART.fullmatch(name) if signal in _WITH_PARTS else None
@@ -219,15 +219,15 @@ def key_of(signal: str, name: str, micro_step: int, call: int, stage: int) -> Ke
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """The cell ``shape``: ``[3, 2]``."""
+    """Return the cell ``shape``: ``[3, 2]``."""
     return str(list(shape))
 
 
 def shape_of(text: str | None) -> tuple[int, ...]:
-    """The sizes in ``[3, 2]`` or ``(3, 2)``; a scalar's if there is none.
+    """Parse the sizes in ``[3, 2]`` or ``(3, 2)``; those of a scalar if there is no text.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if ``text`` is neither.
     """
     return tuple(int(size) for size in (text or "").strip("[]()").split(",") if size.strip())
 
@@ -237,16 +237,16 @@ _COVERAGE = re.compile(rf"(\d+) of \[(.*)\] ({_AT}|{_TERM}) (.*){_OVER}(.*)")
 
 
 def coverage_text(coverage: Coverage, numel: int) -> str:
-    """The cell ``coverage`` of a row about ``numel`` elements: ``1024 of [64, 32] at 0:1024 over ranks 0-1``."""
+    """Return the cell ``coverage`` of a row about ``numel`` elements: ``1024 of [64, 32] at 0:1024 over ranks 0-1``."""
     where = _TERM if coverage.term else _AT
     return f"{numel} of {shape_text(coverage.shape)} {where} {coverage.part}{_OVER}{ranks_text(coverage.ranks)}"
 
 
 def coverage_of(text: str | None) -> Coverage | None:
-    """The coverage that :func:`coverage_text` has written; None for a whole tensor.
+    """Parse the coverage that :func:`coverage_text` has written; None for a whole tensor.
 
     Raises:
-        ValueError: if its shape or its ranks cannot be read.
+        ValueError: if its shape or its ranks cannot be parsed.
     """
     found = _COVERAGE.fullmatch(text or "")
     if found is None:
@@ -256,36 +256,36 @@ def coverage_of(text: str | None) -> Coverage | None:
 
 
 PART_SQL = f"coalesce(regexp_replace({COVERAGE}, '{_OVER}.*', ''), '')"
-"""The part that a row is about, without the ranks that hold the others; empty for a whole tensor."""
+"""SQL of the part that a row is about, without the ranks that hold the other parts; empty for a whole tensor."""
 HOLDS_NO_TERM_SQL = f"({COVERAGE} IS NULL OR {COVERAGE} NOT LIKE '% {_TERM} %')"
-"""Whether a row is about elements, not about the terms of a sum."""
+"""SQL condition: true if a row is about elements, not about the terms of a sum."""
 
 
 def _stride(ranks: Sequence[int]) -> int:
-    """The distance of ``ranks``, two or more in ascending order; 0 if they have no common one."""
+    """Return the common distance of ``ranks``, two or more in ascending order; 0 if there is none."""
     steps = {after - before for before, after in pairwise(ranks)}
     return max(0, steps.pop()) if len(steps) == 1 else 0
 
 
 def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
-    """The ranks from ``first`` to ``last`` at a distance of ``stride``; ``text`` is shown in errors."""
+    """Return the ranks from ``first`` to ``last`` at a distance of ``stride``; errors show ``text``."""
     if int(last) - int(first) > MOST_RANKS:
         raise ValueError(f"expected at most {MOST_RANKS} ranks, got {text}")
     return tuple(range(int(first), int(last) + 1, int(stride or 1)))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``0-3`` for 0, 1, 2, 3; ``0-6:2`` for 0, 2, 4, 6; else all of them, ``0,1,5``."""
+    """Return ``0-3`` for 0, 1, 2, 3; ``0-6:2`` for 0, 2, 4, 6; else all ranks, ``0,1,5``."""
     if stride := _stride(ranks):
         return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
     return ",".join(map(str, ranks))
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """The ranks that :func:`ranks_text` has written.
+    """Parse the ranks that :func:`ranks_text` has written.
 
     Raises:
-        ValueError: if it is no such text, or names more than ``MOST_RANKS``.
+        ValueError: if ``text`` is not such a text, or names more than ``MOST_RANKS``.
     """
     span, _, stride = text.partition(":")
     first, dash, last = span.partition("-")
@@ -298,15 +298,15 @@ _GROUP = re.compile(r"\.ranks(?:(\d+)-(\d+)(?:by(\d+))?|([\d+]+))\.")
 
 
 def group_label(ranks: Sequence[int]) -> str:
-    """A group of ranks as a part of a name: ``ranks0-3``; ``ranks0-6by2`` at equal distances; else ``ranks0+3+4``."""
+    """Return a group of ranks for a name: ``ranks0-3``; ``ranks0-6by2`` at equal distances; else ``ranks0+3+4``."""
     if stride := _stride(ranks):
         return f"ranks{ranks[0]}-{ranks[-1]}" + (f"by{stride}" if stride > 1 else "")
     return "ranks" + "+".join(map(str, ranks))
 
 
 def group_of(name: str) -> frozenset[int]:
-    """The ranks that :func:`group_label` has put into a row's name, ``all_reduce.ranks0-3.train.py[23].post``; empty
-    if the name has no such part."""
+    """Parse the ranks that :func:`group_label` has put into a row's name, ``all_reduce.ranks0-3.train.py[23].post``;
+    empty if the name has no such part."""
     found = _GROUP.search(name)
     if found is None:
         return frozenset()

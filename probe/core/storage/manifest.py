@@ -1,4 +1,4 @@
-"""The fields of ``manifest.json``, written and read; a reader finds a field as documented, or not at all."""
+"""Fields of ``manifest.json``, written and read; a field that is not as documented is dropped by the reader."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PIPELINE = "pipeline_parallel"
 DATA = "data_parallel"
 """Names of groups that readers ask for."""
 OF_OPTIMIZERS = ("optimizer", "optimizer_state_names")
-"""Fields that change when an optimizer takes the place of another."""
+"""Fields that change when an optimizer replaces another."""
 MOST_RANKS = 1_000_000
-"""More than any run has: a file that names more is not believed."""
+"""Ranks of a run at most; larger numbers in files are not used."""
 HIGHEST = 2**31 - 1
-"""Of a step, a stage or a run's number: DuckDB and SQLite hold them in 32 bits."""
+"""Limit of a step, a stage or a run's number: DuckDB and SQLite hold them in 32 bits."""
 
 
 class RunDescription(TypedDict):
@@ -37,7 +37,7 @@ class RunDescription(TypedDict):
     rank: int
     world_size: int
     groups: Mapping[str, Sequence[int]]
-    """Ranks by the name of a group that this rank is in."""
+    """Ranks by the name of a group; the groups that contain this rank."""
     run: int
     """Number of the run, the same on all ranks."""
     first_step: int
@@ -49,21 +49,21 @@ class RunDescription(TypedDict):
     """Classes."""
     optimizer_state_names: list[dict[str, str]]
     raw_names: Mapping[str, str]
-    """The framework's names of modules and parameters that have others here."""
+    """The framework's names of modules and parameters that have other names here."""
     start_time: str
-    """As ``2026-11-03T21:34:40+0800``."""
+    """Time such as ``2026-11-03T21:34:40+0800``."""
     time_zone: str
     directory_time_zone: str
     config: Mapping[str, object]
 
 
 def identity(rank: int, run: int, first_step: int) -> dict[str, object]:
-    """The fields by which readers distinguish runs, before the others are known."""
+    """Return the fields by which readers distinguish runs, before the others are known."""
     return {"rank": rank, "run": run, "first_step": first_step}
 
 
 class Manifest(dict[str, Any]):
-    """The fields of a manifest that was read. Fields that were not as documented have been left out."""
+    """Fields of a manifest that was read, without those that were not as documented."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -90,7 +90,7 @@ class Manifest(dict[str, Any]):
 
     @property
     def pipeline_stage(self) -> int:
-        """The stage that was written; 0 if none was."""
+        """The pipeline stage; 0 if unknown."""
         return int(self.get("pp_stage", 0))
 
     @property
@@ -108,7 +108,7 @@ class Manifest(dict[str, Any]):
 
     @property
     def ended(self) -> bool:
-        """Whether the run has come to its end."""
+        """True if the run has ended."""
         return "end_time" in self
 
     @property
@@ -129,7 +129,7 @@ class Manifest(dict[str, Any]):
 
     @property
     def control(self) -> Mapping[str, Any] | None:
-        """The followed configuration file and the state that it asks for; None where none is followed."""
+        """The followed configuration file and the state that it requests; None if no file is followed."""
         return self.get("control")
 
     @property
@@ -138,8 +138,8 @@ class Manifest(dict[str, Any]):
         return [change for change in self.get("changes", ()) if isinstance(change, dict)]
 
     def continued(self, first: int, resumed_at: int) -> dict[str, object]:
-        """The fields that a run which goes on in the directory keeps: when and with which step the output began, and
-        where it was resumed."""
+        """Return the fields that are kept when a run continues in the directory: when and with which step the output
+        began, and the steps at which it was resumed."""
         kept = {name: self[name] for name in ("run", "start_time") if name in self}
         return {**kept, "first_step": min(first, resumed_at), "resumed": [*self.get("resumed", ()), resumed_at]}
 
@@ -150,13 +150,13 @@ class _Field(NamedTuple):
 
 
 def is_whole(value: object, low: int = 0, high: int = HIGHEST) -> bool:
-    """Whether ``value`` is a whole number from ``low`` to ``high``."""
+    """Return whether ``value`` is a whole number from ``low`` to ``high``."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def misfit(key: str, value: object) -> str | None:
-    """The expectation of a manifest's field ``key`` that ``value`` does not meet; None where it does, or for an unknown
-    field."""
+    """Return the expectation of the field ``key`` that ``value`` does not meet; None if ``value`` fits or the field is
+    unknown."""
     field = _FIELDS.get(key)
     return None if field is None or field.fits(value) else field.expected
 

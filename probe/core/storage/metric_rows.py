@@ -19,14 +19,14 @@ class MetricTarget(NamedTuple):
     """The tensor that a row is about."""
 
     name: str
-    """As the ``name`` column of the CSV files has it."""
+    """Cell of the ``name`` column of the CSV files."""
     stage: int = 0
     micro_step: int = 0
     call: int = 0
 
 
 class TensorForm(NamedTuple):
-    """Shape, dtype and coverage of a row's tensor; ``""`` where unknown."""
+    """Shape, dtype and coverage of a row's tensor; ``""`` if unknown."""
 
     shape: str = ""
     dtype: str = ""
@@ -41,17 +41,17 @@ class MetricRows(NamedTuple):
     steps: Indices
     targets: Sequence[MetricTarget]
     target: Indices
-    """Of each row its index in ``targets``."""
+    """Index of each row in ``targets``."""
     forms: Sequence[TensorForm]
     form: Indices
-    """Of each row its index in ``forms``."""
+    """Index of each row in ``forms``."""
     values: Mapping[str, npt.NDArray[np.float64]]
-    """By op; a masked array where values are missing."""
+    """Values by op; a masked array if values are missing."""
     micro_stepped: bool = False
-    """Whether the signal has a row for each micro step."""
+    """True if the signal has a row for each micro step."""
 
     def taken(self, chosen: Any) -> MetricRows:
-        """The rows that an index or a mask of NumPy's ``chosen`` takes."""
+        """Return the rows that ``chosen``, an index or a mask of NumPy's, selects."""
         return self._replace(
             steps=self.steps[chosen],
             target=self.target[chosen],
@@ -63,13 +63,13 @@ class MetricRows(NamedTuple):
 def assembled(
     signal: str, rank: int, about: Mapping[str, Sequence[Any]], values: Mapping[str, npt.NDArray[np.float64]]
 ) -> MetricRows:
-    """Rows from the cells of a table.
+    """Return the rows of the cells of a table.
 
     Args:
         about: the columns that are not values.
 
     Raises:
-        ValueError: if a whole number is none that its column can hold.
+        ValueError: if a whole number is outside of its column's range.
     """
     zeros, nothing = [0] * len(about["step"]), [""] * len(about["step"])
     keys = zip(about["name"], about["vpp_stage"], about.get("micro_step", zeros), about.get("call", zeros), strict=True)
@@ -95,7 +95,7 @@ def _steps(cells: Sequence[Any]) -> Indices:
 
 
 def numbered(items: Iterable[Any]) -> tuple[list[Any], Indices]:
-    """The distinct ``items`` in the order of their first appearance, and of each item its index among them."""
+    """Return the distinct ``items`` in the order of their first appearance, and the index of each item among them."""
     places: dict[Any, int] = {}
     indices = [places.setdefault(item, len(places)) for item in items]
     return list(places), np.array(indices, dtype=np.int64)

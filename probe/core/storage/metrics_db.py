@@ -1,4 +1,4 @@
-"""``monitor_metrics.db``: the rows of any number of ranks in SQLite, written by `csv2db` and by the sink.
+"""``monitor_metrics.db``: rows of any number of ranks in SQLite, written by `csv2db` and by the sink.
 
 docs/guides/conversions.md describes the tables.
 """
@@ -32,33 +32,33 @@ from probe.core.storage.metrics_schema import (
 from probe.core.storage.sql import quoted
 
 STEP_PARTITION = 500
-"""Steps in one table, unless asked for otherwise."""
+"""Steps in one table by default."""
 CACHED_STATEMENTS = 64
-"""Prepared statements that are kept, a few kilobytes each: one a signal is used step after step."""
+"""Prepared statements that are kept, a few kilobytes each: every step uses one a signal."""
 MOST_TABLES = 100
-"""Tables that are remembered, the latest ones; the columns of others are looked up again."""
+"""Tables whose columns are cached, the latest ones; the columns of others are looked up again."""
 CACHE_KIB = 32 << 10
-"""Memory that SQLite may keep pages in, unless asked for otherwise."""
+"""Page cache of SQLite by default, in KiB."""
 
 
 class _Table(NamedTuple):
-    """A table of rows, ready to take them."""
+    """A table of rows, ready for inserts."""
 
     insert: str
-    """Statement, but for the values of one row."""
+    """Statement without the values of a row."""
     stats: tuple[str, ...]
 
 
 class MetricsDatabase:
-    """The database, which takes rows inside transactions; one process writes at a time, any number read.
+    """The database. Rows are added inside transactions; one process writes at a time, any number read.
 
     Args:
-        step_partition: steps in one table; None for those that the database was made with, if it is not new.
-        wait_seconds: how long a locked database is waited for.
-        cache_kib: memory that SQLite may keep pages in.
+        step_partition: steps in one table; None for the number that the database was made with, or the default.
+        wait_seconds: time limit of the wait for a locked database.
+        cache_kib: page cache of SQLite in KiB.
 
     Raises:
-        ValueError: if there is something else at ``path``, or a database made with another ``step_partition``.
+        ValueError: if ``path`` is something else, or a database made with another ``step_partition``.
         sqlite3.OperationalError: if the file cannot be written.
     """
 
@@ -71,7 +71,7 @@ class MetricsDatabase:
     ) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The thread that delivers is not the one that opens.
+        # The delivery thread writes; another one opens.
         self.connection = sqlite3.connect(
             path,
             timeout=wait_seconds,
@@ -87,7 +87,7 @@ class MetricsDatabase:
         self._forget()
 
     def close(self) -> None:
-        """Close the database; one file is left, without a journal beside it, if no other process has it open."""
+        """Close the database; if no other process has it open, one file is left, without a journal beside it."""
         try:
             self.connection.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.OperationalError:
@@ -97,7 +97,7 @@ class MetricsDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is added inside is in the database at the end, or, on an exception, nothing of it."""
+        """Context whose additions are all in the database at its end; on an exception, none of them is."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -114,7 +114,7 @@ class MetricsDatabase:
         return self._partition
 
     def repartition(self, step_partition: int) -> None:
-        """Put so many steps into one table; called inside a transaction. No effect where there are rows already."""
+        """Change the number of steps in one table, inside a transaction. No effect if there are rows already."""
         if not row_tables(self.connection):
             statement = "UPDATE global_stats SET stat_value = ? WHERE stat_name = 'step_partition'"
             self.connection.execute(statement, (step_partition,))
@@ -139,17 +139,17 @@ class MetricsDatabase:
         self.connection.execute("DELETE FROM imported_files WHERE metric_name = ? AND rank = ?", (signal, rank))
 
     def imported(self, signal: str, rank: int) -> dict[str, tuple[int, int]]:
-        """Of each file whose rows are here its size and when it was modified, in nanoseconds since the epoch."""
+        """Return the size and the modification time (nanoseconds since the epoch) of each file whose rows are here."""
         query = "SELECT file, size, modified_ns FROM imported_files WHERE metric_name = ? AND rank = ?"
         return {file: (size, time) for file, size, time in self.connection.execute(query, (signal, rank))}
 
     def remember(self, file: str, signal: str, rank: int, size: int, modified_ns: int, rows: int, bad: int) -> None:
-        """That the rows of ``file`` are here, all but ``bad`` of them, which cannot be read."""
+        """Record that the rows of ``file`` are here, except ``bad`` rows that cannot be read."""
         record = (file, signal, rank, size, modified_ns, rows, bad)
         self.connection.execute("INSERT OR REPLACE INTO imported_files VALUES (?, ?, ?, ?, ?, ?, ?)", record)
 
     def tables(self, signal: str) -> list[str]:
-        """The tables that hold the rows of ``signal``, in the order of their steps."""
+        """Return the tables that hold the rows of ``signal``, in the order of their steps."""
         found = self.connection.execute("SELECT metric_id FROM monitoring_metrics WHERE metric_name = ?", (signal,))
         row = found.fetchone()
         if row is None:
@@ -159,19 +159,19 @@ class MetricsDatabase:
         return sorted(own, key=lambda name: parsed[name].first)
 
     def unindexed(self) -> list[str]:
-        """The tables that have no index yet: it is made when they are full, because keeping one up to date would write
-        every page of it at every step."""
+        """Return the tables that have no index yet: it is made when a table is full, because updates of an index would
+        write every page of it at every step."""
         indexed = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         return [name for name in row_tables(self.connection) if index_name(name) not in indexed]
 
     def index(self, tables: Iterable[str] | None = None) -> None:
-        """Indexes ``tables`` (None: all that are not yet), each in a transaction of its own."""
+        """Index ``tables`` (None: all that have no index yet), each in a transaction of its own."""
         for table in self.unindexed() if tables is None else tables:
             self.connection.execute(create_index(table))
 
     def _prepare(self, step_partition: int | None, cache_kib: int) -> None:
         self._check_ours()
-        # Where the file system has no shared memory, SQLite keeps its ordinary journal.
+        # On a file system without shared memory SQLite keeps its ordinary journal.
         self.connection.execute("PRAGMA journal_mode=WAL").fetchone()
         self.connection.execute("PRAGMA synchronous=NORMAL")
         self.connection.execute(f"PRAGMA cache_size=-{cache_kib}")
@@ -182,7 +182,7 @@ class MetricsDatabase:
             self._partition = self._agree("step_partition", step_partition, STEP_PARTITION)
 
     def _check_ours(self) -> None:
-        """Check before the first write that the database is one of ours: another stays as it is."""
+        """Check before the first write that probe has made the database: any other stays as it is."""
         query = "SELECT name FROM sqlite_master WHERE type = 'table'"
         try:
             names = {name for (name,) in self.connection.execute(query)}
@@ -194,8 +194,8 @@ class MetricsDatabase:
             raise ValueError(f"{self.path}: expected a database that probe has written, got one without imported_files")
 
     def _agree(self, name: str, value: int | None, default: int = 0) -> int:
-        """The value in the database, which must be ``value`` unless that is None; a new one gets ``value`` or
-        ``default``."""
+        """Return the value in the database, which must be ``value`` unless that is None; in a new database, set it to
+        ``value`` or ``default``."""
         begun_with = default if value is None else value
         self.connection.execute("INSERT OR IGNORE INTO global_stats VALUES (?, ?)", (name, begun_with))
         query = "SELECT stat_value FROM global_stats WHERE stat_name = ?"
@@ -211,7 +211,7 @@ class MetricsDatabase:
         self._names = NameTable(self.connection)
         self._tables: dict[tuple[int, int], _Table] = {}
         self._placed: dict[int, Sequence[MetricTarget]] = {}
-        """By signal the targets that were written last."""
+        """Targets that were written last, by signal."""
 
     def _insert(self, metric: int, partition: int, rows: MetricRows) -> None:
         table = self._tables.get((metric, partition))
@@ -229,7 +229,7 @@ class MetricsDatabase:
         self.connection.executemany(statement, zip(ranks, rows.steps.tolist(), targets, forms, *columns, strict=True))
 
     def _place(self, metric: int, rows: MetricRows) -> None:
-        """Record the order of a signal's targets: that in which they are first written."""
+        """Record the order of a signal's targets: the order in which they are first written."""
         if self._placed.get(metric) is rows.targets:  # as in the step before
             return
         targets = self._names.ids("monitoring_targets", rows.targets).tolist()
@@ -244,7 +244,7 @@ class MetricsDatabase:
         self._placed[metric] = rows.targets
 
     def _table(self, metric: int, partition: int, rows: MetricRows) -> _Table:
-        """The table of ``partition``, made or widened so that it holds all stats of ``rows``."""
+        """Return the table of ``partition``, made or widened so that it holds all stats of ``rows``."""
         if clash := {stat.lower() for stat in rows.values} & set(FIXED):
             raise ValueError(f"expected ops, got columns called {', '.join(sorted(clash))}")
         first = partition * self._partition
@@ -263,7 +263,7 @@ class MetricsDatabase:
         return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))
 
     def _held(self, table: str) -> tuple[str, ...]:
-        """The stats that ``table`` has columns for; empty if there is no such table."""
+        """Return the stats that ``table`` has columns for; empty if there is no such table."""
         columns = [column[1] for column in self.connection.execute(f"PRAGMA table_info({table})")]
         return tuple(column for column in columns if column not in FIXED)
 
@@ -281,7 +281,7 @@ class MetricsDatabase:
 
 
 def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
-    """The cells for SQLite: NaN, which it would turn into NULL, as the text ``nan``; missing values as NULL."""
+    """Return the cells for SQLite: NaN, which it would turn into NULL, as the text ``nan``; missing values as NULL."""
     cells: list[Any] = column.tolist()
     for row in np.flatnonzero(np.isnan(np.asarray(column))).tolist():
         if cells[row] is not None:
@@ -290,7 +290,7 @@ def _cells(column: npt.NDArray[np.float64]) -> list[Any]:
 
 
 def has_row_tables(path: Path) -> bool:
-    """Whether tables of rows are in the database at ``path``, or cannot be read there."""
+    """Return whether the database at ``path`` has tables of rows, or cannot be read."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             return bool(row_tables(connection))
@@ -299,8 +299,8 @@ def has_row_tables(path: Path) -> bool:
 
 
 def move_steps(path: Path, rank: int, first: int, aside: Path) -> None:
-    """Remove the rows of a rank from step ``first`` on; if there are any, a copy of the database as it was is made at
-    ``aside``, with its folder.
+    """Remove the rows of a rank from step ``first`` on. If there are any, copy the database to ``aside`` first, and
+    make its folder.
 
     Raises:
         sqlite3.Error: if the database cannot be read or written.
@@ -329,7 +329,7 @@ _RANGE = {"min_step": "min", "max_step": "max", "max_rank": "max"}
 
 
 class NameTable:
-    """The numbers of names; each is looked up once. After a transaction is undone, the object must be thrown away."""
+    """Numbers of names; each is looked up once. After a transaction is undone, the object must be discarded."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -337,7 +337,7 @@ class NameTable:
         self._range: tuple[int, int, int] | None = None
 
     def ids(self, table: str, items: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """The number of each item; new items get the next ones."""
+        """Return the number of each item; new items are numbered on."""
         known = self._ids[table]
         for item in items:
             if item not in known:
@@ -345,7 +345,7 @@ class NameTable:
         return np.fromiter((known[item] for item in items), np.int64, len(items))
 
     def widen_range(self, first: int, last: int, rank: int) -> None:
-        """Keep the smallest and largest step and the largest rank: a program that draws charts asks for them first."""
+        """Keep the smallest and largest step and the largest rank: a program that draws charts reads them first."""
         known = self._range
         if known and known[0] <= first and last <= known[1] and rank <= known[2]:
             return

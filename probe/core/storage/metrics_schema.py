@@ -1,4 +1,4 @@
-"""The layout of ``monitor_metrics.db``: the file, its tables and their names, and the statements that make them."""
+"""Layout of ``monitor_metrics.db``: the file, its tables and their names, and the statements that make them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from probe.core.storage.sql import literal, quoted
 SUFFIX = ".db"
 FILE_NAME = f"monitor_metrics{SUFFIX}"
 SCHEMA = 1
-"""Version of the layout; raised when a query written for the older one would go wrong."""
+"""Version of the layout; increased when a query written for the older one would be wrong."""
 
 FIXED = ("rank", "step", "target_id", "form_id")
 """Columns of every table of rows, before those of the ops."""
 
 MOST_VIEWED = 400
-"""Tables that one view joins together; SQLite takes no more than 500."""
+"""Tables in one view at most; the limit of SQLite is 500."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS monitoring_targets (
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS imported_files (
 
 
 def table_name(metric_id: int, first: int, last: int) -> str:
-    """The table of the rows of a metric from step ``first`` to step ``last``."""
+    """Return the name of the table with a metric's rows from step ``first`` to step ``last``."""
     return f"metric_{metric_id}_step_{first}_{last}"
 
 
@@ -54,24 +54,24 @@ class RowTable(NamedTuple):
 
 
 def row_table(name: str) -> RowTable | None:
-    """The metric and the first step of a table of rows; None for another table."""
+    """Parse the name of a table of rows; None for another table."""
     found = re.fullmatch(r"metric_(\d+)_step_(\d+)_\d+", name)
     return None if found is None else RowTable(int(found[1]), int(found[2]))
 
 
 def row_tables(connection: sqlite3.Connection) -> list[str]:
-    """The names of all tables of rows."""
+    """Return the names of all tables of rows."""
     names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'")
     return [name for (name,) in names if row_table(name)]  # a virtual table is not one of ours
 
 
 def index_name(table: str) -> str:
-    """The index of a table of rows."""
+    """Return the name of the index of a table of rows."""
     return f"{table}_target"
 
 
 def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str:
-    """The statement that makes ``table``, unless it is there: clustered for "all layers at this step"."""
+    """Return the statement that makes ``table`` if it is missing: clustered for "all layers at this step"."""
     columns = "".join(f", {quoted(stat)} REAL" for stat in stats)
     return (
         f"CREATE TABLE IF NOT EXISTS {table} (rank INTEGER NOT NULL, "
@@ -82,22 +82,22 @@ def create_table(table: str, first: int, last: int, stats: Sequence[str]) -> str
 
 
 def create_index(table: str) -> str:
-    """The statement that indexes ``table`` for "this layer over steps"."""
+    """Return the statement that indexes ``table`` for "this layer over steps"."""
     return f"CREATE INDEX IF NOT EXISTS {index_name(table)} ON {table} (target_id, rank, step)"
 
 
 def view_name(metric: str) -> str:
-    """The view of all rows of ``metric``, names included."""
+    """Return the name of the view of all rows of ``metric``, names included."""
     return f"{metric}_rows"
 
 
 def row_query(metric: str, name: str, step: str) -> str:
-    """A query for the rows of a tensor at a step; ``name`` and ``step`` may be placeholders."""
+    """Return a query for the rows of a tensor at a step; ``name`` and ``step`` may be placeholders."""
     return f"SELECT * FROM {quoted(view_name(metric))} WHERE target_name = {literal(name)} AND step = {step}"  # noqa: S608
 
 
 def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats: Sequence[str]) -> str:
-    """The statement that makes the view of ``metric``.
+    """Return the statement that makes the view of ``metric``.
 
     Args:
         tables: each table of rows, with the stats that it has a column for.

@@ -1,4 +1,4 @@
-"""Which Parquet files DuckDB can read to their end: a query of many files ends at the first one that it cannot."""
+"""Check of Parquet files: a query of many files ends at the first one that DuckDB cannot read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WHOLE = ("INT32", "INT64")
 _NUMBERS = ("DOUBLE", "FLOAT", *_WHOLE)
 _SCHEMA = "SELECT file_name, name, type, num_children FROM parquet_schema({files})"
 _ALL = "SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet({files}, union_by_name = true)"
-"""Decodes every page, in several threads and without keeping any; a count would be taken from the statistics."""
+"""Query that decodes every page, in several threads and without keeping any; a count would read the statistics only."""
 
 
 def readable(connection: Any, files: Sequence[TableFile], problems: Problems) -> list[TableFile]:
-    """``files`` without those Parquet files that are damaged or not of ours, which go to ``problems``. All are read
-    once: where none is damaged, in one query."""
+    """Return ``files`` without the Parquet files that are damaged or foreign, which are recorded in ``problems``. Each
+    file is read once; if none is damaged, all in one query."""
     parquet = [file for file in files if file.format == "parquet"]
     if not parquet or _wrong(connection, parquet) is None:
         return list(files)
@@ -35,7 +35,7 @@ def readable(connection: Any, files: Sequence[TableFile], problems: Problems) ->
 
 
 def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
-    """The first defect of any of ``files``; None if there is none."""
+    """Return the first defect of any of ``files``; None if there is none."""
     import duckdb
 
     paths = [file.path for file in files]
@@ -49,7 +49,7 @@ def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
 
 
 def misfit(connection: Any, paths: list[Path]) -> str | None:
-    """Why the columns of any of the files are none of ours; None if all are."""
+    """Return the first defect of the columns of any of the files; None if there is none."""
     columns: dict[str, list[tuple[str, str, int | None]]] = {}
     for path, *column in connection.execute(_SCHEMA.format(files=listed(paths))).fetchall():
         columns.setdefault(path, []).append(tuple(column))

@@ -1,4 +1,4 @@
-"""Parquet files, some rows at a time, through DuckDB."""
+"""Parquet files, read some rows at a time by DuckDB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from probe.core.storage.table_files import TableFile
 
 
 def number_of_rows(path: Path) -> int:
-    """The number of rows in ``path``.
+    """Return the number of rows in ``path``.
 
     Raises:
         ImportError: if DuckDB is missing.
@@ -32,7 +32,7 @@ def number_of_rows(path: Path) -> int:
 
 
 def read(file: TableFile, rank: int, begin: int, end: int) -> MetricRows | None:
-    """Rows ``begin`` to ``end - 1``.
+    """Return rows ``begin`` to ``end - 1``; None if there are none.
 
     Raises:
         ImportError: if DuckDB is missing.
@@ -50,7 +50,7 @@ def read(file: TableFile, rank: int, begin: int, end: int) -> MetricRows | None:
 
 @contextmanager
 def _duckdb() -> Iterator[Any]:
-    """A connection for one file.
+    """Open a connection for one file.
 
     Raises:
         ImportError: if DuckDB is missing.

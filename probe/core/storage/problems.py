@@ -11,16 +11,16 @@ from probe.core.messages import plural, printable
 MOST = 1000
 """Problems that are kept; more are counted."""
 NAMED = 3
-"""Lines of a file, or of a piece of it, that are named one by one; more are counted."""
+"""Lines of a file, or of a piece of it, that are listed one by one; more are counted."""
 
 
 def left_out(after: int) -> str:
-    """The end of a message about a line that cannot be read, and the ``after`` lines in its unclosed quotes."""
+    """Return the end of a message about a line that cannot be read, and the ``after`` lines in its unclosed quotes."""
     return f"this line and the next{f' {after}' * (after > 1)} are left out" if after else "this line is left out"
 
 
 def cannot_be_read(more: int) -> str:
-    """The message about further lines of a file, which are not named one by one."""
+    """Return the message about further lines of a file, which are not listed one by one."""
     return f"{more} more {plural(more, 'line')} cannot be read and {plural(more, 'is', 'are')} left out"
 
 
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     line: int | None
     what: str
     skipped: bool
-    """Whether data were left out because of it."""
+    """True if data were left out because of it."""
 
     def __str__(self) -> str:
         return printable(f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}")
@@ -44,10 +44,10 @@ class Problems:
     kept: list[Problem] = field(default_factory=list)
     number: int = 0
     skipped: bool = False
-    """Whether any data were left out."""
+    """True if any data were left out."""
 
     def add(self, path: Path, what: str, line: int | None = None, skipped: bool = True) -> None:
-        """Record a problem; the same one twice counts once."""
+        """Record a problem; equal ones count once."""
         problem = Problem(path, line, what, skipped)
         self.skipped |= skipped
         if problem in self.kept[-MOST:]:
@@ -57,7 +57,7 @@ class Problems:
             self.kept.append(problem)
 
     def lines(self, most: int = 20) -> list[str]:
-        """For people: the first ``most``, and how many there are besides."""
+        """Return the first ``most`` problems as lines for people, and the number of the others."""
         shown = [str(problem) for problem in self.kept[:most]]
         rest = self.number - len(shown)
         return [*shown, f"and {rest} more problem{'s' * (rest > 1)}"] if rest else shown

@@ -1,4 +1,4 @@
-"""Open files of unknown origin without waiting: regular files only, within limits of size."""
+"""Files of unknown origin, opened without waiting: regular files only, within limits of size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 MOST_JSON = 64 << 20
 """Bytes of a JSON file; one of a hundred thousand ranks has a few megabytes."""
 DEEPEST = 64
-"""Levels of a JSON file at most: readers walk through it level by level."""
+"""Levels of a JSON file at most: readers process it level by level."""
 LONGEST_LINE = 1 << 16
-"""Bytes that a line of ours hardly ever reaches."""
+"""Bytes that lines of probe's files hardly ever exceed."""
 FARTHEST = 8 << 20
 """Bytes within which the next line has to begin."""
 
 
 def opened(path: Path) -> BufferedReader:
-    """``path`` for reading bytes. A FIFO would wait for its writer, a device need not end: neither is opened.
+    """Open ``path`` for reading bytes. A FIFO would wait for its writer, a device need not end: neither is opened.
 
     Raises:
         OSError: if it cannot be opened, or is no regular file.
@@ -38,11 +38,11 @@ def opened(path: Path) -> BufferedReader:
 
 
 def json_of(path: Path) -> Any:
-    """The value in the JSON file ``path``.
+    """Return the value in the JSON file ``path``.
 
     Raises:
         OSError: if it cannot be read, or is no regular file.
-        ValueError: if it holds no JSON, or more than can be read.
+        ValueError: if it is not JSON, or larger or deeper than the limits.
     """
     with opened(path) as file:
         data = file.read(MOST_JSON + 1)
@@ -61,11 +61,11 @@ def json_of(path: Path) -> Any:
 
 
 def check_lines(file: BufferedReader) -> None:
-    """Check that no line of ``file`` is far longer than any of ours, such as the zeros of a preallocated file. Lines
-    are looked for at some places only; a file that passes has no line of more than three times ``FARTHEST``.
+    """Check that no line of ``file`` is far longer than lines of probe's files are, such as the zeros of a preallocated
+    file. Only some places are checked; a file that passes has no line of more than three times ``FARTHEST``.
 
     Raises:
-        ValueError: if one is.
+        ValueError: if a line is.
     """
     size = file.seek(0, os.SEEK_END)
     for place in range(FARTHEST, size, FARTHEST):

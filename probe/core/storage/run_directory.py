@@ -1,4 +1,4 @@
-"""The directory of a run and rank: its name, and the manifest in it. Each is written and read here."""
+"""Directory of a run and rank: its name, and the manifest in it. Each is written and read here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.regular_files import json_of
 
 SCHEMA = 1
-"""Version of the output's layout; raised when a reader of the older one would go wrong."""
+"""Version of the output's layout; increased when a reader of the older one would be wrong."""
 
 ZONE = timezone(timedelta(hours=8), "UTC+08:00")
-"""The zone of directory names, on every machine, so that those of all ranks and tools compare."""
+"""Time zone of directory names, on every machine, so that names of all ranks and tools can be compared."""
 
 EXAMPLE_TIME = "Dec03_21-34-40"
 EXAMPLE_DIRECTORY = f"{EXAMPLE_TIME}-rank0-1f0c9a3e"
@@ -35,19 +35,19 @@ _TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
 def output_root(environ: Mapping[str, str]) -> Path:
-    """``MONITOR_OUTPUT_DIR``, else ``./monitor_output``."""
+    """Return ``MONITOR_OUTPUT_DIR``, else ``./monitor_output``."""
     return Path(environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output").expanduser()
 
 
 def stamp(now: float) -> str:
-    """``now`` (seconds since the epoch) as all folder names have it, such as ``Dec03_21-34-40``: one clock and one
+    """Return ``now`` (seconds since the epoch) for names of folders, such as ``Dec03_21-34-40``: one time zone and one
     language on every machine."""
     start = datetime.fromtimestamp(now, ZONE)
     return f"{_MONTHS[start.month - 1]}{start:%d_%H-%M-%S}"
 
 
 def parsed_stamp(text: str, year: int) -> datetime:
-    """The time in a folder's name, in a year that the name lacks.
+    """Parse the time in a folder's name, which lacks the year.
 
     Raises:
         ValueError: if it is no such time.
@@ -56,12 +56,12 @@ def parsed_stamp(text: str, year: int) -> datetime:
 
 
 def time_text(moment: time.struct_time) -> str:
-    """A time as manifests have it, such as ``2026-11-03T21:34:40+0800``."""
+    """Return a time for manifests, such as ``2026-11-03T21:34:40+0800``."""
     return time.strftime(_TIME, moment)
 
 
 def parsed_time(text: str) -> float:
-    """Seconds since the epoch of a time as manifests have it.
+    """Parse a time of a manifest; return seconds since the epoch.
 
     Raises:
         ValueError: if it is no such time.
@@ -70,7 +70,7 @@ def parsed_time(text: str) -> float:
 
 
 def directory_name(rank: int, now: float) -> str:
-    """The name of a run's and rank's directory, such as ``Dec03_21-34-40-rank0-1f0c9a3e``; another at each call.
+    """Return the name of a run's and rank's directory, such as ``Dec03_21-34-40-rank0-1f0c9a3e``; new at each call.
 
     Args:
         now: seconds since the epoch.
@@ -80,28 +80,28 @@ def directory_name(rank: int, now: float) -> str:
 
 
 def parsed_name(name: str) -> tuple[str, int] | None:
-    """The time and the rank in a directory's name; None for a name that no rank's directory has."""
+    """Parse the time and the rank in a directory's name; None for a name that no rank's directory has."""
     found = _DIRECTORY.fullmatch(name)
     return None if found is None else (found[1], int(found[2]))
 
 
 def directories_of(rank: int | None = None) -> str:
-    """The pattern of the names of all directories of ``rank``, or of any rank."""
+    """Return the pattern of the names of all directories of ``rank``, or of any rank."""
     return "*-rank*" if rank is None else f"*-rank{rank}-*"
 
 
 def superseded_name(now: float, step: int) -> str:
-    """The name of the folder that keeps the rows which a resumed run replaces, from ``step`` on."""
+    """Return the name of the folder that keeps the rows which a resumed run replaces, from ``step`` on."""
     return f"superseded-{stamp(now)}-from-step-{step}"
 
 
 def rank_folder(rank: int) -> str:
-    """The name of the folder of one rank in a folder that all runs share."""
+    """Return the name of the folder of one rank in a folder that all runs share."""
     return f"rank{rank}"
 
 
 def parsed_rank(name: str) -> int | None:
-    """The rank in the name of such a folder; None for another name."""
+    """Parse the rank in the name of such a folder; None for another name."""
     found = re.fullmatch(r"rank(\d+)", name)
     return None if found is None else int(found[1])
 
@@ -120,7 +120,7 @@ def create(root: Path, name: str) -> Path:
 
 @contextmanager
 def advised(root: Path) -> Iterator[None]:
-    """Name the environment variable in errors of the block, which makes directories under ``root``.
+    """Add the environment variable to errors of the block, which makes directories under ``root``.
 
     Raises:
         OSError: the original one, with advice.
@@ -133,15 +133,15 @@ def advised(root: Path) -> Iterator[None]:
 
 
 def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:
-    """Write ``manifest.json`` as a whole; call it again with more fields when more is known."""
+    """Write ``manifest.json`` as a whole; call this again with more fields when more is known."""
     text = json.dumps(_plain({"schema": SCHEMA, **fields}), ensure_ascii=False, indent=1)
     with replacing(directory / manifest.FILE) as file:
         file.write(text + "\n")
 
 
 def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
-    """The manifest in ``directory``: empty if there is none, or none that can be read; None if a later version has
-    written the directory, whose files may mean something else."""
+    """Read the manifest in ``directory``: empty if there is none, or it cannot be read; None if a later version has
+    written the directory, since its files may have another meaning."""
     path = directory / manifest.FILE
     try:
         fields = json_of(path)
@@ -163,7 +163,7 @@ def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
 
 
 def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
-    """Whether a field is as documented, or unknown."""
+    """Return whether a field is as documented, or unknown."""
     expected = manifest.misfit(key, value)
     if expected:
         problems.add(path, f"{key}: expected {expected}; there is {repr(value)[:40]}: not used", skipped=False)
@@ -171,7 +171,7 @@ def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bo
 
 
 def _plain(value: object) -> object:
-    """``value`` in the types of JSON: NaN and the infinities, which JSON lacks, become strings."""
+    """Return ``value`` in the types of JSON: NaN and the infinities, which JSON lacks, become strings."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

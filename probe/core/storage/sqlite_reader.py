@@ -1,6 +1,6 @@
-"""The databases of ranks (``"format": "sqlite"``), copied to files that DuckDB reads as it reads Parquet.
+"""Databases of ranks (``"format": "sqlite"``), copied to Parquet files for DuckDB.
 
-DuckDB reads SQLite only with an extension that it would download, so that rows pass through Python's ``sqlite3``.
+DuckDB reads SQLite only with an extension that it would download, so Python's ``sqlite3`` reads the rows.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from probe.core.storage.sql import quoted
 from probe.core.storage.table_files import TableFile
 
 FORMAT = "sqlite"
-"""Of a :class:`TableFile` whose ``path`` is a copy of rows of a database."""
+"""Format of a :class:`TableFile` whose ``path`` is a copy of rows of a database."""
 LOCKED_SECONDS = 2.0
-"""How long a database that someone else has locked is waited for."""
+"""Time limit of the wait for a database that another process has locked."""
 PIECE = 100_000
-"""Rows that one copy has, but for those of its last step."""
+"""Rows of one copy, without those of its last step."""
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""Exceptions of ``sqlite3`` for a damaged database; the latter where its own message quotes damaged text."""
+"""Exceptions of ``sqlite3`` for a damaged database; the second one if its own message quotes damaged text."""
 MICRO_STEPPED = frozenset({"actv", "actv_grad"})
-"""Signals whose rows have micro steps, for databases that do not record it."""
+"""Signals whose rows have micro steps, for databases that do not record this."""
 
 _OURS = frozenset({"monitoring_targets", "monitoring_metrics", "tensor_forms", "global_stats"})
 
 Covered = Callable[[str], Sequence[int]]
-"""The steps of a signal that other files of the directory hold."""
+"""Function that returns the steps of a signal that other files of the directory hold."""
 
 
 class Column(NamedTuple):
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
     values: npt.NDArray[Any]
     missing: npt.NDArray[np.bool_] | None = None
-    """Where there is no value; None for nowhere."""
+    """True for each missing value; None if no value is missing."""
 
 
 Copy = Callable[[Path, dict[str, Column]], None]
@@ -55,14 +55,14 @@ class _Signal(NamedTuple):
     name: str
     number: int
     tables: list[str]
-    """In the order of their steps."""
+    """Tables in the order of their steps."""
     order: dict[int, int]
-    """Of each target its position in a step."""
+    """Position of each target in a step."""
     micro_stepped: bool
 
 
 def first_step(directory: Path) -> int | None:
-    """The lowest step in the database of a rank's directory; None if there is none.
+    """Return the lowest step in the database of a rank's directory; None if there is none.
 
     Raises:
         Exception: one of :data:`UNREADABLE` if the database cannot be read.
@@ -77,7 +77,7 @@ def first_step(directory: Path) -> int | None:
 
 
 def may_have_rows(directory: Path) -> bool:
-    """Whether rows are in the database of a rank's directory, or cannot be read there."""
+    """Return whether the database of a rank's directory has rows, or cannot be read."""
     try:
         return (directory / FILE_NAME).is_dir() or first_step(directory) is not None
     except UNREADABLE:
@@ -87,13 +87,13 @@ def may_have_rows(directory: Path) -> bool:
 def copied(
     directory: Path, rank: int, folder: Path, covered: Covered, copy: Copy, problems: Problems
 ) -> Iterator[TableFile]:
-    """Copies of the rows that the database of a rank's directory has and no other file of it, by signal and step.
+    """Copy the rows that only the database of a rank's directory has; yield the copies by signal and step.
 
-    Rows that cannot be read are left out with the rest of their table, whose steps come in order, and recorded in
+    Rows that cannot be read are left out with the rest of their table, whose steps are in order, and recorded in
     ``problems``.
 
     Args:
-        folder: gets the copies.
+        folder: folder of the copies.
     """
     path = directory / FILE_NAME
     if not path.exists():
@@ -122,9 +122,9 @@ def _connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
 
 @contextmanager
 def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
-    """``path`` as it is at one moment, though training may write on; nothing is written beside it.
+    """Open ``path`` as it is at one moment, while training may continue to write; nothing is written beside it.
 
-    Where SQLite would have to write to read it (a killed run's journal in a folder that is read-only), a copy in
+    If SQLite would have to write in order to read (a killed run's journal in a folder that is read-only), a copy in
     ``folder`` is opened.
 
     Raises:
@@ -149,7 +149,7 @@ def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _journals(path: Path) -> list[Path]:
-    """The journals that SQLite has left beside a database."""
+    """Return the journals that SQLite has left beside a database."""
     beside = (path.with_name(f"{path.name}{end}") for end in ("-wal", "-journal"))
     return [journal for journal in beside if journal.is_file() and journal.stat().st_size]
 
@@ -164,7 +164,7 @@ def _check_ours(database: sqlite3.Connection) -> None:
 
 
 class _Reading:
-    """The rows of one rank in a database."""
+    """Reader of the rows of one rank in a database."""
 
     def __init__(self, database: sqlite3.Connection, path: Path, rank: int, problems: Problems) -> None:
         self._database, self._path, self._rank, self._problems = database, path, rank, problems
@@ -173,7 +173,7 @@ class _Reading:
         self._copies = 0
 
     def signals(self) -> list[_Signal]:
-        """Every signal with rows."""
+        """Return every signal with rows."""
         tables: dict[int, list[tuple[int, str]]] = {}
         for name in row_tables(self._database):
             if table := row_table(name):
@@ -189,7 +189,7 @@ class _Reading:
         try:
             query = "SELECT target_id, position, micro_stepped FROM metric_targets WHERE metric_id = ?"
             placed = self._database.execute(query, (number,)).fetchall()
-        except sqlite3.OperationalError:  # of a version that had no such table
+        except sqlite3.OperationalError:  # written by a version without this table
             placed = []
         order = {target: place for target, place, _ in placed}
         several = any(micro_stepped for _, _, micro_stepped in placed)
@@ -199,7 +199,7 @@ class _Reading:
         return {row[0]: row[1:] for row in self._database.execute(f"SELECT {columns} FROM {table}")}  # noqa: S608
 
     def copied(self, signal: _Signal, folder: Path, covered: Sequence[int], copy: Copy) -> Iterator[TableFile]:
-        """Copies of a signal's rows, of steps that are not ``covered``."""
+        """Copy a signal's rows of steps that are not ``covered``."""
         steps = sorted(covered)
         for table in signal.tables:
             try:
@@ -216,7 +216,7 @@ class _Reading:
                 self._problems.add(self._path, f"{table} cannot be read; {error}: left out")
 
     def _ops(self, table: str) -> list[str]:
-        """The columns of values; one that could not stand beside those of other files is left out."""
+        """Return the columns of values, without names that the tables of other files use otherwise."""
         held = [row[1] for row in self._database.execute(f"PRAGMA table_info({quoted(table)})")]
         missing = [name for name in FIXED if name not in held]
         if missing:
@@ -229,8 +229,8 @@ class _Reading:
         return [name for name in ops if name not in taken]
 
     def _pieces(self, table: str, ops: Sequence[str], covered: Sequence[int]) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows of whole steps, in their order: step, target, form and values. Between two pieces lie the steps of
-        other files, so that all of them can be read one after the other."""
+        """Yield rows of whole steps, in order: step, target, form and values. A piece ends at steps of other files, so
+        that all files can be read one after the other."""
         columns = ", ".join(("step", "target_id", "form_id", *map(quoted, ops)))
         query = f"SELECT {columns} FROM {table} WHERE rank = ? ORDER BY step"  # noqa: S608 - our own name
         held: list[tuple[Any, ...]] = []
@@ -258,7 +258,7 @@ class _Reading:
             yield from cursor  # row by row: the rows before a damaged page are not lost
 
     def _cells(self, signal: _Signal, table: str, ops: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, Column]:
-        """Columns as in the files of the signal; a step's rows in the order in which they were written."""
+        """Return columns as in the files of the signal; a step's rows in the order in which they were written."""
         sound = [row for row in rows if self._is_sound(row)]
         if number := len(rows) - len(sound):
             what = f"{table}: {number} row{'s' * (number > 1)} with cells that cannot be read: left out"
@@ -280,7 +280,7 @@ class _Reading:
         }
 
     def _is_sound(self, row: tuple[Any, ...]) -> bool:
-        """Whether each column can hold its cell, and names are known."""
+        """Return whether each column can hold its cell, and names are known."""
         step, target, form, *values = row
         about = self._targets.get(target)
         try:
@@ -308,6 +308,6 @@ def _texts(texts: Sequence[Any]) -> Column:
 
 
 def _numbers(cells: Sequence[Any]) -> Column:
-    """NaN is the text ``nan`` in SQLite, which has none; a value that is missing is None."""
+    """Convert cells of SQLite, which lacks NaN, to a column: the text ``nan`` is NaN, None is a missing value."""
     numbers = [float("nan" if cell is None else cell) for cell in cells]
     return Column(np.array(numbers, dtype=np.float64), np.array([cell is None for cell in cells], dtype=np.bool_))

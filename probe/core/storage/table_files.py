@@ -1,4 +1,4 @@
-"""The tables of a rank's directory: each file is looked at once, and left out if it cannot be read."""
+"""Tables of a rank's directory: each file is checked once, and left out if it cannot be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from probe.core.storage.problems import Problems
 from probe.core.storage.regular_files import LONGEST_LINE, check_lines, opened
 
 KNOWN = frozenset({STACKS})
-"""Other tables, which belong there."""
+"""Other tables of the monitor, which are not read as signals."""
 _PARQUET_MARK = b"PAR1"
 
 
@@ -46,30 +46,30 @@ class TableFile(NamedTuple):
     format: str
     """``csv`` or ``parquet``."""
     columns: tuple[str, ...]
-    """Empty for Parquet files, which describe themselves."""
+    """Empty for Parquet files, which contain their schema."""
     torn: int = 0
     """Bytes of an unfinished last line."""
 
 
 def tables(directory: Path, problems: Problems) -> list[TableFile]:
-    """Every file of a rank's directory that can be read, by signal and step."""
+    """Return every file of a rank's directory that can be read, by signal and step."""
     found = (_look(path, problems) for path in sorted(directory.iterdir()) if is_table_suffix(path.suffix))
     return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
 
 
 def each_once(found: Sequence[TableFile]) -> list[TableFile]:
-    """Without the Parquet files of steps that are there as CSV too, which is complete up to the last step."""
+    """Drop the Parquet files of steps that are in CSV files too, which are complete up to the last step."""
     in_csv = {(file.signal, file.first) for file in found if file.format == CSV}
     return [file for file in found if file.format == CSV or (file.signal, file.first) not in in_csv]
 
 
 def has_tables(directory: Path) -> bool:
-    """Whether any file of a signal is in a rank's directory."""
+    """Return whether a rank's directory has a file of any signal."""
     return any(table_name(path.name) for path in directory.iterdir())
 
 
 def first_step(directory: Path) -> int:
-    """The lowest step in a rank's directory, by the first row of each of the files that could have it; 0 if unknown."""
+    """Return the lowest step in a rank's directory, from the first rows of the files that may have it; 0 if unknown."""
     named = [(name, path) for path in directory.iterdir() if (name := table_name(path.name))]
     if not named:
         return 0
@@ -107,11 +107,11 @@ def _look(path: Path, problems: Problems) -> TableFile | None:
 
 
 class _HeaderError(ValueError):
-    """The first line is no header of ours."""
+    """The first line is not a header of the monitor."""
 
 
 def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
-    """The columns, and the bytes of a last line that is not finished."""
+    """Return the columns, and the bytes of a last line that is not finished."""
     with opened(path) as file:
         start = file.read(LONGEST_LINE)
         if not start:
@@ -129,7 +129,7 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
 
 
 def _columns(header: str) -> tuple[str, ...]:
-    if "\r" in header:  # which the parser takes for the end of a line
+    if "\r" in header:  # the parser takes CR for the end of a line
         raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
     row = next(rows([header]), None)
     if row is not None and row.wrong:
@@ -140,7 +140,7 @@ def _columns(header: str) -> tuple[str, ...]:
 
 
 def _check_header(columns: tuple[str, ...], there: str) -> None:
-    """Check the header: a defect that would stop a query of many files leaves out only the file that has it."""
+    """Check the header, so that a defect that would end a query of many files leaves out this file alone."""
     if len(columns) > MOST_COLUMNS:
         raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
     if columns[: len(NEEDED)] != NEEDED:
@@ -153,7 +153,7 @@ def _check_header(columns: tuple[str, ...], there: str) -> None:
 
 
 def _torn(file: BufferedReader) -> int:
-    """Bytes behind the last line break."""
+    """Return the number of bytes after the last line break."""
     size = end = file.seek(0, os.SEEK_END)
     while end:
         begin = max(0, end - LONGEST_LINE)

@@ -1,1 +1,1 @@
-"""Module paths as scripts of earlier tools have them."""
+"""Import paths of earlier tools."""

@@ -1,4 +1,4 @@
-"""Where scripts of earlier tools import ``csv2tensorboard_by_step`` from."""
+"""Import path of ``csv2tensorboard_by_step`` in scripts of earlier tools."""
 
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
 

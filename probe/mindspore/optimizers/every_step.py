@@ -1,4 +1,4 @@
-"""Every update in the process: MindSpore's optimizers are cells, whose classes are changed while anybody listens."""
+"""Every update in the process: MindSpore's optimizers are cells, whose classes are patched while anything listens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from probe.core.backend.protocols import Remove
 from probe.mindspore.cell_hooks import surfacing
 
 KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
-"""The parents of all of them; those of ``mint.optim`` inherit from the second."""
+"""Base classes of all MindSpore optimizers; those of ``mint.optim`` inherit from the second."""
 Edges = tuple[Callable[[Any], None], Callable[[Any], None]]
 
 
 def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
-    """Calls ``began`` and ``ended`` around each call of every optimizer of MindSpore's own."""
+    """Call ``began`` and ``ended`` around each call of every optimizer of MindSpore's own."""
     return _listening.listen((began, ended))
 
 

@@ -30,30 +30,30 @@ NAMES: dict[str, dict[str, str]] = {
 """Torch's names for the state of an optimizer, by class and MindSpore's name."""
 ANY_CLASS = EXP_AVG | EXP_AVG_SQ | {"vhat": "max_exp_avg_sq"}
 NO_STATE = ("parameters", "_parameters", "params", "learning_rate", "stat", "grad_clone")
-"""Attributes that are no state: the parameters themselves, rates of groups, the first-step flag of SGD's operator."""
+"""Attributes that are no state: the parameters, the learning rates of groups, the first-step flag of SGD's operator."""
 UNCORRECTED = ("mindspore.nn.optim.adam.AdamWeightDecay",)
-"""Optimizers that do not correct their moments for having begun at zero."""
+"""Optimizers without bias correction of their moments."""
 EARLY = (
     "mindspore.nn.optim.adam.Adam",
     "mindspore.nn.optim.adam.AdamOffload",
     "mindspore.nn.optim.lazyadam.LazyAdam",
     "mindspore.experimental.optim.adam.Adam",
 )
-"""Optimizers that add eps to the root before that is corrected."""
+"""Optimizers that add eps to the square root before its bias correction."""
 
 
 def knows(optimizer: Any) -> bool:
-    """Whether ``optimizer`` is a cell that holds parameters."""
+    """Return whether ``optimizer`` is a cell that holds parameters."""
     return isinstance(optimizer, nn.Cell) and hasattr(optimizer, "parameters")
 
 
 def owned(optimizer: Any) -> list[Any]:
-    """Every parameter, in the order of the gradients that the optimizer is called with."""
+    """Return every parameter, in the order of the gradients that the optimizer is called with."""
     return list(optimizer.parameters)
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
-    """Listens to the calls of this one object."""
+    """Listen to the calls of this one object."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with applied(optimizer, owned, next(iter((*args, *kwargs.values())), ()), listener):
@@ -72,19 +72,19 @@ def on_step(optimizer: Any, listener: StepListener) -> Callable[[], None]:
 
 
 def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-    """The tensors kept for ``parameter``."""
+    """Return the optimizer's tensors for ``parameter``."""
     layout = _layout(optimizer)
     place = layout.places.get(id(parameter))
     return {} if place is None else {kind: kept[place] for kind, (_, kept) in layout.kept.items()}
 
 
 def state_names(optimizer: Any) -> dict[str, str]:
-    """MindSpore's name for each kind."""
+    """Return MindSpore's name for each kind of state."""
     return {kind: native for kind, (native, _) in _layout(optimizer).kept.items()}
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
-    """From its own attributes, or the groups where it has those; they may be parameters themselves."""
+    """Return a lookup of the hyperparameters, read from groups, else from the optimizer; values may be parameters."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__}
     plain, early = not kinds.isdisjoint(UNCORRECTED), not kinds.isdisjoint(EARLY)
@@ -105,9 +105,9 @@ class _Layout(NamedTuple):
     """Cached map from a parameter to its optimizer state; building it may synchronise the device."""
 
     places: dict[int, int]
-    """The index of each parameter, by its identity, in every tuple of tensors."""
+    """Index of each parameter, by its identity, in every tuple of tensors."""
     kept: dict[str, tuple[str, Any]]
-    """For each kind MindSpore's name, and a tuple of one tensor for each parameter."""
+    """MindSpore's name, and a tuple of one tensor for each parameter, by kind."""
 
 
 _layouts: WeakKeyDictionary[Any, _Layout] = WeakKeyDictionary()
@@ -123,7 +123,7 @@ def _layout(optimizer: Any) -> _Layout:
 
 
 def _kept(optimizer: Any) -> dict[str, Any]:
-    """Attributes that hold one tensor for each parameter."""
+    """Return the attributes that hold one tensor for each parameter."""
     attributes = {**vars(optimizer), **getattr(optimizer, "_params_list", {})}
     return {
         name: kept
@@ -136,7 +136,7 @@ def _kept(optimizer: Any) -> dict[str, Any]:
 
 
 def _idle(optimizer: Any, name: str) -> bool:
-    """Whether MindSpore keeps ``name`` without using it: torch has none then."""
+    """Return whether MindSpore keeps ``name`` without using it; torch has no such state then."""
     groups = getattr(optimizer, "param_groups", [])
     if name == "max_exp_avg_sq":
         if type(optimizer).__module__ == "mindspore.experimental.optim.adam":  # 2.10.0: amsgrad changes nothing there

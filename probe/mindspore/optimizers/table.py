@@ -1,4 +1,4 @@
-"""The kinds of MindSpore's optimizers: where each keeps its state, and when it takes a training step."""
+"""Kinds of MindSpore's optimizers: where each keeps its state, and when it takes a training step."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from probe.mindspore.optimizers import nn_cell, torch_style
 
 
 class Optimizers(Protocol):
-    """The contract of a kind of optimizer: a module of plain functions. To add one, write the module, and a line in
+    """Contract of a kind of optimizer: a module of plain functions. To add one, write the module, and a line in
     :data:`OPTIMIZERS`."""
 
     def knows(self, optimizer: Any) -> bool:
-        """Whether ``optimizer`` is of this kind."""
+        """Return whether ``optimizer`` is of this kind."""
 
     def owned(self, optimizer: Any) -> Sequence[Any]:
-        """The parameters that ``optimizer`` updates."""
+        """Return the parameters that ``optimizer`` updates."""
 
     def state(self, optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-        """The optimizer's tensors for ``parameter``, by torch's names."""
+        """Return the optimizer's tensors for ``parameter``, by torch's names."""
 
     def state_names(self, optimizer: Any) -> Mapping[str, str]:
-        """MindSpore's name for each kind of state, where it differs."""
+        """Return MindSpore's name for each kind of state, where it differs."""
 
     def adam(self, optimizer: Any) -> Callable[[Any], Adam | None]:
-        """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
+        """Return the hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
 
     def on_step(self, optimizer: Any, listener: StepListener) -> Remove:
-        """Calls ``listener`` at every training step of ``optimizer``."""
+        """Call ``listener`` at every training step of ``optimizer``."""
 
 
 OPTIMIZERS: dict[str, Optimizers] = {
@@ -44,30 +44,30 @@ def _kind(optimizer: Any) -> Optimizers:
 
 
 def known(optimizer: Any) -> bool:
-    """Whether ``optimizer`` can be listened to."""
+    """Return whether there is a kind for ``optimizer``."""
     return any(kind.knows(optimizer) for kind in OPTIMIZERS.values())
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Calls ``listener`` at every training step of ``optimizer``."""
+    """Call ``listener`` at every training step of ``optimizer``."""
     return _kind(optimizer).on_step(optimizer, listener)
 
 
 def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-    """The optimizer's tensors for ``parameter``, by torch's names."""
+    """Return the optimizer's tensors for ``parameter``, by torch's names."""
     return _kind(optimizer).state(optimizer, parameter)
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
-    """The hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
+    """Return the hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
     return _kind(optimizer).adam(optimizer)
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:
-    """MindSpore's name for each kind of state, where it differs."""
+    """Return MindSpore's name for each kind of state, where it differs."""
     return _kind(optimizer).state_names(optimizer)
 
 
 def owned(optimizer: Any) -> list[Any]:
-    """The parameters that ``optimizer`` updates."""
+    """Return the parameters that ``optimizer`` updates."""
     return list(_kind(optimizer).owned(optimizer))

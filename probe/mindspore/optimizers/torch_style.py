@@ -1,4 +1,4 @@
-"""Optimizers in the manner of torch over MindSpore's tensors (msadapter, mindtorch): ``step``, ``param_groups``,
+"""Optimizers with torch's interface over MindSpore's tensors (msadapter, mindtorch): ``step``, ``param_groups``,
 ``state``, and gradients that the parameters hold."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from probe.mindspore.optimizers import nn_cell
 
 
 def knows(optimizer: Any) -> bool:
-    """Whether ``optimizer`` has a ``step`` and groups of MindSpore's parameters; a cell of MindSpore's own is called
-    instead."""
+    """Return whether ``optimizer`` has a ``step`` and groups of MindSpore's parameters; MindSpore's own cells are
+    called instead."""
     if not callable(getattr(optimizer, "step", None)) or not getattr(optimizer, "param_groups", None):
         return False
     first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
@@ -28,12 +28,12 @@ def knows(optimizer: Any) -> bool:
 
 
 def owned(optimizer: Any) -> list[Any]:
-    """Every parameter of every group."""
+    """Return every parameter of every group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-    """The tensors kept for ``parameter``; the step counter is none."""
+    """Return the optimizer's tensors for ``parameter``, without the step counter."""
     if _is_cell(optimizer):
         return nn_cell.state(optimizer, parameter)
     kept = getattr(optimizer, "state", {}).get(parameter, {})
@@ -42,12 +42,12 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 
 
 def state_names(optimizer: Any) -> dict[str, str]:
-    """MindSpore's names where it keeps the state; else none: the names are torch's already."""
+    """Return MindSpore's names if MindSpore keeps the state; else nothing: the names are torch's already."""
     return nn_cell.state_names(optimizer) if _is_cell(optimizer) else {}
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
-    """By the group of each parameter, and the number of steps in its own state."""
+    """Return a lookup of the hyperparameters: the parameter's group, and the number of steps in its state."""
     if _is_cell(optimizer):
         return nn_cell.adam(optimizer)
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -62,12 +62,12 @@ def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
 
 
 def _is_cell(optimizer: Any) -> bool:
-    """Whether MindSpore's own optimizer is underneath (mindtorch), which leaves ``state`` empty."""
+    """Return whether the optimizer is a cell of MindSpore's own (mindtorch), which leaves ``state`` empty."""
     return nn_cell.knows(optimizer) and not getattr(optimizer, "state", None)
 
 
 def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Replaces ``step`` on this one object; one that is a cell may be called instead."""
+    """Replace ``step`` on this one object; an optimizer that is a cell may be called instead, which is listened to."""
     steps = _Steps(optimizer, listener)
     with ExitStack() as attached:
         attached.callback(on_reduction(lambda: owned(optimizer), listener))
@@ -79,14 +79,14 @@ def on_step(optimizer: Any, listener: StepListener) -> Remove:
 
 
 class _Steps:
-    """Turns calls of one optimizer's ``step`` into training steps."""
+    """Converter of calls of one optimizer's ``step`` into training steps."""
 
     def __init__(self, optimizer: Any, listener: StepListener) -> None:
         self._optimizer, self._listener = optimizer, listener
         self._running = self._begun = False
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``original`` with listeners: its argument is nothing, a closure, or (mindtorch) the gradients."""
+        """Wrap ``original`` with listeners: its argument is nothing, a closure, or (mindtorch) the gradients."""
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -109,18 +109,18 @@ class _Steps:
         return step
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the cell runs, called with the gradients; ``step`` may call it too."""
+        """Receive the gradients before the cell runs; ``step`` may run the cell, too."""
         if not self._running:
             self._begun = False
             self._begin(next(iter((*args, *kwargs.values())), None))
 
     def returned(self, _: Any) -> None:
-        """After the cell has run."""
+        """End the step after the cell has run."""
         if not self._running:
             self._listener.after(self._optimizer, "applied")
 
     def _begin(self, gradients: Sequence[Any] | None = None) -> None:
-        """Reports the gradients, once a step."""
+        """Report the gradients, once a step."""
         if not self._begun:
             self._begun = True
             surfacing(self._report)(gradients)
@@ -130,7 +130,7 @@ class _Steps:
             self._listener.before(self._optimizer, None)
 
     def _evaluating(self, argument: Any) -> Any:
-        """A closure whose first evaluation computes the gradients; later ones are a line search."""
+        """Wrap a closure: its first evaluation computes the gradients; later ones are a line search."""
         if not callable(argument):
             return argument
 

@@ -1,1 +1,1 @@
-"""The files of a run in other forms: SQLite for questions, TensorBoard for curves."""
+"""Conversion of a run's files: SQLite for queries, TensorBoard for curves."""

@@ -1,4 +1,4 @@
-"""The files of all ranks into one SQLite database."""
+"""Conversion of the files of all ranks to one SQLite database."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class CSV2DBConfig:
     data_type_list: Sequence[str] | None = None
     """Kinds, by the prefix of their files; None for all."""
     step_partition: int | None = None
-    """Steps in one table; None for those of the database that is gone on with, 500 in a new one."""
+    """Steps in one table; None for the number of the database that is continued, 500 in a new one."""
     output_dirpath: str | PathLike[str] | None = None
-    """Folder of the database; None for ``{curtime}_csv2db`` in ``monitor_path``. A folder that has one is gone on with:
+    """Folder of the database; None for ``{curtime}_csv2db`` in ``monitor_path``. A database in the folder is continued:
     files that it holds already are not read again."""
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Imported:
     """The database."""
     problems: Problems = field(default_factory=Problems)
     rows: int = 0
-    """Those that are in a CSV and in a Parquet file of a directory count once."""
+    """Rows; one that is in a CSV and in a Parquet file of a directory counts once."""
     files: int = 0
     known: int = 0
     """Files that the database held already."""
@@ -102,18 +102,18 @@ class _Work(NamedTuple):
     size: int
     modified_ns: int
     afresh: bool
-    """Whether the rows that the database holds of this rank and kind are removed first."""
+    """True if the rows that the database holds of this rank and kind are removed first."""
     twice: bool
-    """Whether the directory has files of this kind as CSV and as Parquet."""
+    """True if the directory has files of this kind as CSV and as Parquet."""
 
     @property
     def name(self) -> str:
-        """The name under which the database records it: a run that is moved elsewhere stays known."""
+        """Name under which the database records the file; it stays valid if the run is moved."""
         return f"{self.directory.path.name}/{self.file.path.name}"
 
 
 def csv2db(config: CSV2DBConfig) -> Imported:
-    """Converts the CSV and Parquet files of a run to ``monitor_metrics.db``.
+    """Convert the CSV and Parquet files of a run to ``monitor_metrics.db``.
 
     A file that cannot be read is left out and logged at WARNING. The summary is logged at INFO.
 
@@ -138,7 +138,7 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
 
     Raises:
         ValueError: if there is nothing to convert, or the output belongs to something else.
-        sqlite3.Error: if the database cannot be written. Written files are whole: go on by converting again.
+        sqlite3.Error: if the database cannot be written. The files in it are whole: convert again to continue.
     """
     problems = Problems()
     chosen = choose(
@@ -158,7 +158,7 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
 
 @contextmanager
 def _nothing_left(done: Imported) -> Iterator[None]:
-    """At the end a database that is new and got no file is not there, nor is a folder that was made for it."""
+    """Remove, at the end, a new database to which no file was added, and the folders that were made for it."""
     folder, is_new = done.path.parent, not done.path.exists()
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
@@ -199,9 +199,9 @@ class _Import:
                 yield from ((work, piece) for piece in parts)
 
     def _missing(self, unit: ConversionUnit) -> list[_Work]:
-        """Those files of ``unit`` that the database does not hold as they are.
+        """Return the files of ``unit`` that the database does not hold in their present state.
 
-        If an earlier one has changed, all are imported again, so that later ones still replace its rows.
+        If an earlier file has changed, all are imported again, so that later ones still replace its rows.
         """
         works = []
         formats: dict[Path, set[str]] = {}
@@ -225,7 +225,7 @@ class _Import:
         return works[new:]
 
     def _import(self, work: _Work, parts: Iterable[tuple[Chunk, ParsedChunk | Exception]]) -> None:
-        """One file, in one transaction."""
+        """Import one file, in one transaction."""
         rows = bad = 0
         steps: Counter[int] = Counter()
         try:
@@ -254,15 +254,15 @@ class _Import:
 
 
 class _Counted:
-    """Rows of a directory and kind that was written as CSV and as Parquet: of each step those of the format that has
-    more count."""
+    """Count of rows of a directory and kind that was written as CSV and as Parquet: for each step, the format that has
+    more rows counts."""
 
     def __init__(self) -> None:
         self._about: tuple[Path, str] | None = None
         self._steps: dict[str, Counter[int]] = {}
 
     def new(self, work: _Work, steps: Counter[int]) -> int:
-        """How many of the rows of a file, counted by step, no file of the other format had."""
+        """Return the number of a file's rows, counted by step, that no file of the other format had."""
         about = work.directory.path, work.file.signal
         if about != self._about:
             self._about, self._steps = about, {"csv": Counter(), "parquet": Counter()}
@@ -284,4 +284,4 @@ def _parse(item: tuple[_Work, Chunk]) -> ParsedChunk:
 
 
 def _ignore(done: int, total: int, latest: str) -> None:
-    """The observer where there is none."""
+    """Do nothing: the observer if none was passed."""

@@ -1,4 +1,4 @@
-"""The files of all ranks into curves for TensorBoard, a folder a rank and kind."""
+"""Conversion of the files of all ranks to curves for TensorBoard, one folder a rank and kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def csv2tensorboard_by_step(
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | PathLike[str] | None = None,
 ) -> Converted:
-    """Converts the CSV and Parquet files of a run to TensorBoard's event files.
+    """Convert the CSV and Parquet files of a run to TensorBoard's event files.
 
     A file that cannot be read is left out and logged at WARNING. The summary is logged at INFO.
     """
@@ -73,8 +73,8 @@ def convert(
     output_dirpath: str | PathLike[str] | None = None,
     observe: Observer | None = None,
 ) -> Converted:
-    """Write ``rank{rank}/{kind}/events...``; files and lines that cannot be read are reported, and
-    the rest is converted.
+    """Write ``rank{rank}/{kind}/events...``; files and lines that cannot be read are reported, and the rest is
+    converted.
 
     Args:
         monitor_path: the directory in which the ranks have written; ``~`` is the home directory.
@@ -88,7 +88,7 @@ def convert(
     Raises:
         ValueError: if a value is not of its kind, there is nothing to convert, or the output cannot be written or
             has curves of the same ranks and kinds already.
-        KeyboardInterrupt: leaving nothing behind.
+        KeyboardInterrupt: after the event files have been removed.
     """
     checked_number("process_num", process_num, 1, MOST_PROCESSES)
     problems = Problems()
@@ -130,7 +130,7 @@ def _check_empty(folder: Path) -> None:
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    """Remove the event files, none of which was there before, and the folders that are empty then."""
+    """Remove the event files, all of which are new, and the folders that are then empty."""
     with suppress(OSError):
         for folder in filter(Path.is_dir, folders):
             for path in folder.iterdir():

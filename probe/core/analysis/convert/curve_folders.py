@@ -1,4 +1,4 @@
-"""All files of one rank and kind into one folder of event files."""
+"""Conversion of all files of one rank and kind to one folder of event files."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class CurveOutcome(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Rows of one step that lie together."""
+    """Consecutive rows of one step."""
 
     number: int
-    """The same for those that a piece of a file ends and the next goes on with."""
+    """Number of the stretch; equal for two parts of a stretch that continues in the next piece of a file."""
     step: int
     time: float
     rows: MetricRows
 
 
 def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
-    """Convert the newest directory first: repeated steps are taken from it."""
+    """Convert the files of ``unit``, the newest directory first: repeated steps are taken from it."""
     writer = _Folder(folder)
     for directory, files in reversed(_parts(unit)):
         writer.add(directory, files)
@@ -59,8 +59,8 @@ def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
 
 
 def _parts(unit: ConversionUnit) -> list[tuple[RankDirectory, list[TableFile]]]:
-    """The files of each directory, those of each format apart: rows that a run has written in two are taken from
-    the Parquet files, which have all digits."""
+    """Return the files of each directory, separate for each format: rows that a run has written in two formats are
+    taken from the Parquet files, which have all digits."""
     parts = []
     for directory, own in groupby(unit.files, key=lambda pair: pair[0]):
         files = sorted((file for _, file in own), key=lambda file: file.format)
@@ -72,7 +72,7 @@ class _Folder:
     def __init__(self, folder: Path) -> None:
         self._path = folder
         self._done: Steps = np.array([], dtype=np.int64)
-        """Steps that are written: eight bytes each are all that is kept of them."""
+        """Steps that are written, at eight bytes each."""
         self._latest: Path | None = None
         """The directory that was added last."""
         self.rows = 0
@@ -95,7 +95,7 @@ class _Folder:
         self._done, self._latest = np.union1d(self._done, steps), directory.path
 
     def _write(self, directory: RankDirectory, files: Sequence[TableFile], path: Path) -> tuple[Steps, int]:
-        """The steps of ``files``, and how many of their rows are now in ``path``."""
+        """Write ``files`` to ``path``; return their steps, and the number of rows written."""
         steps, rows = self._write_stretches(directory, files, path, None)
         found, last = np.unique(steps[::-1], return_index=True)
         if len(found) < len(steps):
@@ -108,7 +108,7 @@ class _Folder:
     def _write_stretches(
         self, directory: RankDirectory, files: Sequence[TableFile], path: Path, chosen: set[int] | None
     ) -> tuple[Steps, int]:
-        """The step of each stretch, and how many rows of those that are ``chosen`` (None: of all) were written."""
+        """Write the stretches that are ``chosen`` (None: all); return the steps of all, and the number of rows."""
         steps, rows = array("q"), 0
         with path.open("wb") as opened:
             curves = CurveFile(opened, directory.began)
@@ -131,7 +131,7 @@ class _Folder:
                     yield _Stretch(number, step, time, rows.taken(slice(begin, end)))
 
     def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
-        """The readable rows of ``file``, and the time at which it was written."""
+        """Yield the readable rows of ``file``, with the time at which it was written."""
         try:
             stat = file.path.stat()
             for piece in pieces(file, rank, stat.st_size):

@@ -1,4 +1,4 @@
-"""Curves as TensorBoard reads them, encoded by whole steps: an event is one template with its numbers filled in.
+"""Curves for TensorBoard, encoded by whole steps: an event is one template with its numbers filled in.
 
 The messages are those of TensorFlow's event.proto and summary.proto, in the encoding of Protocol Buffers.
 """
@@ -20,18 +20,18 @@ class _Template(NamedTuple):
     """The summary of a step, ready to be filled in."""
 
     about: tuple[object, ...]
-    """The parts that the summary follows from; while they stay the same, so does the template."""
+    """The parts from which the summary follows; while they stay the same, so does the template."""
     summary: npt.NDArray[np.uint8]
     places: npt.NDArray[np.int64]
-    """Of each of the four bytes of each number where it goes."""
+    """Positions of the four bytes of each number in the summary."""
 
 
 class CurveFile:
     """One event file, with the first event that TensorBoard looks for.
 
     Args:
-        file: opened for writing bytes; the caller closes it.
-        time: seconds since the epoch, for the event that begins the file.
+        file: file opened for writing bytes; the caller closes it.
+        time: time of the first event, in seconds since the epoch.
     """
 
     def __init__(self, file: IO[bytes], time: float) -> None:
@@ -41,9 +41,9 @@ class CurveFile:
         file.write(record(struct.pack("<Bd", 0x09, time) + b"\x1a" + _varint(len(version)) + version))
 
     def add(self, step: int, time: float, rows: MetricRows) -> None:
-        """Every number of ``rows``, which are of one step; one beyond float32, all that an event holds, is infinite.
+        """Write the numbers of ``rows``, which are of one step; events hold float32, so larger numbers become infinite.
 
-        Where a target comes twice, the later row is taken.
+        If a target comes twice, the later row is taken.
         """
         if not rows.values:
             return
@@ -64,13 +64,13 @@ class CurveFile:
 
 
 def curve_name(target: MetricTarget, micro_stepped: bool) -> str:
-    """The tag of a row without its op: ``vp0:fc.input:micro1``."""
+    """Return the tag of a row without its op: ``vp0:fc.input:micro1``."""
     micro = f":micro{target.micro_step}" if micro_stepped else ""
     return f"vp{target.stage}:{target.name}{micro}"
 
 
 def _there(column: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which values are not missing."""
+    """Return the mask of the values that are not missing."""
     mask = getattr(column, "mask", None)
     return np.ones(len(column), dtype=bool) if mask is None else ~np.broadcast_to(mask, len(column))
 
@@ -83,7 +83,7 @@ def _tags(rows: MetricRows, there: npt.NDArray[np.bool_]) -> list[str]:
 
 
 def _last_of_each(target: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
-    """Which rows to take so that each target comes once; None for all."""
+    """Return the mask of the last row of each target; None if no target comes twice."""
     _, places = np.unique(target[::-1], return_index=True)
     if len(places) == len(target):
         return None
@@ -105,7 +105,7 @@ def _template(about: tuple[object, ...], tags: Sequence[str]) -> _Template:
 
 
 def _varint(number: int) -> bytes:
-    """``number``, not negative, as Protocol Buffers write whole numbers."""
+    """Encode ``number``, which is not negative, as Protocol Buffers encode whole numbers."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""The selection of files for a conversion: by rank, time and kind."""
+"""Selection of files for a conversion: by rank, time and kind."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from probe.core.storage.run_directory import stamp
 from probe.core.storage.table_files import TableFile, tables
 
 Observer = Callable[[int, int, str], None]
-"""Called with the number of items that are done, the number of all, and the name of the latest."""
+"""Function called with the number of items that are done, the number of all, and the name of the latest."""
 
 DOCUMENTED = (*SIGNALS, "exp_avg", "exp_avg_sq")
-"""Kinds that may be asked for even where there are none."""
+"""Kinds that may be requested even if there are no files of them."""
 
 
 class ConversionUnit(NamedTuple):
@@ -32,7 +32,7 @@ class ConversionUnit(NamedTuple):
     rank: int
     kind: str
     files: list[tuple[RankDirectory, TableFile]]
-    """By directory in order of time, then by step."""
+    """Files in order of directory by time, then step."""
 
 
 class Chosen(NamedTuple):
@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     """Each kind, with the number of its files."""
 
     def units(self, problems: Problems) -> Iterator[ConversionUnit]:
-        """Every rank and kind; a rank's directories are looked at when it is its turn."""
+        """Yield the files of every rank and kind; a rank's directories are read when it is its turn."""
         for rank, directories in groupby(self.directories, key=lambda directory: directory.rank):
             files: dict[str, list[tuple[RankDirectory, TableFile]]] = {kind: [] for kind in self.kinds}
             for directory in directories:
@@ -61,13 +61,13 @@ def choose(
     kinds: Sequence[str] | None,
     problems: Problems,
 ) -> Chosen:
-    """The directories between two times, themselves included, and of the kinds that are there those of ``kinds``.
+    """Return the directories between two times, themselves included, and the existing kinds among ``kinds``.
 
     Raises:
-        ValueError: if there is none, or none of ``kinds``, or one of these is neither there nor documented.
+        ValueError: if there is no file, or none of ``kinds``, or a kind is neither there nor documented.
     """
     root = checked_folder("monitor_path", monitor_path)
-    # Manifests are not needed here, and would go to the workers with every file.
+    # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
     there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
     if not there:
@@ -97,7 +97,7 @@ def _kinds_in(directory: Path) -> Iterator[str]:
 
 
 def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:
-    """``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, the time as directories of ranks have it.
+    """Return ``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, with the time as in names of directories.
 
     Raises:
         ValueError: if ``given`` is no path, or that of a file.
@@ -115,7 +115,7 @@ def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] 
 
 
 def checked_folder(key: str, value: object) -> Path:
-    """``value`` as a path, with the home directory for ``~``.
+    """Return ``value`` as a path, with the home directory for ``~``.
 
     Raises:
         ValueError: if it is no path, or an empty one.
@@ -126,7 +126,7 @@ def checked_folder(key: str, value: object) -> Path:
 
 
 def checked_number(key: str, value: object, low: int, high: int) -> int:
-    """``value``.
+    """Return ``value``.
 
     Raises:
         ValueError: if it is no whole number from ``low`` to ``high``.
@@ -139,7 +139,7 @@ def checked_number(key: str, value: object, low: int, high: int) -> int:
 
 
 def checked_kinds(value: object) -> tuple[str, ...] | None:
-    """``value`` as a tuple; None for all kinds.
+    """Return ``value`` as a tuple; None for all kinds.
 
     Raises:
         ValueError: if it is no list of names.

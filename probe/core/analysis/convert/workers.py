@@ -1,4 +1,4 @@
-"""Work shared out among processes, its results in order, and never more of them waiting than a few."""
+"""Work distributed to processes, with results in order, of which only a few wait at any time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ AHEAD = 3
 
 
 class WorkersDiedError(RuntimeError):
-    """A process was ended from outside; its work, and work that waited, is not done."""
+    """A process was ended from outside; its work, and waiting work, is not done."""
 
 
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], processes: int
 ) -> Iterator[tuple[Item, Result | Exception]]:
-    """Each item with the result of ``work``, or with the exception that it raised.
+    """Yield each item with the result of ``work``, or with the exception that it raised.
 
     Args:
         work: a function that a new process can import.
-        processes: 1 works right here.
+        processes: number of processes; with 1, this process does the work.
 
     Raises:
         WorkersDiedError: if a process was killed.
@@ -57,7 +57,7 @@ def in_order(
 
 @contextmanager
 def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the block: at once if it is left before all is done, or if this process is killed."""
+    """Start processes that end with the block: at once if it is left before the end, or if this process is killed."""
     alive, held = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with, initargs=(alive,))
@@ -90,7 +90,7 @@ def _tried(work: Callable[[Item], Result], item: Item) -> Result | Exception:
 
 
 def _result(future: Future[Any]) -> Any:
-    """The result of the work, or the exception that it raised."""
+    """Return the result of the work, or the exception that it raised."""
     error = future.exception()
     if isinstance(error, BrokenProcessPool):
         raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
@@ -109,7 +109,7 @@ def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """A process that is started here never gets SIGINT, which a terminal sends to all: its parent ends it."""
+    """Block SIGINT in processes that are started here: a terminal sends it to all, but their parent ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -119,7 +119,7 @@ def _interrupts_held() -> Iterator[None]:
 
 @contextmanager
 def _main_hidden() -> Iterator[None]:
-    """A new process imports the program it comes from. Those that users write as documented, without
+    """Hide the program from new processes, which import it: a user's program as documented, without
     ``if __name__ == "__main__"``, would begin the conversion once more there."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

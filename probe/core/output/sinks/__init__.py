@@ -19,13 +19,13 @@ class Sink(Protocol):
     """
 
     def open(self) -> None:
-        """Called once, before the first ``write``."""
+        """Prepare for writing; called once, before the first ``write``."""
 
     def write(self, snapshot: Snapshot) -> None:
         """Write ``snapshot``; when this returns, readers can see all of it."""
 
     def close(self) -> None:
-        """Called once, after the last ``write``, also when that failed."""
+        """Release all resources; called once, after the last ``write``, also if that failed."""
 
 
 Factory = Callable[[SinkContext], Sink]
@@ -38,9 +38,9 @@ class BuiltIn:
     path: str
     """Its module and class."""
     rows_only: bool = False
-    """Whether it has rows about tensors only: the monitor's own cost is then written beside it."""
+    """True if it has rows about tensors only: the monitor's own cost is then written beside it."""
     format: bool = True
-    """Whether a configuration names it under ``format``."""
+    """True if a configuration names it under ``format``."""
 
     def __call__(self, context: SinkContext) -> Sink:
         module, _, name = self.path.partition(":")
@@ -58,7 +58,7 @@ SINKS: dict[str, BuiltIn] = {
 }
 """Every sink of this package. To add one, write a file with its class, and add a line here."""
 KEPT = "api"
-"""The format that writes nothing: the program asks for the numbers."""
+"""The format that writes nothing: the program reads the numbers from the monitor."""
 FORMATS = (*(name for name, sink in SINKS.items() if sink.format), KEPT)
 """The formats of this package."""
 GROUP = "probe.sinks"
@@ -66,12 +66,12 @@ GROUP = "probe.sinks"
 
 
 def offered() -> tuple[str, ...]:
-    """The formats that other packages offer."""
+    """Return the formats that other packages offer."""
     return tuple(found.name for found in entry_points(group=GROUP))
 
 
 def factory(name: str) -> Factory | None:
-    """The factory of the sink called ``name``; None for the format that writes nothing."""
+    """Return the factory of the sink called ``name``; None for the format that writes nothing."""
     if name in SINKS:
         return SINKS[name]
     for found in entry_points(group=GROUP, name=name):
@@ -81,6 +81,6 @@ def factory(name: str) -> Factory | None:
 
 
 def written_beside(formats: Sequence[str]) -> tuple[str, ...]:
-    """The sinks that go with those of ``formats``."""
+    """Return the sinks that are added to those of ``formats``."""
     rows_only = any(getattr(SINKS.get(name), "rows_only", False) for name in formats)
     return ("cost", "anomaly") if rows_only else ("anomaly",)

@@ -14,13 +14,13 @@ from probe.core.rules.evaluate import explain
 logger = logging.getLogger("probe.anomaly")
 
 LINES_A_STEP = 8
-"""Findings printed one by one; the others of a step are counted in one line."""
+"""Findings logged one by one; the others of a step are counted in one line."""
 
 
 class AnomalySink:
-    """Log of findings, first causes first, and their dump.
+    """Writer of findings, first causes first, to the log and to their dump.
 
-    A finding of the step before is counted, not printed again: a NaN stays for the rest of the run. If any finding is
+    A finding of the step before is counted, not logged again: a NaN stays for the rest of the run. If any finding is
     new, the step's last line explains the first one in words.
     """
 
@@ -29,7 +29,7 @@ class AnomalySink:
         self._before: set[tuple[str, str, Key, str]] = set()
 
     def open(self) -> None:
-        """Files are made with the first finding: a run without any leaves none."""
+        """Do nothing: files are made with the first finding, so a run without findings leaves none."""
 
     def write(self, snapshot: Snapshot) -> None:
         self._print(snapshot.findings, snapshot.step)

@@ -26,13 +26,13 @@ MOST_BYTES = 64 << 20
 """Size from which an earlier file is put aside rather than continued."""
 END = "\n}"
 _LOCK = Lock()
-"""Held while a file is changed: the monitors of a process share that of their rank."""
+"""Lock of all changes of files: the monitors of a process share the file of their rank."""
 
 
 class AnomalyFile:
-    """``{root}/anomaly_detected/rank{r}/anomaly.json``; after every write it is a valid JSON object.
+    """Writer of ``{root}/anomaly_detected/rank{r}/anomaly.json``, which is a valid JSON object after every write.
 
-    New entries go in place of the closing brace, so the cost of a write does not grow with the file.
+    New entries overwrite the closing brace, so the cost of a write does not grow with the file.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -40,7 +40,7 @@ class AnomalyFile:
         self._run = run_fields(context.run, context.start, context.first_step)
         self._path = file_of(context.root, context.rank)
         self._size = -1
-        """Size that the file must have if it is as this object left it."""
+        """Size of the file after the last write; another size shows that something else has changed it."""
         self._keys: set[str] = set()
         self._written = 0
         self._dropped = 0
@@ -60,7 +60,7 @@ class AnomalyFile:
         self._written += len(entries)
 
     def close(self) -> None:
-        """Log the number of findings that found no place."""
+        """Log the number of findings that were not written."""
         if self._dropped:
             were = plural(self._dropped, "finding was", "findings were")
             logger.warning("%d %s not written to %s", self._dropped, were, self._path)
@@ -71,7 +71,7 @@ class AnomalyFile:
         self._dropped += number
 
     def _entries(self, findings: Sequence[Finding]) -> dict[str, str]:
-        """Each finding as an indented JSON member, by a key that the file does not have yet."""
+        """Return each finding as an indented JSON member, by a key that the file does not have yet."""
         entries: dict[str, str] = {}
         for finding in findings:
             name = tag(finding.signal, finding.key, finding.rank, finding.micro_stepped)
@@ -120,7 +120,7 @@ def _adopt(path: Path) -> set[str]:
 
 
 def _entries_of(path: Path) -> dict[str, object] | None:
-    """The object in ``path``; None if it cannot be continued."""
+    """Return the object in ``path``; None if it cannot be continued."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MOST_BYTES else None
     except (ValueError, RecursionError):

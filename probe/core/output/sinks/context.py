@@ -1,4 +1,4 @@
-"""The facts about a run that a sink is made with."""
+"""Context of a sink: facts about the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SinkContext:
-    """The run, as far as a sink needs to know it."""
+    """Facts about the run for a sink."""
 
     directory: Path
     """This run's and rank's own output directory."""
@@ -23,11 +23,11 @@ class SinkContext:
     group_mates: tuple[int, ...] = (0,)
     """Ranks of this rank's pipeline group, itself included."""
     dump: bool = False
-    """Whether findings are also written to a file."""
+    """True if findings are also written to a file."""
     run: str = ""
     """The name of this run's and rank's directory, also where none is made; empty if unknown."""
     start: str = ""
-    """When the run began, such as ``2026-12-03T21:34:40+0800``."""
+    """Time at which the run began, such as ``2026-12-03T21:34:40+0800``."""
     first_step: int = 0
     """The number of its first step."""
     resumed_at: int | None = None

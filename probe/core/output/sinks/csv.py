@@ -1,4 +1,4 @@
-"""Tables as text: one CSV file a signal and range of steps, laid out as existing readers know it."""
+"""Tables as text: one CSV file a signal and range of steps, in the layout of existing readers."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from probe.core.storage.regular_files import LONGEST_LINE
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""
 WITH_CALL = f",{CALL}"
-"""The end of the header of a file that has repetitions of modules."""
+"""End of the header of a file that has repetitions of modules."""
 
 
 Numbers = tuple[Any, ...]
-"""The values of the rows of a batch, one after the other."""
+"""Values of the rows of a batch, one after the other."""
 
 
 class _Layout(NamedTuple):
     """All of a batch but its numbers, ready to be filled in."""
 
     about: tuple[object, ...]
-    """The parts of a batch that the rest follows from; while they stay the same, so does the rest."""
+    """The parts of a batch from which the other fields follow; while they stay the same, so do these."""
     header: str
-    """Without ``call``, without line break."""
+    """Header without ``call`` and without line break."""
     rows: dict[bool, str]
     """Format string of all rows, without and with ``call``."""
     calls: bool
-    """Whether any row needs ``call``."""
+    """True if any row needs ``call``."""
 
 
 class CsvSink:
@@ -65,7 +65,7 @@ class CsvSink:
         self._directory.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
         """Append every batch, also after one has failed; the first failure is raised at the end."""
@@ -96,7 +96,7 @@ class CsvSink:
         return known
 
     def _candidates(self, batch: Batch) -> Iterator[tuple[int, Path]]:
-        """Files that may take ``batch``, best first; one that has other columns cannot.
+        """Yield files that may hold ``batch``, best first; files with other columns cannot.
 
         When the columns change inside a file's range, the new file begins its range at that step: readers that look
         for ``_{digits}-{digits}.csv`` find it, and no step is in two files.
@@ -126,7 +126,7 @@ class CsvSink:
         return self._append(path, layout, numbers)
 
     def _numbers(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> Numbers:
-        """The values for the rows of a layout: for each row its step, its numbers and its histogram."""
+        """Return the values for the rows of a layout: for each row its step, its numbers and its histogram."""
         columns = [self._rounded(op, batch.op(op).tolist()) for op in ops]
         texts = [] if histograms is None else [[*map(text_of, histograms)]]
         return tuple(chain.from_iterable(zip(repeat(batch.step, len(batch)), *columns, *texts, strict=True)))
@@ -137,7 +137,7 @@ class CsvSink:
 
 
 def _text(layout: _Layout, found: str, numbers: Numbers) -> str:
-    """The rows for a file whose header is ``found``; one without any gets it first."""
+    """Return the rows for a file whose header is ``found``; if that is empty, the header comes first."""
     calls = layout.calls or found.endswith(WITH_CALL)
     header = "" if found else layout.header + WITH_CALL * calls + "\n"
     return header + layout.rows[calls] % numbers
@@ -167,7 +167,7 @@ def _lay_out(batch: Batch, about: tuple[Any, ...], ndigits: int | None) -> _Layo
 
 
 def _header(file: FileIO, expected: str) -> str:
-    """First line of ``file`` without its break; of a header torn in the middle nothing is left, and ``""`` returned."""
+    """Return the first line of ``file`` without its break; remove a header torn in the middle, and return ``""``."""
     file.seek(0)
     start = file.read(LONGEST_LINE).decode("utf-8", "replace")
     line, ended, _ = start.partition("\n")

@@ -12,22 +12,22 @@ OVERHEAD = "probe/overhead"
 
 
 class CostSink:
-    """One line a step: seconds of the step, and the overhead of the run so far as a part of training's time."""
+    """Writer of one line a step: its seconds, and the overhead of the run so far as a part of training's time."""
 
     def __init__(self, context: SinkContext) -> None:
         self._path = context.directory / COSTS
 
     def open(self) -> None:
-        """No file is made before the first step."""
+        """Do nothing: no file is made before the first step."""
 
     def close(self) -> None:
-        """No file is kept open."""
+        """Do nothing: no file is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
         """Append a line.
 
         Raises:
-            OSError: if that fails; the line is lost.
+            OSError: if the write fails; the line is lost.
         """
         seconds = {part: snapshot.cost.get(part, 0.0) for part in PARTS}
         line = cost_line(snapshot.step, seconds, snapshot.scalars.get(OVERHEAD, 0.0))

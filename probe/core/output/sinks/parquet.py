@@ -29,11 +29,11 @@ from probe.core.storage.layout import (
 from probe.core.storage.sql import literal, quoted
 
 MOST_ROWS = 1 << 20
-"""Rows of a signal that are kept; then they are written before their range of steps is over."""
+"""Rows of a signal that are kept; with more, they are written before their range of steps is over."""
 MEMORY_MIB = 256
-"""Memory that the writer may take."""
+"""Memory limit of the writer."""
 FILES_A_CONNECTION = 100
-"""DuckDB (seen with 2.0) keeps a kilobyte of every statement until its connection is closed."""
+"""Files a connection: DuckDB (seen with 2.0) keeps a kilobyte of every statement until its connection is closed."""
 
 
 class _Pending(NamedTuple):
@@ -42,7 +42,7 @@ class _Pending(NamedTuple):
     signal: str
     first: int
     last: int
-    """The range, whose steps need not all be there."""
+    """Last step of the range; some steps of the range may be missing."""
     columns: tuple[str, ...]
     batches: list[tuple[Batch, tuple[str, ...]]]
 
@@ -69,12 +69,12 @@ class ParquetSink:
         self._connect = duckdb.connect
         self._connection: Any = None
         self._files = 0
-        """Files that the connection has written."""
+        """Number of files that the connection has written."""
         self._directory, self._steps_per_file = context.directory, context.steps_per_file
         self._filling: dict[str, _Pending] = {}
         self._complete: list[_Pending] = []
         self._begun: dict[str, int] = {}
-        """Of each signal the end of the range that its last file is of."""
+        """End of the range of each signal's last file."""
 
     def open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class ParquetSink:
         """Keep every batch, and write the files that are complete.
 
         Raises:
-            OSError: the first failure. It is tried again with the next step, unless too much waits: then it is lost.
+            OSError: the first failure. The file is tried again with the next step; if too many rows wait, it is lost.
         """
         for signal, filling in list(self._filling.items()):
             if snapshot.step > filling.last:
@@ -105,7 +105,7 @@ class ParquetSink:
         """Write the files that are left.
 
         Raises:
-            OSError: if that fails: it is lost.
+            OSError: if that fails; the file is lost.
         """
         for signal in list(self._filling):
             self._finish(signal)
@@ -135,7 +135,7 @@ class ParquetSink:
         self._complete.append(self._filling.pop(signal))
 
     def _flush(self, most_rows: int) -> None:
-        """Write the files that are complete; of those that fail the latest ``most_rows`` are kept to be tried again."""
+        """Write the files that are complete; of those that fail, the latest ``most_rows`` rows are kept for a retry."""
         failures: list[Exception] = []
         failed: list[_Pending] = []
         for complete in self._complete:
@@ -165,7 +165,7 @@ class ParquetSink:
         cursor = self._connection.cursor()
         try:
             cursor.register("rows", table)
-            # Where the engine takes arrays, it takes NaN for a missing value; here none is missing.
+            # DuckDB reads NaN in arrays as a missing value; here no value is missing.
             chosen = ", ".join(_chosen(column, cells) for column, cells in table.items())
             cursor.execute(f"COPY (SELECT {chosen} FROM rows) TO {literal(str(hidden))} (FORMAT parquet)")  # noqa: S608 - our path
             hidden.replace(path)
@@ -174,13 +174,13 @@ class ParquetSink:
             hidden.unlink(missing_ok=True)
 
     def _free(self, kept: _Pending) -> Path:
-        """A name that no file has: a file is never written twice."""
+        """Return a name that no file has: a file is never written twice."""
         names = candidates(kept.signal, kept.first, kept.last, kept.batches[0][0].step, PARQUET)
         return next(path for name in names if not (path := self._directory / str(name)).exists())
 
 
 def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
-    """The cells of each column, batch by batch. Cells that stay the same from step to step are made once."""
+    """Return the cells of each column, batch by batch. Cells that stay the same from step to step are made once."""
     cells: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in kept.columns}
     about: object = None
     same: dict[str, npt.NDArray[Any]] = {}
@@ -198,7 +198,7 @@ def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
 
 
 def _same(batch: Batch) -> dict[str, npt.NDArray[Any]]:
-    """The cells of all columns but ``step`` and the ops."""
+    """Return the cells of all columns but ``step`` and the ops."""
     return {
         column: np.array(cells, dtype=np.int32 if column in INTEGERS else object)
         for column, cells in cells_of(batch).items()

@@ -17,18 +17,18 @@ from probe.core.storage.metrics_db import MetricsDatabase
 from probe.core.storage.metrics_schema import FILE_NAME
 
 LOCKED_SECONDS = 0.05
-"""How long a step waits for a database that someone has locked, before it is put off to the next."""
+"""Time limit of a step's wait for a locked database; then its rows are deferred to the next step."""
 CLOSING_SECONDS = 10.0
-"""How long the last steps wait."""
+"""Time limit of the wait of the last steps."""
 MOST_WAITING = 100
-"""Steps that are put off; the oldest of more is lost."""
+"""Steps that are deferred; if there are more, the oldest is lost."""
 ROWS_A_TABLE = 200_000
-"""A table gets about as many at most: its index is made in 0.2 s then."""
+"""Approximate limit of the rows of a table: its index is then made in 0.2 s."""
 PARTITIONS = (50_000, 20_000, 10_000, 5_000, 2_000, 1_000, 500)
-"""Steps that a table may be of. SQLite keeps the description of every table in memory, 3 KB each, so that a long run of
-a small model has few large ones."""
+"""Possible numbers of steps in one table. SQLite keeps the description of every table in memory, 3 KB each, so a long
+run of a small model has few large tables."""
 CACHE_KIB = 2 << 10
-"""Memory that SQLite may keep pages in: rows are appended, and full pages are not read again."""
+"""Page cache of SQLite in KiB: rows are appended, and full pages are not read again."""
 
 
 class _Layout(NamedTuple):
@@ -44,8 +44,8 @@ class _Layout(NamedTuple):
 class SqliteSink:
     """Writer of ``monitor_metrics.db``, a transaction a step.
 
-    Readers do not hold it up: the journal is a write-ahead log where the file system allows it. A step that finds the
-    database locked is written with a later one.
+    Readers do not delay it: the journal is a write-ahead log if the file system allows it. If the database is locked, a
+    step is written with a later one.
     """
 
     def __init__(self, context: SinkContext) -> None:
@@ -57,7 +57,7 @@ class SqliteSink:
         self._begun: MetricsDatabase | None = None
         """The database whose partition is settled."""
         self._full: list[str] = []
-        """Tables that get no more rows and are still to be indexed: one after each step."""
+        """Tables that get no more rows and still lack an index; one is indexed after each step."""
 
     def open(self) -> None:
         """Make the database.
@@ -72,7 +72,7 @@ class SqliteSink:
             raise OSError(f"{what}; make room there, or set MONITOR_OUTPUT_DIR to another directory") from error
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write ``snapshot`` and those that wait.
+        """Write ``snapshot`` and the waiting ones.
 
         Raises:
             OSError: if a step had to be given up, because too many wait, or because the database cannot be written for
@@ -125,7 +125,7 @@ class SqliteSink:
         self._waiting.clear()
 
     def _index(self, database: MetricsDatabase) -> None:
-        """Before the first row of a new partition all tables are full."""
+        """Index one full table: before the first row of a new partition, all tables are full."""
         partition = self._waiting[0].step // database.step_partition
         if partition != self._partition:
             self._partition, self._full = partition, database.unindexed()
@@ -155,7 +155,7 @@ class SqliteSink:
 
 
 def _partition(snapshot: Snapshot) -> int:
-    """Steps in one table, for steps like ``snapshot``."""
+    """Return the number of steps in one table, for steps like ``snapshot``."""
     rows = max(map(len, snapshot.batches), default=0)
     return next((steps for steps in PARTITIONS if steps * rows <= ROWS_A_TABLE), PARTITIONS[-1])
 

@@ -27,10 +27,10 @@ class _Curves(NamedTuple):
 
 
 class TensorBoardSink:
-    """Writer of scalars, and of histograms where asked for, at their step; one beyond float32, the type of an event,
-    becomes infinite.
+    """Writer of scalars, and of histograms if configured, at their step; events hold float32, so larger numbers become
+    infinite.
 
-    An event holds all values of a signal, because an event a value costs more than measuring it.
+    An event holds all values of a signal, because an event for each value costs more than measuring it.
 
     Raises:
         ImportError: if tensorboardX is missing.
@@ -50,7 +50,7 @@ class TensorBoardSink:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file is kept open."""
 
     def write(self, snapshot: Snapshot) -> None:
         """Append the events of one step in one write."""
@@ -65,7 +65,7 @@ class TensorBoardSink:
             append(file, b"".join(record(event.SerializeToString()) for event in events))
 
     def _beginning(self, time: float) -> Iterator[Event]:
-        """The first events of a file: the second one makes readers forget steps of other files from this one on."""
+        """Yield the first events of a file; the second makes readers drop steps of other files from this step on."""
         yield self._new_event(wall_time=time, file_version=VERSION)
         if self._resumed_at is not None:
             event = self._new_event(wall_time=time, step=self._resumed_at)
@@ -73,7 +73,7 @@ class TensorBoardSink:
             yield event
 
     def _measured(self, batch: Batch, ops: tuple[str, ...]) -> Event:
-        """The event of ``batch``, op by op."""
+        """Return the event of ``batch``, op by op."""
         about = (batch.keys, ops, batch.micro_stepped)
         known = self._curves.get(batch.signal)
         if known is None or known.about != about:
@@ -86,7 +86,7 @@ class TensorBoardSink:
         return known.event
 
     def _distributed(self, batch: Batch, ops: Sequence[str]) -> Event:
-        """The event of the histograms of ``batch``, each under the tag of its row, without an op."""
+        """Return the event of the histograms of ``batch``, each under the tag of its row, without an op."""
         event, histograms = self._new_event(), histograms_of(batch, ops)
         if histograms is not None:
             for key, row in zip(batch.keys, histograms, strict=True):
@@ -94,7 +94,7 @@ class TensorBoardSink:
         return event
 
     def _run(self, snapshot: Snapshot) -> Event:
-        """The event of the numbers that a step has one of."""
+        """Return the event of the scalars of a step."""
         cost = ((f"probe/rank{self._rank}/{name}_seconds", value) for name, value in snapshot.cost.items())
         return self._event([*((f"{n}/rank{self._rank}", value) for n, value in snapshot.scalars.items()), *cost])
 
