@@ -52,7 +52,7 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: torch.
 
 
 def _table(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """Return a table (address and length of each chunk; first chunk, chunks, elements of each tensor) and the chunks."""
+    """Return one table of chunks (address, length), then tensors (first chunk, chunks, elements); count the chunks."""
     counts = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
     starts = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
     width = tensors[0].element_size()

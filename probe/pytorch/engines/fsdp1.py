@@ -171,7 +171,7 @@ class FlatUnit:
         return Shard(parameter.detach(), Coverage(tuple(piece.shape), piece.part, self._ranks))
 
     def leaf(self, parameter: torch.nn.Parameter) -> Any:  # noqa: ARG002 - all lie in the same one
-        """Return the node that receives the flat parameter's gradient. FSDP makes a new node in each step and keeps it
+        """Return the node that receives the flat parameter's gradient. It changes between steps: FSDP keeps it only
         from the forward to the end of the backward."""
         return getattr(self._flat, "_post_backward_hook_state", (None,))[0]
 

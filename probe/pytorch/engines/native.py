@@ -137,7 +137,7 @@ class Steps:
         self._stepped = False
 
     def scaled_ended(self) -> None:
-        """Report a skipped step after ``GradScaler.step``, if it unscaled the gradients but did not call ``step``."""
+        """Report a skipped step if ``GradScaler.step``, which has unscaled the gradients, did not call ``step``."""
         if not self._stepped:
             self._listener.before(self._optimizer, None)
             self._listener.after(self._optimizer, "skipped")
