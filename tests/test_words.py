@@ -25,7 +25,6 @@ NOT_CLEANED = (
     "probe/core/analysis/merge.py",
     "probe/core/backend",
     "probe/core/control",
-    "probe/core/instrumentation",
     "probe/core/monitor",
     "probe/core/output",
     "probe/core/storage",
