@@ -24,7 +24,6 @@ NOT_CLEANED = (
     "probe/core/analysis/convert",
     "probe/core/analysis/merge.py",
     "probe/core/backend",
-    "probe/core/monitor",
     "probe/core/output",
     "probe/core/storage",
     "probe/mindspore",
