@@ -24,7 +24,7 @@ NOT_CLEANED = (
     "probe/core/analysis/convert",
     "probe/core/analysis/merge.py",
     "probe/core/backend",
-    "probe/core/output",
+    "probe/core/output/sinks",
     "probe/core/storage",
     "probe/mindspore",
     "probe/pytorch",
