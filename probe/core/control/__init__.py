@@ -1,1 +1,1 @@
-"""Changes while training runs: dynamic start and stop, deeper collection, agreement between ranks."""
+"""Changes during training: dynamic start and stop, deeper collection, agreement between ranks."""

@@ -1,4 +1,4 @@
-"""The interval between sampled steps within a budget, agreed on by all ranks."""
+"""The interval between sampled steps within a budget, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from probe.core.faults import Faults
 from probe.core.instrumentation.pace import Pace
 
 CHANGE = 0.25
-"""Part of the interval by which another one must differ."""
+"""Part of the interval by which a new one must differ."""
 
 
 class AgreedPace(Pace):
-    """The same interval on all ranks, changed at the same step: the first rank announces the one that its own
-    measurements call for.
+    """The same interval on all ranks, changed at the same step: the first rank announces it, from its own measurements.
 
     Args:
-        ahead: the number of steps after which every rank has seen an announcement of a step.
+        ahead: returns the number of steps after which every rank has read an announcement of a step.
     """
 
     def __init__(

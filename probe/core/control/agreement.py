@@ -1,4 +1,4 @@
-"""Changes that all ranks make at one step: how far ahead a step must be announced, and the change that waits for it."""
+"""Changes that all ranks make at one step: the lead of an announcement, and the changes until their step begins."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Change = TypeVar("Change")
 FEWEST = 2
 """Steps of lead where there are several ranks: one of them may be a step behind."""
 STEPS = 21
-"""Number of latest steps whose median duration counts: the first step of a run, and those that save or evaluate, take
-many times as long as those to come."""
+"""Number of latest steps whose median duration counts: the first step of a run, and steps that save or evaluate, take
+many times as long as others."""
 
 
 class Ahead:
-    """Counts steps for the seconds that a file takes to be seen everywhere.
+    """Number of steps in the time until a change of a file is visible on every rank.
 
     Args:
         alone: whether there is one rank only: then a change takes effect at once.
-        seconds: after which every rank sees a change of a file.
-        now: seconds of a monotonic clock.
+        seconds: time after which every rank sees a change of a file.
+        now: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, alone: bool, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -37,13 +37,13 @@ class Ahead:
         self.seconds = seconds
 
     def ended(self) -> None:
-        """Another step has ended."""
+        """Note the end of a step."""
         now = self._now()
         self._took.append(now - self._ended)
         self._ended = now
 
     def __call__(self, _: int) -> int:
-        """The number of steps after which every rank has seen an announcement that is written now."""
+        """Return the number of steps after which every rank has read an announcement that is written now."""
         if self._alone:
             return 0
         a_step = median(self._took) if self._took else 0.0
@@ -51,12 +51,12 @@ class Ahead:
 
 
 class ScheduledChange(Generic[Change]):
-    """Changes that were announced for a step, until that step comes on this rank.
+    """Changes that were announced for a step, until that step begins on this rank.
 
     Args:
         fault: the name under which failures and late changes are counted.
         notices: the announcements, the same ones on every rank; each has its ``step``.
-        parse: makes the change of an announcement.
+        parse: makes a change from an announcement.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ScheduledChange(Generic[Change]):
         self._pending: deque[tuple[int, Change]] = deque()
 
     def read(self) -> bool:
-        """Takes in the next announcement, if there is one. It supersedes pending changes of the same or a later step.
+        """Read the next announcement, if there is one. It supersedes pending changes of the same or a later step.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: if it cannot be read or parsed.
@@ -80,7 +80,7 @@ class ScheduledChange(Generic[Change]):
         return True
 
     def next_step(self) -> int | None:
-        """The step of the first pending change, for which the next announcement is taken in if none is pending.
+        """Return the step of the first pending change; if none is pending, read the next announcement first.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: as :meth:`read`.
@@ -90,7 +90,7 @@ class ScheduledChange(Generic[Change]):
         return self._pending[0][0] if self._pending else None
 
     def announce(self, step: int, **change: object) -> None:
-        """Announces a change for ``step``, unless another rank has been first; takes in the announcement that counts.
+        """Announce a change for ``step``, unless another rank was first; read the announcement that counts.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: as :meth:`read`.
@@ -99,7 +99,7 @@ class ScheduledChange(Generic[Change]):
         self.read()
 
     def poll(self, step: int) -> Change | None:
-        """The last change that is due when ``step`` begins, if any; those whose step is over are counted as late."""
+        """Return the last change due when ``step`` begins, or None; count those whose step is over as late."""
         change = None
         while self._pending and self._pending[0][0] <= step:
             at, change = self._pending.popleft()
@@ -108,12 +108,12 @@ class ScheduledChange(Generic[Change]):
         return change
 
     def drop(self) -> Change:
-        """Removes the first pending change, which never takes effect here."""
+        """Remove and return the first pending change, which never takes effect here."""
         return self._pending.popleft()[1]
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts failures to read or write announcements; none is raised."""
+        """Count failures to read or write announcements, and raise none."""
         try:
             yield
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -121,5 +121,5 @@ class ScheduledChange(Generic[Change]):
 
 
 def too_late(seen: int, at: int) -> TimeoutError:
-    """The fault of a rank that sees a change of step ``at`` only at step ``seen``."""
+    """Return the fault of a rank that sees a change of step ``at`` only at step ``seen``."""
     return TimeoutError(f"seen at step {seen}, too late for step {at}")

@@ -1,7 +1,7 @@
-"""Dynamic start and stop: the configuration file followed while training runs, and the step at which it takes effect.
+"""Dynamic start and stop: following the configuration file during training, and the step at which it takes effect.
 
 Ranks agree on a step number, without waiting for each other. The first rank writes it into the file, far enough ahead
-for every rank to see it in time; where ranks share no file system, it announces the number with the content of its own
+for every rank to read it in time; if ranks share no file system, it announces the number with the content of its own
 file (:mod:`probe.core.distributed.announcements`). See ``docs/explanation/decisions/0012-dynamic.md``.
 """
 
@@ -28,7 +28,7 @@ from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
 
 SETTLING_SECONDS = 2.0
-"""A file this young is read again though its time is the same: some file systems count in whole seconds."""
+"""Age up to which a file is read again though its time is unchanged: some file systems count in whole seconds."""
 
 UNSENT = "what ends training is not sent to other ranks: it takes effect only if it is configured from the start on"
 
@@ -40,20 +40,20 @@ class Switch(Protocol):
 
     @property
     def content(self) -> bytes:
-        """Content of the file whose configuration has taken effect, as far as this rank has read it."""
+        """Content of the file whose configuration has taken effect; empty if this rank has not read it."""
 
     def poll(self, step: int, idle: bool) -> Settings | None:
-        """The configuration that takes effect with ``step``, which is about to begin, or None if nothing changes.
+        """Return the configuration that takes effect with ``step``, which is about to begin, or None for no change.
 
         Args:
             idle: whether nothing is collected now: then a file that was only touched counts as changed.
         """
 
     def finish(self) -> None:
-        """Called when collecting has ended: the first rank writes ``dynamic_on: false`` into the file."""
+        """Note that collecting has ended: the first rank writes ``dynamic_on: false`` into the file."""
 
     def close(self) -> None:
-        """Ends the following."""
+        """Stop following."""
 
 
 class _Seen(NamedTuple):
@@ -65,15 +65,16 @@ class _Seen(NamedTuple):
 
 
 class Control:
-    """Follows one configuration file on one rank. Polled once a step; that costs one ``stat`` while nothing changes.
+    """Follower of a configuration file on one rank. It is polled once a step, at the cost of one ``stat`` while nothing
+    changes.
 
     Args:
-        settings: as read from ``path`` when the monitor was made, or as they took effect since.
-        content: of the file that ``settings`` are from: changes since then take effect.
+        settings: as read from ``path`` when the monitor was made, or as in effect since.
+        content: content of the file when ``settings`` were read: later changes take effect.
         first: number of the first step of training.
         alone: whether there is one rank only.
-        leads: whether this rank writes the step at which all switch.
-        ahead: the number of steps after which every rank has seen a change that is written now.
+        leads: whether this rank writes the step at which all ranks switch.
+        ahead: returns the number of steps after which every rank has read a change that is written now.
         sent: announcements of the configuration for ranks that do not see the file; None if all see it.
     """
 
@@ -94,29 +95,29 @@ class Control:
         self._seen: _Seen | None = self._begin(content)
         self._broken: bytes | None = None
         self._stale: int | None = None
-        """The step in the file that is past."""
+        """The past ``apply_at_step`` in the file."""
         self._pending: Settings | None = None
         self._since, self._sent = first, sent
         self._announced = sent is None
-        """Whether the others know the pending configuration. Then no newer one takes its place."""
+        """True if the other ranks know the pending configuration. Then no newer one replaces it."""
         self._outstanding = 0
-        """Announcements of our own that have not come back yet: others cannot have received them."""
+        """Number of own announcements that this rank has not read back: other ranks cannot have received them."""
         self._toggle: Toggle | None = None
         self._heed_signal(settings.toggle_on_signal)
         if settings.dynamic_on:
             at = settings.apply_at_step
             waits = at is not None and at > first
             self._pending = settings if waits else _at(settings, first + 1)
-            if waits:  # which may be left from a run that had come further than this one
+            if waits:  # the step may be left over from an earlier run, which had reached a later step
                 _log.warning("%s: collecting begins at step %d, as apply_at_step asks", path, at)
         else:
             self._stale = settings.apply_at_step
 
     def _begin(self, content: bytes) -> _Seen | None:
-        """The attributes of the file, if it still has the content that was read.
+        """Return the attributes of the file if it still has the content that was read, else None.
 
         Raises:
-            ConfigError: if it cannot be read any more.
+            ConfigError: if the file can no longer be read.
         """
         try:
             return self._look() if self._read() == content else None
@@ -143,7 +144,7 @@ class Control:
         ):  # a pending configuration itself decides whether collecting goes on
             return
         try:
-            if self._read() == self._content:  # else it has just been changed, which still has to take effect
+            if self._read() == self._content:  # else a change has just been made, which must still take effect
                 self._write({"dynamic_on": False})
         except (OSError, ConfigError) as error:
             self._faults.note("control", error)
@@ -153,11 +154,11 @@ class Control:
 
     @property
     def content(self) -> bytes:
-        """Of the file whose configuration has taken effect; empty if one is pending."""
+        """Content of the file whose configuration has taken effect; empty if one is pending."""
         return b"" if self._pending is not None else self._content
 
     def _settled(self, step: int) -> bool:
-        """Whether the pending configuration takes effect so soon that no newer one can replace it on all ranks."""
+        """True if the pending configuration takes effect so soon that no newer one can replace it on all ranks."""
         if self._pending is None or self._alone:
             return False
         at = self._pending.apply_at_step
@@ -198,7 +199,7 @@ class Control:
         self._pending, self._since, self._announced = settings, step, self._sent is None
 
     def _miss(self, error: OSError) -> None:
-        """Logs and counts once that the file is missing: some editors remove it for a moment."""
+        """Log and count once that the file is missing: some editors remove it for a moment."""
         if not self._away:
             self._away = True
             self._faults.lost(f"control: {type(error).__name__}", 1)
@@ -238,7 +239,7 @@ class Control:
     def _announce(self, settings: Settings, at: int) -> None:
         written = self._write({"apply_at_step": at})
         if not written and self._sent is None:
-            return  # the others would never know; tried again in the next step
+            return  # the other ranks would never read it; the next step tries again
         self._pending, self._announced = _at(settings, at), True
         if self._sent is not None:
             self._outstanding += 1
@@ -246,7 +247,7 @@ class Control:
         _log.info("a change of %s takes effect on all ranks at step %d", self._path, at)
 
     def _write(self, values: dict[str, object]) -> bool:
-        """Writes ``values`` into the file; returns whether that was possible."""
+        """Write ``values`` into the file; return true on success."""
         try:
             change(self._path, values)
             self._seen, self._content = self._look(), self._read()
@@ -257,11 +258,11 @@ class Control:
             return False
         return True
 
-    def _heed_signal(self, asked: bool) -> None:
-        """Sets whether SIGUSR1 switches from now on."""
-        if asked and self._leads and self._toggle is None:
+    def _heed_signal(self, enabled: bool) -> None:
+        """Set whether SIGUSR1 toggles collecting from now on."""
+        if enabled and self._leads and self._toggle is None:
             self._toggle = Toggle()
-        elif not asked and self._toggle is not None:
+        elif not enabled and self._toggle is not None:
             self._toggle.forget()
             self._toggle = None
 
@@ -274,7 +275,7 @@ class Control:
 
 
 class SentSwitch:
-    """Follows the configuration that the first rank announces, on a rank that does not see the file."""
+    """Follower of the configuration that the first rank announces, on a rank that does not see the file."""
 
     def __init__(self, sent: Notices, faults: Faults) -> None:
         self._changes = ScheduledChange("control", sent, _configuration, faults)
@@ -290,10 +291,10 @@ class SentSwitch:
         return b""
 
     def finish(self) -> None:
-        """Nothing to do: the first rank writes."""
+        """Do nothing: the first rank writes."""
 
     def close(self) -> None:
-        """Nothing to do: no handler is set."""
+        """Do nothing: no handler is set."""
 
 
 def _configuration(notice: Mapping[str, Any]) -> Settings:
@@ -317,10 +318,10 @@ def follow(
     ahead: Ahead,
     sent: Notices | None = None,
 ) -> Switch | None:
-    """The switch of a run whose configuration is followed; None where the environment does not ask for that.
+    """Return the switch of a run that follows its configuration; None if the environment does not enable that.
 
     Args:
-        content: of the file that ``settings`` are from.
+        content: content of the file when ``settings`` were read.
     """
     if not dynamic(os.environ):
         return None
@@ -336,10 +337,10 @@ SIGNAL = signal.SIGUSR1
 
 
 class Toggle:
-    """Remembers that the signal has come, until :meth:`taken`. The handler that was there before is called as well."""
+    """Handler of the signal that remembers it until :meth:`taken`, and calls the previous handler as well."""
 
     def __init__(self) -> None:
-        self._come = self._forgotten = False
+        self._received = self._forgotten = False
         self._before: Any = signal.getsignal(SIGNAL)
         self._ours = threading.current_thread() is threading.main_thread() and self._before is not None
         if self._ours:
@@ -348,20 +349,20 @@ class Toggle:
             _log.warning("SIGUSR1 does not switch monitoring: its handler cannot be set here")
 
     def taken(self) -> bool:
-        """Whether the signal has come since the last call."""
-        come, self._come = self._come, False
-        return come
+        """Return true if the signal was received since the last call."""
+        received, self._received = self._received, False
+        return received
 
     def forget(self) -> None:
-        """Restores the handler that was there, unless another has been set since. Python lets only the main thread do
-        that: on another thread our handler stays, and when the signal comes restores the former one and calls it."""
+        """Restore the previous handler, unless another was set since. Python permits that on the main thread alone; on
+        another thread our handler stays, and restores and calls the previous one at the next signal."""
         self._forgotten = True
         main = threading.current_thread() is threading.main_thread()
         if self._ours and main and signal.getsignal(SIGNAL) == self._handle:
             signal.signal(SIGNAL, self._before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._come = True
+        self._received = True
         if self._forgotten:
             self.forget()
         if callable(self._before):

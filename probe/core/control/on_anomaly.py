@@ -1,8 +1,7 @@
 """Deeper collection around a finding, on all ranks, for some steps.
 
-Ranks agree on a step number, as in :mod:`probe.core.control.config_follower`: here in an announcement, a file
-``arming/{n}.json`` beside their directories. The rank with the first finding writes it, and no other can write it
-again.
+Ranks agree on a step number, as in :mod:`probe.core.control.config_follower`, here by an announcement: a file
+``arming/{n}.json`` beside their directories. The rank with the first finding writes it; no other rank can overwrite it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from probe.core.rules.causal_order import causal_order
 from probe.core.rules.evaluate import module_of
 
 MOST = 8
-"""Findings of a step whose modules are suspects: the first in causal order."""
+"""Number of findings of a step whose modules are suspects: the first in causal order."""
 SUSPECTS = "suspects"
 
 _BLOCK = re.compile(r"(.*\.\d+|\d+)(?:\..*)?", re.DOTALL)
@@ -31,15 +30,15 @@ class Order(NamedTuple):
     """The announcement of the rank with the first finding."""
 
     step: int
-    """From which more is collected."""
+    """Step from which on more is collected."""
     suspects: tuple[str, ...]
     """Names of modules: everything inside them is collected."""
     rank: int
 
 
 def suspects(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """The blocks of the first of ``findings``: ``layers.1`` for a finding in ``layers.1.mlp.fc``; a module outside all
-    blocks itself; the empty name is the whole model."""
+    """Return the blocks of the first of ``findings``: ``layers.1`` for a finding in ``layers.1.mlp.fc``; for a module
+    outside all blocks, the module itself; the empty name is the whole model."""
     first = sorted(findings, key=causal_order)[:MOST]
     return tuple(dict.fromkeys(_block(module_of(finding)) for finding in first))
 
@@ -50,14 +49,14 @@ def _block(module: str) -> str:
 
 
 class Arming:
-    """Decides on one rank when to collect more; polled once a step.
+    """Trigger of deeper collection on one rank; polled once a step.
 
     Args:
         notices: the announcements, which all ranks see.
-        rank: this one.
-        steps: number of steps for which more is collected.
-        cool_down: number of steps after that in which nothing new is ordered.
-        ahead: the number of steps after which every rank has seen an announcement of a step.
+        rank: this rank.
+        steps: number of steps in which more is collected.
+        cool_down: number of steps after that without a new order.
+        ahead: returns the number of steps after which every rank has read an announcement of a step.
     """
 
     def __init__(
@@ -68,15 +67,15 @@ class Arming:
         self._quiet_until = 0
 
     def poll(self, step: int, findings: Sequence[Finding]) -> Order | None:
-        """The order that takes effect with ``step``, which is about to begin. One whose steps are over is none.
+        """Return the order that takes effect with ``step``, which is about to begin. Drop orders whose steps are over.
 
         Args:
-            findings: those since the last call.
+            findings: findings since the last call.
         """
         orders = self._orders
         with orders.counted():
             while (at := orders.next_step()) is not None and step >= at + self._steps:
-                self._rest_after(orders.drop())  # nothing was collected then
+                self._rest_after(orders.drop())  # its steps have passed without deeper collection
             if at is None and findings and step >= self._quiet_until:
                 orders.announce(step + self._ahead(step), suspects=suspects(findings), rank=self._rank)
         if (order := orders.poll(step)) is not None:
@@ -95,14 +94,14 @@ SIGNALS = ("xy_distribution", "wg_distribution", "param_distribution", "mv_distr
 
 
 def deeper(settings: Settings) -> Settings:
-    """``settings`` with the signals that ``on_anomaly`` adds."""
+    """Return ``settings`` with the signals that ``on_anomaly`` adds."""
     assert settings.on_anomaly is not None
     arm = settings.on_anomaly.arm
     return settings.model_copy(update={name: True for name in SIGNALS if getattr(arm, name)})
 
 
 def around(base: Selection, suspects: Sequence[str], settings: Settings) -> Selection:
-    """The selection of ``settings``, and everything inside the suspects."""
+    """Return ``base``, the selection of ``settings``, extended by everything inside the suspects."""
     return base.widened(
         suspects,
         parameters=settings.wg_distribution or settings.param_distribution or settings.mv_distribution,

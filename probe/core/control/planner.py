@@ -1,4 +1,4 @@
-"""The one place that decides which plan holds from which step on."""
+"""The planner, which alone decides the plan of each step."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from probe.core.storage.run_directory import output_root
 
 _log = logging.getLogger("probe")
 CONTROL, ARMING, PACE = "control", "arming", "pace"
-"""Kinds of announcements: the configuration, findings, the interval between sampled steps. Of the last two, where ranks
-share a file system, the names of folders in the output directory."""
+"""Kinds of announcements: the configuration, findings, the interval between sampled steps. If ranks share a file
+system, the last two are names of folders in the output directory."""
 NEVER = sys.maxsize
-"""A step that no training comes to."""
+"""A step that no training reaches."""
 
 
 class Configuration:
-    """The configuration of one monitor, and the file that it is from.
+    """The configuration of one monitor, and its file.
 
     Args:
         source: JSON or YAML file, or a mapping with the same keys.
@@ -52,34 +52,34 @@ class Configuration:
     def __init__(self, source: str | os.PathLike[str] | Mapping[str, Any]) -> None:
         self.path: Path | None = None
         self.content = b""
-        """Of the file; read before the settings, so that no change is missed."""
+        """Content of the file; read before the settings, so that no change is missed."""
         if isinstance(source, str | os.PathLike):
             self.content = parse.content(os.fspath(source) or ".")
             self.path = Path(source).expanduser().absolute()
         self.settings = load(source)
         self.asked: dict[str, Any] = {}
-        """Values that the program has assigned, which hold from the next step on."""
+        """Values that the program has assigned; they hold from the next step on."""
 
     def assign(self, key: str, value: Any) -> Any:
-        """The value that ``key`` has once ``value`` is assigned to it.
+        """Return the value that ``key`` has once ``value`` is assigned to it.
 
         Raises:
-            ConfigError: if it cannot have that value.
+            ConfigError: if ``value`` is not valid for ``key``.
         """
         return getattr(assigned(self.settings.model_copy(update=self.asked), key, value), key)
 
 
 class Planner:
-    """Chooses plans: the one of the configuration as it is at first, then those of its changes (dynamic mode), of
-    findings (``on_anomaly``) and of the program.
+    """Sequence of plans: first that of the initial configuration, then those of its changes (dynamic mode), of findings
+    (``on_anomaly``) and of the program.
 
     Args:
-        configuration: of the monitor; its settings follow the plans that take effect.
-        number: of the attachment, the same on all ranks.
+        configuration: configuration of the monitor; its settings follow the plans that take effect.
+        number: number of the attachment, the same on all ranks.
         first: number of the first step.
 
     Raises:
-        ConfigError: if the file is to be followed and cannot be read any more.
+        ConfigError: if the file is to be followed but can no longer be read.
     """
 
     def __init__(
@@ -89,25 +89,25 @@ class Planner:
         self._warned = set[str]()
         groups, settings = framework.groups, configuration.settings
         with ExitStack() as undo:
-            self._broadcast = way = announcements.of_configuration(settings, number, framework, faults)
-            if way is not None:
-                undo.callback(way.close)
+            self._broadcast = broadcast = announcements.of_configuration(settings, number, framework, faults)
+            if broadcast is not None:
+                undo.callback(broadcast.close)
             self._ahead = Ahead(groups.world_size() == 1, self._seen_within())
-            control = way.notices(CONTROL) if way and dynamic(os.environ) else None
+            control = broadcast.notices(CONTROL) if broadcast and dynamic(os.environ) else None
             path, content = configuration.path, configuration.content
             self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control)
             self._arming: Arming | None = None
             self._arm(None)
             self._latest_pace: Pace | None = None
-            """The next one goes on with its count."""
+            """The latest pace, whose count the next one continues."""
             self.plan = self._first(first)
-            """The plan that holds."""
+            """The plan in effect."""
             self._latest_pace = self.plan.schedule.pace
             undo.pop_all()
 
     @property
     def settings(self) -> Settings:
-        """The configuration that holds."""
+        """The configuration in effect."""
         return self._configuration.settings
 
     @property
@@ -117,12 +117,12 @@ class Planner:
 
     @property
     def dynamic(self) -> bool:
-        """Whether collecting may be switched on and off."""
+        """True if collecting may be switched on and off."""
         return self._switch is not None
 
     @property
     def collecting(self) -> bool:
-        """Whether anything will still be collected."""
+        """True if further rows will be collected."""
         return self._takes_part(self.settings) and not self.plan.schedule.finished and self._on
 
     @property
@@ -131,7 +131,7 @@ class Planner:
 
     @property
     def lead(self) -> Lead:
-        """Gives the beginning of a problem's text: file and line."""
+        """The function that returns the beginning of a problem's sentence: file and line."""
         content = (self._switch.content if self._switch is not None else b"") or self._configuration.content
         if self._configuration.path is None or not content or self._broadcast is not None:  # sent: has other lines
             return no_lead
@@ -139,17 +139,17 @@ class Planner:
         return parse.parse(name, parse.text_of(name, content)).lines.lead
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Logs those of ``sentences`` that were not logged before: on one rank as warnings."""
+        """Log those of ``sentences`` that were not logged before: on the first rank as warnings, on others as info."""
         for sentence in sentences:
             if sentence not in self._warned:
                 self._warned.add(sentence)
                 _log.log(logging.WARNING if self._framework.groups.rank() == 0 else logging.INFO, "%s", sentence)
 
     def plans(self, step: int, findings: Callable[[], list[Finding]] | None) -> Iterator[Plan]:
-        """The plans that take effect before ``step``, in order; each is accepted before the next is asked for.
+        """Yield the plans that take effect before ``step``, in order. The caller accepts each before it takes the next.
 
         Args:
-            findings: gives those since it was last called; None if this rank writes nothing.
+            findings: returns the findings since its last call; None if this rank writes nothing.
 
         Raises:
             TrainingStopped: if training is to be stopped before ``step``.
@@ -165,7 +165,7 @@ class Planner:
             yield from self._of_findings(self._arming, findings(), step)
 
     def accept(self, plan: Plan) -> None:
-        """``plan`` takes effect."""
+        """Put ``plan`` into effect."""
         before, self.plan = self.settings, plan
         if plan.purpose == "rest":
             self._configuration.settings = before.model_copy(update={"dynamic_on": False})
@@ -176,7 +176,7 @@ class Planner:
             self._arm(before.on_anomaly)
 
     def close(self) -> None:
-        """Follows nothing any more."""
+        """Stop following."""
         with ExitStack() as ending:
             if self._broadcast is not None:
                 ending.callback(self._broadcast.close)
@@ -187,7 +187,7 @@ class Planner:
     # Proposals.
 
     def of_program(self, writes: bool) -> Iterator[Plan]:
-        """The plan of the values that the program has assigned; deeper monitoring ends.
+        """Yield the plan of the values that the program has assigned; it ends deeper collection.
 
         Args:
             writes: whether this rank writes anything.
@@ -207,13 +207,13 @@ class Planner:
         plan = self.plan
         if plan.until is None or step < plan.until:
             return
-        self.plan = replace(plan, until=None)  # once, should training catch what is raised and go on
+        self.plan = replace(plan, until=None)  # raise once, even if training catches it and goes on
         if plan.base is None:
             raise ending(self._faults, self._framework.groups.rank(), plan.takes_part)
         yield replace(plan.base, settings=self.settings)
 
     def _of_changes(self, step: int) -> Iterator[Plan]:
-        """Collecting is switched on and off, or otherwise configured."""
+        """Yield the plan of a changed configuration, or the plan at rest."""
         switch = self._switch
         assert switch is not None
         if self._on and self.plan.schedule.finished:
@@ -226,7 +226,7 @@ class Planner:
             yield self._changed(settings, step) if settings.dynamic_on else self._rest(self.settings)
 
     def _of_findings(self, arming: Arming, findings: list[Finding], step: int) -> Iterator[Plan]:
-        """More is collected around what was found, for some steps."""
+        """Yield the plan that collects more around the findings for some steps."""
         base, about = self.plan, self.settings.on_anomaly
         if not self.collecting or base.purpose == "deeper" or (order := arming.poll(step, findings)) is None:
             return
@@ -255,22 +255,22 @@ class Planner:
         return Plan(settings, schedule, takes_part=takes_part)
 
     def _changed(self, settings: Settings, step: int) -> Plan:
-        """From ``step`` on, what changed ``settings`` say."""
+        """Return the plan of changed ``settings`` from ``step`` on."""
         takes_part = self._takes_part(settings)
         if settings.print_struct:
             schedule = Schedule(step, 1, 1)
             return Plan(settings, schedule, "structure", takes_part=takes_part, until=step + 1, listens=False)
-        if not takes_part:  # counts, since the first rank writes into the file when collecting has come to its end
+        if not takes_part:  # counts, since the first rank writes into the file when collecting has ended
             schedule = Schedule(step, settings.step_interval, settings.collect_times)
             return Plan(settings, schedule, "count", takes_part=False, listens=False)
         return Plan(settings, self._paced(step, settings, settings.collect_times), restarts=True)
 
     def _rest(self, settings: Settings) -> Plan:
-        """Nothing is collected; a model that is compiled meanwhile can be left alone."""
+        """Return the plan that collects nothing, without ``xy_distribution``: the model may be compiled meanwhile."""
         idle = settings.model_copy(update={"xy_distribution": False, "print_struct": False})
         return Plan(idle, Schedule(NEVER), "rest", takes_part=self._takes_part(settings), listens=False)
 
-    # What they are made of.
+    # Parts of plans.
 
     def _takes_part(self, settings: Settings) -> bool:
         return not settings.module_ranks or self._framework.groups.rank() in settings.module_ranks
@@ -282,7 +282,7 @@ class Planner:
         return Schedule(start, settings.step_interval, times, pace)
 
     def _pace(self, settings: Settings) -> Pace | None:
-        """Ranks that exchange arrays in each sampled step have to sample the same ones."""
+        """Return the pace within the budget, or None. Ranks that exchange arrays in each sampled step share a pace."""
         budget, interval, groups = settings.max_overhead, settings.step_interval, self._framework.groups
         if budget is None:
             return None
@@ -292,7 +292,7 @@ class Planner:
         return AgreedPace(budget, interval, self._notices(PACE), leads, self._ahead, self._faults)
 
     def _arm(self, before: OnAnomaly | None) -> None:
-        """Rebuilds the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
+        """Rebuild the trigger of deeper collection if ``on_anomaly`` changed; otherwise keeps its pending order."""
         about = self.settings.on_anomaly
         if about is None:
             self._arming = None
@@ -301,11 +301,11 @@ class Planner:
             self._arming = Arming(notices, rank, about.steps, about.cool_down, self._ahead, self._faults)
 
     def _seen_within(self) -> float:
-        """Seconds after which all ranks see an announcement."""
+        """Return the seconds after which all ranks see an announcement."""
         return max(self.settings.dynamic_seconds, self._broadcast.seen_seconds if self._broadcast else 0.0)
 
     def _notices(self, kind: str) -> Notices:
-        """The announcements of ``kind``, on the way by which ranks here reach each other."""
+        """Return the announcements of ``kind``: in the broadcast if one is configured, else in files."""
         if self._broadcast is not None:
             return self._broadcast.notices(kind)
         return FolderNotices(output_root(os.environ).absolute() / kind, self._framework.groups.rank())

@@ -1,4 +1,4 @@
-"""A run that may be switched on and off, seen from outside: through its manifests and its configuration file."""
+"""A run that may be switched on and off, seen from outside through its manifests and its configuration file."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ POLL_SECONDS = 0.2
 
 
 class RankState(NamedTuple):
-    """The state of one rank, as its manifest has it."""
+    """The state of one rank, from its manifest."""
 
     rank: int
     directory: Path
     state: str
-    """``collecting``, ``at rest``, ``ended``, ``gone`` (its process is not there any more), ``not followed`` (it was
-    not started with DYNAMIC_MONITOR)."""
+    """``collecting``, ``at rest``, ``ended``, ``gone`` (its process no longer exists), ``not followed`` (it was not
+    started with DYNAMIC_MONITOR)."""
     step: int
-    """The step since which it has been in this state."""
+    """The step since which the rank has been in this state."""
     changes: int
     """Number of changes so far."""
 
 
 def followed(file: Path, first: int) -> dict[str, object]:
-    """The entry of this process in the manifest of a run that may be switched on and off, before step ``first``."""
+    """Return the manifest entry of this process in a run that may be switched on and off, before step ``first``."""
     return {"file": str(file), "process": os.getpid(), "host": gethostname(), "collecting": False, "step": first}
 
 
 def states(root: Path) -> list[RankState]:
-    """Every rank of the run in ``root`` that began last.
+    """Return the state of every rank of the latest run in ``root``.
 
     Raises:
         ValueError: if there is none.
@@ -54,7 +54,7 @@ def states(root: Path) -> list[RankState]:
 
 
 def configuration(root: Path) -> Path:
-    """The file that the run in ``root`` follows.
+    """Return the configuration file that the latest run in ``root`` follows.
 
     Raises:
         ValueError: if it follows none.
@@ -70,10 +70,10 @@ def configuration(root: Path) -> Path:
 
 
 def put(file: Path, values: Mapping[str, Any]) -> bool:
-    """Writes ``values`` (dotted keys) into the configuration if they make a valid one; returns whether they changed it.
+    """Write ``values`` (dotted keys) into the configuration if the result is valid; return true if they changed it.
 
     Raises:
-        ConfigError: with the values that cannot be used; nothing is written.
+        ConfigError: naming the invalid values; nothing is written.
     """
     parsed = read(file)
     if parsed.repeated:
@@ -85,8 +85,8 @@ def put(file: Path, values: Mapping[str, Any]) -> bool:
 
 
 def wait(root: Path, before: list[RankState], seconds: float, show: Callable[[list[RankState]], None]) -> bool:
-    """Waits until every rank that still runs has changed since ``before``; returns whether they did within
-    ``seconds``."""
+    """Wait until every rank that still runs has changed since ``before``; return false if ``seconds`` have passed
+    first."""
     known = {state.rank: state.changes for state in before}
     deadline = time.monotonic() + seconds
     while True:
@@ -113,10 +113,10 @@ def _state(rank: int, path: Path, manifest: Manifest) -> RankState:
 
 
 def assigned(assignments: list[str]) -> dict[str, Any]:
-    """Parses ``KEY=VALUE`` pairs; a value is JSON, else plain text.
+    """Parse ``KEY=VALUE`` pairs; a value is JSON or, if invalid as such, plain text.
 
     Raises:
-        ValueError: for an argument that is no pair.
+        ValueError: for an argument that is not a pair.
     """
     values = {}
     for assignment in assignments:
@@ -132,8 +132,8 @@ def assigned(assignments: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def turn(file: Path) -> Iterator[None]:
-    """A lock on ``file``, so that no change is written over another. The lock is on its folder, which every user who
-    reads the file can open.
+    """Hold a lock on ``file``, so that no change overwrites another. Lock its folder, which every user who reads the
+    file can open.
 
     Raises:
         OSError: if the folder cannot be opened.

@@ -1,4 +1,4 @@
-"""The run as a source sees it: the step in progress, the things to watch, the place to record."""
+"""The run for a source: the step in progress, the things to watch, the recorder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from probe.core.instrumentation.selection import Selection, TargetNames, Watched
 from probe.core.records import Batch, Key, Outcome, TextFile
 
 SPLIT = "tensor_model_parallel"
-"""The attribute, true of a parameter of which each tensor-parallel rank has another part, however it was split."""
+"""The attribute that is true for a parameter if each tensor-parallel rank has another part, however it was split."""
 CAPTURED = "hooks called while a CUDA graph was captured"
 _log = logging.getLogger("probe")
 Each = TypeVar("Each")
@@ -39,29 +39,29 @@ GradientsNow = Callable[[Recorder, Optimizer, list[Watched], Tensor | None], Non
 
 @dataclass
 class Clock:
-    """The position of the run. On steps that are not sampled, hooks test ``sampled`` and nothing else."""
+    """The position of the run. In steps that are not sampled, hooks test ``sampled`` and nothing else."""
 
     step: int = 0
     sampled: bool = False
     micro_step: int = 0
-    """Of the forwards that run now."""
+    """Micro step of the forwards that run now."""
     searching: bool = False
-    """Whether a closure is being evaluated again within an update: line search, no training data."""
+    """True while a closure is evaluated again within an update: a line search, whose tensors are not recorded."""
     outcome: Outcome = "applied"
-    """Of the update that listeners after it are called for: ``applied``, ``skipped`` or ``unknown``."""
+    """Outcome of the update before the ``after_update`` listeners are called: ``applied``, ``skipped``, ``unknown``."""
     updated: set[int] = field(default_factory=set)
     """Identities of the parameters whose optimizer has updated in this step while others have not yet."""
     _reached: int | None = None
     """The micro step of the forward whose outputs the latest backward has reached."""
     _passed: dict[int, int] = field(default_factory=dict)
-    """Number of micro batches that have gone forward through each chunk of a pipeline."""
+    """Number of micro batches forwarded through each chunk of a pipeline."""
     _forward: bool = False
     _whole: bool = False
     _backward: bool = False
     _backward_id: int | None = None
 
     def begin(self, step: int, sampled: bool) -> None:
-        """Begins another training step."""
+        """Begin the next training step."""
         self.step, self.sampled, self.micro_step = step, sampled, 0
         self._forward = self._whole = self._backward = False
         self._backward_id = self._reached = None
@@ -69,16 +69,16 @@ class Clock:
 
     @property
     def backward_step(self) -> int:
-        """The micro step of gradients that come now: that of the forward whose outputs the backward has reached or, if
-        none was seen, the one in progress."""
+        """The micro step of gradients computed now: that of the forward whose outputs the backward has reached or, if
+        none was reached, the one in progress."""
         return self.micro_step if self._reached is None else self._reached
 
     def forward_began(self, whole: bool, pipeline: int | None = None) -> None:
-        """Notes a forward of the whole model or, where that is never called, of a module: the first after a backward
-        begins another micro batch.
+        """Note a forward of the whole model or, where that is never called, of a module. The first forward after a
+        backward begins another micro batch.
 
-        A pipeline runs several micro batches forward before the first backward: every forward of ``pipeline``, the
-        chunk that it runs, is another one.
+        A pipeline runs several micro batches forward before the first backward: every forward of the chunk ``pipeline``
+        is another micro batch.
         """
         if self._whole and not whole:
             return
@@ -93,31 +93,31 @@ class Clock:
         self._forward = True
 
     def backward_reached(self, micro_step: int) -> None:
-        """Notes that the running backward has reached the outputs of a forward of ``micro_step``."""
+        """Note that the running backward has reached the outputs of a forward of ``micro_step``."""
         self._reached = micro_step
 
     def backward_began(self, identity: int) -> None:
-        """Notes a gradient; where no forward is seen, each backward is a micro batch."""
+        """Note a gradient; if no forward was noted, count each backward as a micro batch."""
         if not self._forward and self._backward_id not in (None, identity):
             self.micro_step += 1
         self._backward_id, self._backward = identity, True
 
 
 class PendingRows(Protocol):
-    """Rows of a step that may still be on their way to the host."""
+    """Rows of a step whose numbers may not have arrived on the host yet."""
 
     def batches(self, step: int) -> list[Batch]:
-        """The rows of ``step``; waits for the device."""
+        """Return the rows of ``step``; wait for the device."""
 
 
 class StepCollector(Protocol):
-    """Collects rows of its own kind within a step."""
+    """Collector of rows beside the recorder's within a step."""
 
     def __len__(self) -> int:
         """Number of rows so far."""
 
     def drain(self) -> PendingRows:
-        """Ends the step's collection and begins another."""
+        """Return the rows of the step and begin another."""
 
 
 class Listeners(Generic[Each]):
@@ -127,16 +127,16 @@ class Listeners(Generic[Each]):
         self._added: list[Each] = []
 
     def add(self, listener: Each) -> None:
-        """Calls ``listener`` from now on."""
+        """Call ``listener`` from now on."""
         self._added.append(listener)
 
     def remove(self, listener: Each) -> None:
-        """Calls ``listener`` no more; harmless if it is not there."""
+        """Stop calling ``listener``; does nothing if it is not there."""
         self._added = [each for each in self._added if each != listener]
 
     @contextmanager
     def added(self, listener: Each) -> Iterator[None]:
-        """Adds ``listener`` on entry and removes it on exit."""
+        """Add ``listener`` on entry and remove it on exit."""
         self.add(listener)
         try:
             yield
@@ -152,9 +152,9 @@ class Listeners(Generic[Each]):
 
 @dataclass
 class Run:
-    """The run, for sources: things to watch, the recorder, and the moments at which listeners are called.
+    """The run, for sources: things to watch, the recorder, and the listeners of each moment.
 
-    Its methods alone change it; sources add listeners on entry and remove them on exit.
+    Only its methods change it; sources add listeners on entry and remove them on exit.
     """
 
     settings: Settings
@@ -169,8 +169,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     cost: Cost = field(default_factory=Cost)
     repeats: list[tuple[int, ...]] = field(default_factory=list)
-    """The ranks of each group in which another rank than this one, the first, writes the gradients that all of them
-    have."""
+    """The ranks of each group of this rank whose first rank is another: that one writes the gradients that all have."""
     tensor_repeats: list[tuple[int, ...]] = field(default_factory=list)
     """The same for the tensor-parallel group and parameters that are not split over it."""
     replicas: tuple[int, ...] = ()
@@ -178,40 +177,41 @@ class Run:
     directory: Path | None = None
     """The directory of this rank's files; None where nothing is written."""
     before_update: Listeners[BeforeUpdate] = field(default_factory=Listeners, init=False)
-    """Called in sampled steps, with the optimizer, its parameters and the scale of their gradients."""
+    """Listeners called before updates in sampled steps, with the optimizer, its parameters and the gradients' scale."""
     every_update: Listeners[Callable[[int], None]] = field(default_factory=Listeners, init=False)
-    """Called before an optimizer updates, with the step's number: in every step, sampled or not, on every rank."""
+    """Listeners called before an optimizer updates, with the step's number: in every step, sampled or not, on every
+    rank."""
     after_update: Listeners[AfterUpdate] = field(default_factory=Listeners, init=False)
-    """Called in sampled steps."""
+    """Listeners called after an update in sampled steps."""
     step_ended: Listeners[Callable[[], TextFile | None]] = field(default_factory=Listeners, init=False)
-    """Called once the rows of a sampled step are handed over or dropped; may return a file, to be written elsewhere."""
+    """Listeners called once the rows of a sampled step are handed over or dropped; each may return a file to write."""
     gradients_now: Listeners[GradientsNow] = field(default_factory=Listeners, init=False)
-    """Record the gradients that are held now, if a program asks for them before the update."""
+    """Functions that record the present gradients, for a program that reads them before the update."""
     each_parameter: Listeners[Callable[[Watched], Remove]] = field(default_factory=Listeners, init=False)
-    """Called for every watched parameter that can have a gradient, and for those that come later."""
+    """Listeners called for every watched parameter that can have a gradient, and for those added later."""
     collectors: Listeners[StepCollector] = field(default_factory=Listeners, init=False)
-    """Collect rows beside the recorder."""
+    """Collectors of rows beside the recorder."""
     trained: frozenset[int] = field(default=frozenset(), init=False)
-    """Identities of the parameters that an optimizer updates; empty if none is known to."""
+    """Identities of the parameters that an optimizer updates; empty if none is known."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
 
     def adopt(self, optimizers: Sequence[Optimizer]) -> None:
-        """Watches ``optimizers`` instead of those before, each in the place of one."""
+        """Watch ``optimizers`` instead of the present ones; each replaces the one at its position."""
         self.optimizers = [*optimizers]
 
     def note_trained(self, identities: frozenset[int]) -> None:
-        """Sets :attr:`trained`."""
+        """Set :attr:`trained`."""
         self.trained = identities
 
     def write_to(self, directory: Path | None) -> None:
-        """Sets :attr:`directory`, which is made from what this run collects."""
+        """Set :attr:`directory`, which is created after this run."""
         self.directory = directory
 
     def each_module(self, squash: bool | None = None) -> Iterator[tuple[Module, Watched]]:
-        """Every module of every chunk under its row name, each with the chunk that it is in.
+        """Yield every module of every chunk with its row name, each after the chunk that has it.
 
         Args:
-            squash: whether names are squashed; None: as configured.
+            squash: whether names are squashed; if None, as configured.
         """
         names = TargetNames(self.settings.squash_name if squash is None else squash)
         for stage, model in self.chunks:
@@ -222,29 +222,29 @@ class Run:
 
     @property
     def seen(self) -> bool:
-        """Whether anything of the step in progress was collected."""
+        """True if anything of the step in progress was collected."""
         return any(map(len, (self.recorder, *self.collectors)))
 
     def read_each(
         self, owned: Sequence[Watched], read: Callable[[Watched], Each | None], where: str
     ) -> list[tuple[Key, Each]]:
-        """The key of each parameter with the result of ``read``, unless that is None; a failure is counted, and the
-        others are read all the same.
+        """Return the key of each parameter with the result of ``read``, unless that is None. A failure is counted, and
+        the other parameters are read.
 
         Args:
-            where: the place of failures, in which ``{}`` stands for the name of the parameter.
+            where: the place of failures, with ``{}`` for the name of the parameter.
         """
         found: list[tuple[Key, Each]] = []
         for parameter in owned:
             try:
                 if (value := read(parameter)) is not None:
                     found.append((parameter.key, value))
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001 - training goes on after any error
                 self.faults.note(where.format(parameter.name), error)
         return found
 
     def elsewhere(self, parameter: Parameter, gradient: Tensor | Shard) -> bool:
-        """Whether another rank of a group writes this reduced gradient of ``parameter``.
+        """True if another rank of a group writes this reduced gradient of ``parameter``.
 
         Replicated gradients are written by the group's first rank, sharded ones by every rank; of identical sets of
         shards (HSDP) only by the first set.
@@ -257,7 +257,7 @@ class Run:
         return any(len(sharing & {*ranks}) <= 1 or ranks[0] not in sharing for ranks in repeats)
 
     def in_training_backward(self) -> bool:
-        """Whether the running backward leads to parameters; notes that it runs."""
+        """Note the running backward, and return true if it leads to parameters."""
         identity = self.framework.hooks.backward_id()
         if identity != self._backward[0]:
             self._backward = (identity, self.framework.hooks.feeds(model for _, model in self.chunks))
@@ -266,7 +266,7 @@ class Run:
         return self._backward[1]
 
     def captured(self) -> bool:
-        """Whether nothing can be read, since a CUDA graph is captured: kernels are recorded, not run. Logged once."""
+        """Return true, and warn once, if a CUDA graph is captured: kernels are recorded, not run; no value is read."""
         if not self.framework.capturing():
             return False
         if CAPTURED not in self.faults.counts:
@@ -279,7 +279,7 @@ class Run:
     def guard(
         self, where: str, function: Callable[..., None], skip: Callable[[], bool] | None = None
     ) -> Callable[..., None]:
-        """``function`` for use as a hook: skipped on steps that are not sampled, timed, and unable to raise.
+        """Return ``function`` as a hook: timed, without effect in steps that are not sampled, and never raising.
 
         Args:
             skip: called first; if it returns true, the hook does nothing.
@@ -314,12 +314,12 @@ class Run:
         compiled_too: bool = False,
         gradients: bool = False,
     ) -> Remove:
-        """Listens to forwards of ``module``, a part of ``root``, that are not evaluation. Both listeners get the kind,
-        ``training`` or ``recompute``; then ``before`` gets ``(args, kwargs)``, and ``after`` the outputs.
+        """Listen to forwards of ``module``, a part of ``root``, except in evaluation. Pass to both listeners the kind,
+        ``training`` or ``recompute``, then to ``before`` ``(args, kwargs)`` and to ``after`` the outputs.
 
         Args:
-            where: the place at which failures are counted.
-            compiled_too: whether to listen inside compiled graphs, where the settings ask for that.
+            where: the place under which failures are counted.
+            compiled_too: whether to listen inside compiled graphs, too, if so configured.
             gradients: whether ``after`` may listen to gradients there.
         """
         hooks = self.framework.hooks
@@ -351,7 +351,7 @@ REMEDIES = {
 
 
 def note_unseen(run: Run, signal: str) -> None:
-    """Counts a sampled step in which no module of ``signal`` was seen to run; the first is logged."""
+    """Count a sampled step in which no watched module of ``signal`` ran; log the first."""
     if CAPTURED in run.faults.counts:
         return  # the reason, and logged already
     where = f"{signal}: steps in which no watched module was seen to run"

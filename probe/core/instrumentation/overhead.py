@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from probe.core.backend.protocols import DeviceClock
 
 MEASURED_EVERY = 8
-"""Of so many sampled steps one is measured on the device; until the next one they are taken to cost as much."""
+"""Sampled steps from one that is measured on the device to the next; those between are taken to cost as much."""
 
 _log = logging.getLogger("probe")
 Mark = Any
@@ -34,10 +34,10 @@ class Spent(NamedTuple):
 
 
 class Cost:
-    """Adds up the cost of a sampled step on the threads of training, and hands it over.
+    """Sum of the costs of a sampled step on the threads of training.
 
     Args:
-        clock: of the device; None if nothing is measured there.
+        clock: of the device; None if nothing is measured on it.
     """
 
     def __init__(self, clock: DeviceClock | None = None) -> None:
@@ -47,17 +47,17 @@ class Cost:
         self._taken = 0
 
     def begin(self) -> Begun:
-        """Begins a piece of work."""
+        """Begin a piece of the monitor's work."""
         mark = None if self._clock is None or self._taken % MEASURED_EVERY else self._now()
         return Begun(time.perf_counter(), mark)
 
     def end(self, begun: Begun) -> None:
-        """Ends it, on the same thread."""
+        """End a piece of work, on the thread that began it."""
         self.hooks += time.perf_counter() - begun.time
         self._span(begun)
 
     def take(self, drain: Begun) -> Spent:
-        """Returns the cost of the step, with the drain that is now over, and begins another step."""
+        """Return the cost of the step, including the drain that ends now, and begin another step."""
         seconds = time.perf_counter() - drain.time
         self._span(drain)
         spent = Spent(self.hooks, seconds, self._spans)
@@ -83,16 +83,16 @@ class OnDevice:
     """The cost of sampled steps on the device. Used on the delivery thread.
 
     Args:
-        clock: of the device; None if nothing is measured there.
+        clock: of the device; None if nothing is measured on it.
     """
 
     def __init__(self, clock: DeviceClock | None) -> None:
         self._clock, self._latest = clock, 0.0
         self.seconds = 0.0
-        """Of all sampled steps."""
+        """Sum over all sampled steps."""
 
     def add(self, spent: Spent) -> float:
-        """Returns the seconds of this step; if it was not measured, those of the one before."""
+        """Return the seconds of this step; if it was not measured, those of the last measured one."""
         if spent.spans and self._clock is not None:
             self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
         self.seconds += self._latest
@@ -100,10 +100,10 @@ class OnDevice:
 
 
 class Overhead:
-    """The monitor's time as a part of training's.
+    """The monitor's time as a part of training time.
 
     Args:
-        clock: of the device; None if nothing is measured there.
+        clock: of the device; None if nothing is measured on it.
     """
 
     def __init__(self, clock: DeviceClock | None) -> None:
@@ -111,12 +111,12 @@ class Overhead:
         self.on_device = OnDevice(clock)
 
     def add(self, seconds: float, own: float) -> None:
-        """Counts a step that took ``seconds``, of which ``own`` were the monitor's on the training thread."""
+        """Count a step that took ``seconds``, of which ``own`` were the monitor's on the training thread."""
         self._seconds += seconds
         self._own += own
 
     def part(self, beside: float) -> float:
-        """The monitor's part, with ``beside`` seconds that it has taken on other threads; 0 before the first step has
-        ended."""
+        """The monitor's part, including ``beside`` seconds that it has taken on other threads; 0 before the end of the
+        first step."""
         plain = self._seconds - self._own
         return (self._own + beside + self.on_device.seconds) / plain if plain > 0 else 0.0

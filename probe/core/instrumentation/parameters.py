@@ -10,22 +10,22 @@ from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.selection import TargetNames, Watched
 
 REPLACED = (
-    "the optimizer updates a parameter that the model has no more: another has taken the place of {!r}; make the "
-    "optimizer after what replaces parameters (fully_shard, parallelize_module)"
+    "the optimizer updates a parameter that the model no longer has: another has replaced {!r}; make the optimizer "
+    "after the call that replaces parameters (fully_shard, parallelize_module)"
 )
 STRANGE = (
-    "the optimizer updates none of the model's parameters, so that their updates are not seen: give set_monitor the "
-    "model and the optimizer that train together, after both are wrapped"
+    "the optimizer updates none of the model's parameters, so that their updates are not seen: pass to set_monitor "
+    "the model and the optimizer that train together, after both are wrapped"
 )
 
 
 class Parameters:
-    """Finds the parameters of ``run`` and hooks those that can have a gradient."""
+    """Watched parameters of ``run``, with hooks on those that can have a gradient."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._hooks = run, run.framework.hooks
         self.looked = False
-        """Whether new ones were looked for in the step in progress."""
+        """True if new parameters were searched for in the step in progress."""
         self._attached: dict[int, ExitStack] = {}
         """The hooks of each parameter."""
         self._names = TargetNames(run.settings.squash_name)
@@ -35,11 +35,11 @@ class Parameters:
         self._owned: dict[int, list[Watched]] = {}
         self._census: list[int] = []
         self._wrapping = True
-        """Whether a wrapper may put other parameters in their places before training begins."""
+        """True if a wrapper may still replace parameters before training begins."""
 
     @contextmanager
     def each_forward(self, began: Callable[[], None]) -> Iterator[None]:
-        """Looks when a model begins the first forward of a step; calls ``began`` at each."""
+        """Search when a model begins the first forward of a step; call ``began`` at every forward."""
 
         def before(*_: object) -> None:
             began()
@@ -51,19 +51,19 @@ class Parameters:
             yield
 
     def look(self) -> None:
-        """Looks for new parameters, once a step."""
+        """Search for new parameters, once a step."""
         if not self.looked:
             self.looked = True
             self.find()
 
     def unhook(self) -> None:
-        """Takes the hooks of all parameters away."""
+        """Remove the hooks of all parameters."""
         for attached in self._attached.values():
             attached.close()
         self._attached.clear()
 
     def find(self) -> None:
-        """Watches parameters that are new since the last look, and hooks those that have become trainable."""
+        """Watch parameters that are new since the last search, and hook those that have become trainable."""
         for parameter in self._watched:
             self._run.framework.parallel.check_again(parameter.thing)
         census = [id(parameter) for optimizer in self._run.optimizers for parameter in self._hooks.owned(optimizer)]
@@ -97,8 +97,8 @@ class Parameters:
                     self._waiting.append(watched)
 
     def _forget_but(self, found: dict[int, tuple[int, str]]) -> None:
-        """Lets go of parameters that the model has no more, unless an optimizer updates them and no others have taken
-        their places (as ``fully_shard`` and ``parallelize_module`` have it)."""
+        """Drop parameters that the model no longer has, unless an optimizer updates them and no others have replaced
+        them (``fully_shard`` and ``parallelize_module`` replace parameters)."""
         names, owned = set(found.values()), set(self._census)
         for identity, known in [*self._known.items()]:
             replaced = (known.stage, known.full) in names
@@ -112,12 +112,12 @@ class Parameters:
         self._waiting = [each for each in self._waiting if id(each.thing) in self._known]
 
     def hand_over(self, optimizer: Optimizer) -> None:
-        """Watches ``optimizer`` no more; the next look finds the parameters of each."""
+        """Stop watching ``optimizer``; the next search assigns the parameters again."""
         self._owned.pop(id(optimizer), None)
         self._census, self.looked = [], False
 
     def _share_out(self) -> None:
-        """Assigns each parameter to the optimizer that updates it; one that none updates, to the first."""
+        """Assign each parameter to the optimizer that updates it; if none does, to the first optimizer."""
         mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
         first = id(self._run.optimizers[0])
         self._run.note_trained(frozenset(mine))

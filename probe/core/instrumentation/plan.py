@@ -1,4 +1,4 @@
-"""A plan: what is collected, of which modules and in which steps."""
+"""Plans: signals, modules and steps to collect."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from probe.core.instrumentation.signals.sources import Source, chosen
 
 Purpose = Literal["collect", "deeper", "structure", "count", "rest"]
 """Collect rows; collect more around a finding; write the structure of the model; count steps on a rank that takes no
-part; do nothing until the configuration says otherwise."""
+part; do nothing until the configuration changes."""
 Origin = Literal["configuration", "program", "finding"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The value that decides what a session collects from a step boundary on.
+    """The value that determines the signals, modules and steps that a session collects from a step boundary on.
 
     The budget of cost (``max_overhead``) acts inside a plan: the pace of its schedule changes the interval.
     """
@@ -27,20 +27,20 @@ class Plan:
     purpose: Purpose = "collect"
     origin: Origin = "configuration"
     takes_part: bool = True
-    """Whether this rank is among ``module_ranks``."""
+    """True if this rank is among ``module_ranks``."""
     suspects: tuple[str, ...] = ()
     """Names of modules inside which everything is collected (``deeper``)."""
     until: int | None = None
-    """The step before which it ends: ``base`` holds again, or, without one, training is stopped."""
+    """The step before which the plan ends: ``base`` holds again or, without a base, training is stopped."""
     base: Plan | None = None
     listens: bool = True
-    """Whether it is about collectives, too."""
+    """True if collectives are recorded, too."""
     restarts: bool = False
-    """Whether the collectives of the step in progress are forgotten."""
+    """True if the collectives of the step in progress are dropped."""
 
     @property
     def writes(self) -> bool:
-        """Whether it makes rows on this rank: the structure of a model is none."""
+        """True if the plan makes rows on this rank; the structure of a model has none."""
         return self.takes_part and self.purpose in ("collect", "deeper")
 
     @property

@@ -1,4 +1,4 @@
-"""One step's readings: reduced where the tensors are alive, brought to the host in one trip."""
+"""The readings of one step: reduced where the tensors are, copied to the host at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reference = int
 """A row of the blocks if not negative, else (as ``-1 - i``) the i-th held tensor."""
 Described = tuple[tuple[int, ...], object, Coverage | None]
 Row = tuple[Described, int, Reference, Reference]
-"""Shape, dtype and coverage, order, where its values stand, and where the factor that they carry (a gradient
+"""Description (shape, dtype, coverage), order, reference of the values, and reference of the factor in them (a gradient
 scaler's); -1 for none."""
 Known = dict[object, tuple[Callable[[], object], Block]]
 NOTHING = 1 << 60
@@ -24,27 +24,27 @@ NOTHING = 1 << 60
 MISSING = NOTHING + 1
 """The reference of a tensor that could not be reduced: its row is left out."""
 UNKNOWN: Described = ((), None, None)
-"""Of a tensor that could not be described."""
+"""Description of a tensor that could not be described."""
 Failed = Callable[[str, Exception], None]
-"""Receives the signal and the name of a row that is left out, and the error."""
+"""Function that receives the signal and the name of a row that is left out, and the error."""
 Finish = Callable[[Array], Mapping[str, float] | None]
-"""Makes the columns of a row, on the host, of the numbers that were computed where the tensors are; None for no row."""
+"""Function that makes the columns of a row, on the host, from numbers computed where the tensors are; None: no row."""
 
 
 @dataclass
 class Readings:
-    """The rows of one signal; a key that comes again replaces its row."""
+    """The rows of one signal; a repeated key replaces its row."""
 
     micro_stepped: bool
     keys: dict[Key, int] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     forgotten: set[int] = field(default_factory=set)
-    """Rows whose value is out of date, and not known yet."""
+    """Rows whose value is out of date, with no new one yet."""
     computed: list[tuple[int, Finish]] = field(default_factory=list)
-    """Of rows that are no moments: how many numbers each has in the blocks, and the function that makes its columns."""
+    """For rows that are not moments: the number of values each has in the blocks, and the function for its columns."""
 
     def put(self, key: Key, row: Row) -> None:
-        """Adds a row, or replaces that of the same key."""
+        """Add a row, or replace that of the same key."""
         place = self.keys.setdefault(key, len(self.rows))
         if place == len(self.rows):
             self.rows.append(row)
@@ -55,7 +55,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Pending:
-    """A step's readings on their way to the host."""
+    """The readings of a step while they are copied to the host."""
 
     readings: dict[str, Readings]
     columns: tuple[str, ...]
@@ -64,10 +64,10 @@ class Pending:
     held: list[int]
     """The rows of the held tensors."""
     distribution: bool = False
-    """Whether histograms are written though no op asks for them."""
+    """True if histograms are written though no op needs them."""
 
     def batches(self, step: int) -> list[Batch]:
-        """Waits for the device, once."""
+        """Return the batches of all signals; wait for the device, once."""
         rows = self.wait() if self.block_rows else np.empty((0, width(self.columns)))
         rows = np.concatenate([rows, nothing(self.columns)[np.newaxis]])
         made = (
@@ -105,7 +105,7 @@ class Pending:
 
 
 def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch | None:
-    """A batch of rows that are no moments; None if none of them has columns."""
+    """Return a batch of rows that are not moments; None if none of them has columns."""
     made: dict[Key, tuple[Row, Mapping[str, float]]] = {}
     for key, row, (length, finish) in zip(readings.keys, readings.rows, readings.computed, strict=True):
         start = row[2]
@@ -127,7 +127,7 @@ def _computed(signal: str, readings: Readings, rows: Array, step: int) -> Batch 
 
 
 def _without(batch: Batch, rows: set[int]) -> Batch:
-    """``batch`` less some of its rows."""
+    """Return ``batch`` without ``rows``."""
     kept = [row for row in range(len(batch)) if row not in rows]
     return replace(
         batch,
@@ -150,12 +150,12 @@ def _unscaled(columns: dict[str, Array], scale: Array) -> dict[str, Array]:
 
 
 class Recorder:
-    """Collects one step's readings. Used on the training thread alone; waits for no device.
+    """Collector of one step's readings. Used on the training thread alone; never waits for the device.
 
     Args:
-        failed: receives each row that is left out because its tensor cannot be reduced; the other rows are there.
+        failed: receives each row that is left out because its tensor cannot be reduced; other rows are kept.
         before: returns the length of the main recorder, so that both share one sequence of call ids.
-        distribution: whether histograms are written though no op asks for them.
+        distribution: whether histograms are written though no op needs them.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Recorder:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets the step, except the tensors that the next one may find unchanged."""
+        """Drop the step, except for the tensors that may be unchanged in the next one."""
         self._known_before, self._known = self._known, {}
         self._readings: dict[str, Readings] = {}
         self._blocks: list[Block] = []
@@ -202,20 +202,20 @@ class Recorder:
         shared: bool = False,
         remember: bool = False,
     ) -> None:
-        """Reduces a tensor that may be freed or changed the next moment.
+        """Reduce a tensor that may be freed or changed immediately afterwards.
 
         Args:
             micro_stepped: whether rows of this signal are distinguished by their micro step.
-            scale: a factor that the values carry, divided out on the host.
-            shared: whether the same object may be recorded again this step, then to be reduced only once.
-            remember: whether :meth:`record_all` may find it again, unchanged.
+            scale: a factor in the values, divided out on the host.
+            shared: whether the same object may be recorded again in this step, and is then reduced only once.
+            remember: whether :meth:`record_all` may reuse the result if the tensor is unchanged.
         """
         row: Row
         try:
             tensor, described = self._describe(tensor)
             reference = self._once(tensor, described[0]) if shared else self._reduce(tensor, described[0], scale)
             row = described, self._order, reference, self._scale(scale)
-        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+        except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
             self._leave_out(signal, key, error)
             reference, row = MISSING, (UNKNOWN, self._order, MISSING, -1)
         self._put(signal, micro_stepped).put(key, row)
@@ -226,7 +226,7 @@ class Recorder:
     def record_all(
         self, signal: str, keys: Iterable[Key], tensors: Sequence[Tensor | Shard], *, scale: Tensor | None = None
     ) -> None:
-        """Reduces a list of tensors in few launches, leaving out those that are known and have not changed."""
+        """Reduce a list of tensors in few kernel launches, except those already reduced and unchanged since."""
         if not tensors:
             return
         readings, factor, keys = self._put(signal, False), self._scale(scale), [*keys]
@@ -249,8 +249,8 @@ class Recorder:
     def compute(
         self, signal: str, key: Key, tensor: Tensor, block: Block, finish: Finish, *, micro_stepped: bool = False
     ) -> None:
-        """Adds a row about ``tensor`` that ``finish`` makes of ``block``, whose rows have one number each. A key that
-        comes again is another call. A recorder with such rows has one column and no others."""
+        """Add a row about ``tensor`` that ``finish`` makes from ``block``, whose rows have one number each. Count a
+        repeated key as another call. Use for it a recorder with one column and no other rows."""
         shape, dtype, _ = self._tensors.describe(tensor)
         readings = self._put(signal, micro_stepped)
         start = self._add(block, len(block))
@@ -261,11 +261,11 @@ class Recorder:
     def _known_place(
         self, signal: str, key: Key, value: Tensor | Shard, scale: Tensor | None
     ) -> tuple[Tensor, Described, Reference | None]:
-        """The tensor, its description and the row of its values; None for the row if they are still to be reduced."""
+        """Return the tensor, its description and the reference of its values; None if they must still be reduced."""
         try:
             tensor, about = self._describe(value)
             return tensor, about, NOTHING if 0 in about[0] else self._find(tensor, scale)
-        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+        except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
             return value, UNKNOWN, self._leave_out(signal, key, error)
 
     def _describe(self, value: Tensor | Shard) -> tuple[Tensor, Described]:
@@ -280,10 +280,10 @@ class Recorder:
             self._known[identity] = (alive, block)
 
     def _find(self, tensor: Tensor, scale: Tensor | None) -> Reference | None:
-        """The row of ``tensor`` if it was reduced in this step or the last and is still the same.
+        """Return the reference of ``tensor`` if it was reduced in this step or the last and has not changed, else None.
 
-        Object and version are not proof: writes through ``.data``, and collectives, leave the version as it is. So the
-        sum must be equal too, to the last bit.
+        Object and version do not prove that: writes through ``.data``, and collectives, do not change the version. So
+        the sum must be equal, too, to the last bit.
         """
         if scale is not None or not (self._known or self._known_before):
             return None
@@ -298,33 +298,33 @@ class Recorder:
         return self._add(block, 1)
 
     def forget(self, signal: str, key: Key) -> None:
-        """Leaves a row out until it is recorded again: its value is out of date."""
+        """Leave out a row, whose value is out of date, until it is recorded again."""
         readings = self._readings.get(signal)
         if readings is not None and key in readings.keys:
             readings.forgotten.add(readings.keys[key])
 
     def next_call(self, signal: str, key: Key) -> Key:
-        """``key``, or its next repetition if it was recorded before."""
+        """Return ``key`` or, if it was recorded before, its next repetition."""
         readings = self._readings.get(signal)
         while readings is not None and key in readings.keys:
             key = key._replace(call=key.call + 1)
         return key
 
     def drain(self) -> Pending:
-        """Returns the step and begins another; starts the one copy to the host."""
+        """Return the step and begin another; start the one copy to the host."""
         pending = self.peek(None)
         self.clear()
         return pending
 
     def peek(self, signals: Iterable[str] | None) -> Pending:
-        """The rows of ``signals`` (all if None) so far; collecting goes on."""
+        """Return the rows of ``signals`` (all if None) so far, and keep collecting."""
         chosen = self._readings if signals is None else {s: r for s, r in self._readings.items() if s in set(signals)}
         self._settle()
         wait = self._tensors.to_host(self._blocks)
         return Pending(dict(chosen), self.columns, wait, self._rows, list(self._held_rows), self._distribution)
 
     def _settle(self) -> None:
-        """Reduces the held tensors together."""
+        """Reduce the held tensors together."""
         if self._held:
             first = len(self._held_rows)
             self._held_rows += self._reduced(self._held, None, lambda i, error: self._leave_out_held(first + i, error))
@@ -333,11 +333,11 @@ class Recorder:
     def _reduced(
         self, tensors: Sequence[Tensor], scale: Tensor | None, lost: Callable[[int, Exception], object], first: int = 0
     ) -> Sequence[Reference]:
-        """The rows of the values: reduced together (a range) or, if that fails, in ever smaller parts, until ``lost``
-        is called with the number of each tensor that cannot be reduced, and the error."""
+        """Return the references of the values. Reduce all together (a range) or, if that fails, in ever smaller parts,
+        and call ``lost`` with the number of each tensor that cannot be reduced, and the error."""
         try:
             start = self._add(self._moments(tensors, scale), len(tensors))
-        except Exception as error:  # noqa: BLE001 - whatever it is, other tensors can be reduced
+        except Exception as error:  # noqa: BLE001 - other tensors can still be reduced
             if len(tensors) == 1:
                 lost(first, error)
                 return [MISSING]
@@ -348,12 +348,12 @@ class Recorder:
         return [*before, *self._reduced(tensors[half:], scale, lost, first + half)]
 
     def _leave_out(self, signal: str, key: Key, error: Exception) -> Reference:
-        """Counts a row whose tensor could not be reduced."""
+        """Count a row whose tensor could not be reduced."""
         self._failed(f"{signal} of {'.'.join(filter(None, (key.name, key.part)))}", error)
         return MISSING
 
     def _leave_out_held(self, number: int, error: Exception) -> None:
-        """Counts every row of a held tensor that could not be reduced."""
+        """Count every row of a held tensor that could not be reduced."""
         for signal, readings in self._readings.items():
             for key, place in readings.keys.items():
                 if readings.rows[place][2] == -1 - number:
@@ -367,7 +367,7 @@ class Recorder:
         return readings
 
     def _scale(self, scale: Tensor | None) -> Reference:
-        """The row of the present value of ``scale``: a scaler changes it in place after the step."""
+        """Return the reference of a copy of ``scale``: a scaler changes it in place after the step."""
         if scale is None:
             return -1
         identity, _ = self._tensors.identity(scale)

@@ -20,13 +20,13 @@ class Schedule:
     """The step that was sampled last."""
 
     def samples(self, step: int) -> bool:
-        """Whether ``step`` is to be sampled."""
+        """True if ``step`` is to be sampled."""
         if self.finished or step < self.start_step or (step - self.start_step) % self.step_interval:
             return False
         return self.pace is None or self.last is None or step - self.last >= self.pace.interval
 
     def ended(self, step: int, sampled: bool) -> None:
-        """Counts ``step``, which is over."""
+        """Count ``step``, which has ended."""
         if sampled:
             self.last = step
             self.collected += 1
@@ -35,5 +35,5 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will ever be sampled."""
+        """True if no further step will be sampled."""
         return self.collected >= self.collect_times

@@ -17,41 +17,41 @@ PLACES = ("input", "output", "input_grad", "output_grad")
 
 
 class Watched(NamedTuple):
-    """A module or parameter with the names it goes by."""
+    """A module or parameter with its names."""
 
     stage: int
     full: str
-    """Its name in the framework."""
+    """Name in the framework."""
     name: str
-    """Its name in rows."""
+    """Name in rows."""
     thing: Any
     key: Key
     """The key of its rows, without part, micro step and call."""
 
 
 def watched(stage: int, full: str, name: str, thing: Any) -> Watched:
-    """``thing`` under these names."""
+    """Return ``thing`` with these names and its key."""
     return Watched(stage, full, name, thing, Key(name, stage=stage))
 
 
 class TargetNames:
-    """Makes row names: squashed if asked for, unless two things of one stage would have the same name: then both keep
-    their full names. A name that was taken before the other came stays, as rows have been written under it.
+    """Row names: squashed if configured. If two things of one stage would have the same name, both keep their full
+    names, except one whose short name was in use before: rows have been written under it.
     """
 
     def __init__(self, squash: bool) -> None:
         self._squash = squash
         self._taken: set[tuple[int, str]] = set()
         self._contested: dict[int, set[str]] = {}
-        """By stage, the short names that several full names have."""
+        """Short names that several full names have, by stage."""
 
     def expect(self, stage: int, full_names: Iterable[str]) -> None:
-        """Notes the full names of all that can be watched now."""
+        """Note the full names of all things that can be watched now."""
         names = Counter(squash_name(full) for full in set(full_names))
         self._contested[stage] = {name for name, number in names.items() if number > 1}
 
     def watch(self, stage: int, full: str, thing: Any) -> Watched:
-        """``thing`` under its name."""
+        """Return ``thing`` with its row name."""
         name = squash_name(full) if self._squash else full
         if name != full and ((stage, name) in self._taken or name in self._contested.get(stage, ())):
             name = full
@@ -59,26 +59,26 @@ class TargetNames:
         return watched(stage, full, name, thing)
 
     def release(self, gone: Watched) -> None:
-        """Frees the name of ``gone``, which is watched no more."""
+        """Free the name of ``gone``, which is no longer watched."""
         self._taken.discard((gone.stage, gone.name))
 
 
 MOST_NAMED, MOST_HINTS = 20, 3
-"""Unknown names that a message lists, and those of them with the nearest known name: finding it takes a look at every
-name of the model."""
+"""Number of unknown names that a message lists, and of those listed with the nearest known name: a search for it
+compares every name of the model."""
 
 
 Lead = Callable[[tuple[int | str, ...]], str]
-"""Returns the beginning of a problem's sentence, by the path of its key: the file and the line, if there is a file."""
+"""Function that returns the beginning of a problem's sentence (file and line, if it is a file) by the path of a key."""
 
 
 def no_lead(path: tuple[int | str, ...]) -> str:  # noqa: ARG001
-    """The lead of a configuration that is no file."""
+    """Return the lead of a configuration that is not a file: nothing."""
     return ""
 
 
 def unknown_names(wrong: Sequence[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each of ``wrong``, as many as a message lists, with the end of the sentence about it."""
+    """Yield each of ``wrong``, up to the number that a message lists, with the end of the sentence about it."""
     there = sorted(known) if wrong else []
     for number, name in enumerate(wrong[:MOST_NAMED]):
         near = nearest_name(name, there) if number < MOST_HINTS else None
@@ -87,20 +87,20 @@ def unknown_names(wrong: Sequence[str], known: Iterable[str]) -> Iterator[tuple[
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str | None:
-    """The one of ``known`` that is most like ``name``; None for a name that is too long for any."""
+    """Return the name of ``known`` most like ``name``; None if there is none, or ``name`` is too long."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None) if len(name) <= LONGEST_NAME else None
 
 
 class WatchedTarget(NamedTuple):
     key: str
-    """As it was written."""
+    """Key in the configuration, as written."""
     stage: int | None
     name: str
     places: Mapping[str, Any]
 
 
 class Selection:
-    """The choice that ``targets``, ``all_xy``, ``forward_only`` and ``backward_only`` make."""
+    """The modules and parameters that ``targets``, ``all_xy``, ``forward_only`` and ``backward_only`` select."""
 
     def __init__(self, targets: Mapping[str, Any], all_xy: bool, forward_only: bool, backward_only: bool) -> None:
         self._targets = [_target(key, entry) for key, entry in targets.items()]
@@ -112,23 +112,23 @@ class Selection:
         forward, backward = PLACES[:2], PLACES[2:]
         self._open = (() if backward_only else forward) + (() if forward_only else backward)
         self._within: tuple[str, ...] = ()
-        """Names of modules that are watched with everything inside them."""
+        """Names of modules that are watched including everything inside them."""
         self._parameters = self._modules = True
-        """Whether any other parameters and modules are watched."""
+        """True if parameters and modules outside of these are watched."""
 
     def widened(self, within: Iterable[str], parameters: bool, modules: bool) -> Selection:
-        """A selection of everything inside the modules named ``within`` besides.
+        """Return this selection extended by everything inside the modules named ``within``.
 
         Args:
-            parameters: whether parameters elsewhere are watched as they are by this selection, or not at all.
-            modules: the same of modules.
+            parameters: whether parameters outside ``within`` are watched as in this selection, or not at all.
+            modules: the same for modules.
         """
         wide = copy(self)
         wide._within, wide._parameters, wide._modules = tuple(within), parameters, modules
         return wide
 
     def watches(self, parameter: Watched) -> bool:
-        """Whether a parameter is among the targets or inside one. ``layers.1`` never takes ``layers.10``."""
+        """True if a parameter is among the targets or inside one. ``layers.1`` never matches ``layers.10``."""
         if self._is_within(parameter):
             return True
         if not self._parameters:
@@ -137,7 +137,7 @@ class Selection:
         return bool(self._find(parameter.stage, around)) or not self._targets
 
     def places(self, module: Watched) -> dict[str, Any]:
-        """The places of a module that are watched: place -> element selector, or None for all elements."""
+        """The watched places of a module: place -> element selector, or None for all elements."""
         known = self._chosen_places(module) if self._modules else {}
         return dict.fromkeys(PLACES) | known if self._is_within(module) else known
 
@@ -151,12 +151,12 @@ class Selection:
         return dict.fromkeys(self._open) if self._all_xy else {}
 
     def named(self, stage: int, full: str) -> str | None:
-        """The target that is the name of a thing, if one is."""
+        """The target that names this thing, or None."""
         found = self._find(stage, names_of(full))
         return self._targets[min(found)].key if found else None
 
     def check(self, names: Iterable[str], lead: Lead = no_lead) -> list[str]:
-        """One sentence for each target that named nothing, as far as a message lists them.
+        """Return a sentence for each target that matched nothing, up to the number that a message lists.
 
         Args:
             names: all names of the model.
@@ -173,7 +173,7 @@ class Selection:
         ]
 
     def _find(self, stage: int, names: Iterable[str]) -> list[int]:
-        """The positions of the targets of these names, which name something."""
+        """Return the positions of the targets with these names, and count these targets as matched."""
         keys = ((of, name) for name in names for of in (None, stage))
         found = [number for key in keys for number in self._at.get(key, ())]
         for number in found:
@@ -189,12 +189,12 @@ def _target(key: str, entry: Any) -> WatchedTarget:
 
 
 def names_of(full: str) -> set[str]:
-    """All names of a thing: as the user has it, squashed, and as its wrappers have changed it."""
+    """All names of a thing: the full name, the squashed one, and the raw one of the framework's wrappers."""
     return {full, squash_name(full), getattr(full, "raw", full)}
 
 
 def _around(name: str) -> Iterator[str]:
-    """``name`` and the names of everything around it; the empty name is the whole model."""
+    """Yield ``name`` and the names of all modules around it; the empty name is the whole model."""
     yield ""
     yield name
     yield from (name[: dot.start()] for dot in re.finditer(r"\.", name))

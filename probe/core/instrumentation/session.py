@@ -1,4 +1,4 @@
-"""Attach, count steps, deliver, detach. The one place that owns the step counter and every hook."""
+"""The session: attaches, counts steps, delivers, detaches. It alone owns the step counter and every hook."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Session:
     """One monitored run between attaching and detaching.
 
     Args:
-        run: the things to watch; its clock and recorder are this session's from now on.
+        run: the things to watch; its clock and recorder belong to this session from now on.
         output: receives every sampled step on its thread; None if this rank takes no part.
-        between: called between steps with the number of the one to begin; may call :meth:`change`.
+        between: called between steps with the number of the next one; may call :meth:`change`.
     """
 
     def __init__(
@@ -36,42 +36,40 @@ class Session:
     ) -> None:
         self._hooks = run.framework.hooks
         self._sources = ExitStack()
-        """All hooks but those that count steps."""
+        """All hooks except those that count steps."""
         self._take(run, schedule, output)
         self._between = between
         self._turns = Turns(run.optimizers)
         self._succession = Succession(self, lambda: self._run)
         self.updates, self.updating = 0, False
         self._hooked = [*run.optimizers]
-        """The optimizers that are listened to: those that are watched, and those whose place another has taken."""
+        """The optimizers with hooks: the watched ones, and those that another has replaced."""
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
-        """When the last step ended; how long the delivery thread and the device had worked by the last sampled one."""
+        """Time of the last step's end; seconds of the delivery thread and of the device up to the last sampled step."""
         self._own = 0.0
-        """Seconds that the monitor took between the last step and the one in progress."""
+        """Seconds of the monitor between the last step and the one in progress."""
         self._outcome: Outcome = "applied"
         self._thread = threading.current_thread()
-        """The thread that trains, as far as is known."""
+        """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
         self._detached = self._working = self._leaving = self._retires = False
-        """Whether nothing is listened to any more; whether an optimizer's hook is running; whether all hooks are taken
-        away at the next forward; and whether that forward has come."""
+        """True, in this order, once the hooks have no effect; while an optimizer's hook runs; once all hooks are to be
+        removed at the next forward; once the run ends at a forward."""
         self.last: tuple[int, Pending, tuple[str, ...]] | None = None
-        """The step that ended last and its ops, if it was sampled and nothing of the next has been seen."""
+        """Number, moments and ops of the step that ended last, if it was sampled."""
         run.clock.begin(start, schedule.samples(start))
 
     def _take(self, run: Run, schedule: Schedule, output: StepConsumer | None) -> None:
-        """Begins to watch ``run``."""
+        """Begin watching ``run``."""
         self._run, self._schedule, self._output = run, schedule, output
         self._parameters = Parameters(run)
 
     def change(self, run: Run, schedule: Schedule, output: StepConsumer | None, sources: Sequence[Source]) -> None:
-        """Watches ``run`` instead, which has the same model and optimizers, from the step about to begin.
-
-        Called between steps.
+        """Watch ``run`` instead, which has the same model and optimizers, from the next step on. Call between steps.
 
         Raises:
-            Exception: if a hook cannot be placed; none is then.
+            Exception: if a hook cannot be placed; then none is.
         """
         if self._detached:  # by a signal handler or another thread, since the step ended
             return
@@ -83,8 +81,8 @@ class Session:
         self._place(sources)
 
     def at_once(self, act: Callable[[int], None]) -> None:
-        """Calls ``act``, which may :meth:`change` the run, with the number of the step in progress, if nothing of that
-        step has been seen: between an update and the next forward."""
+        """Call ``act``, which may :meth:`change` the run, with the number of the step in progress, if nothing of that
+        step has been collected: between an update and the next forward."""
         self._guarded("control", lambda: self._at_once(act))
 
     def _at_once(self, act: Callable[[int], None]) -> None:
@@ -96,7 +94,7 @@ class Session:
         self._run.clock.begin(step, self._samples(step))
 
     def _place(self, sources: Sequence[Source]) -> None:
-        """Places the hooks of ``sources`` and those of parameters, or none."""
+        """Place the hooks of ``sources`` and those of parameters; if one fails, remove all."""
         try:
             self._sources.callback(self._parameters.unhook)
             for source in sources:
@@ -113,7 +111,7 @@ class Session:
         self._succession.forward_began()
 
     def attach(self, sources: Sequence[Source]) -> None:
-        """Places every hook; if one cannot be placed, all are taken away again and the error goes on."""
+        """Place every hook; if one cannot be placed, remove all and raise the error."""
         try:
             self._stack.callback(self._run.framework.prepare(self._run.settings))
             self._stack.callback(self._sources.close)
@@ -128,16 +126,16 @@ class Session:
             raise
 
     def detach(self, at_once: bool = False) -> bool:
-        """Ends listening and takes every hook away: afterwards model, optimizer and framework are as they were found.
+        """Remove every hook: afterwards model, optimizer and framework are as before attaching.
 
-        While a framework goes through its hooks, or if another thread trains, they stay in place without effect until
-        the next forward after the next update, or until this is called again.
+        While a framework calls its hooks, or if another thread trains, they stay in place without effect until the
+        first forward after the next update, or until the next call of this method.
 
         Args:
-            at_once: whether nothing can be training, since model and optimizers are not referenced any more.
+            at_once: whether nothing can be training, since model and optimizers are no longer referenced.
 
         Returns:
-            Whether the hooks are taken away.
+            True if the hooks are removed.
         """
         self._rest()
         if not (at_once or self._retires) and (self._working or self._trains_elsewhere() or self._hooks.at_work()):
@@ -146,7 +144,7 @@ class Session:
         return True
 
     def _trains_elsewhere(self) -> bool:
-        """Whether the thread that trains is another one, which has not ended."""
+        """True if another thread trains and has not ended."""
         return self._thread is not threading.current_thread() and self._thread.is_alive()
 
     def _rest(self) -> None:
@@ -154,7 +152,7 @@ class Session:
         self._run.clock.sampled = False
 
     def _leave(self) -> None:
-        """Takes the hooks away at the next forward: now an optimizer is about to update, by its own hooks."""
+        """Remove the hooks at the next forward: now an optimizer calls its hooks before an update."""
         if not self._leaving:
             self._leaving = True
             _, model = self._run.chunks[0]
@@ -164,26 +162,26 @@ class Session:
         self._guarded("end of the run", self._stack.close)
 
     def retire(self, remove: Callable[[], None]) -> None:
-        """Calls ``remove`` at the next forward, where hooks may be taken away safely: the hooks of the step that has
-        just ended are still being iterated."""
+        """Call ``remove`` at the next forward, where hooks can be removed safely: at the end of a step the framework
+        still iterates over them."""
         self._retire_with = remove
 
     @property
     def schedule(self) -> Schedule:
-        """Which steps are sampled."""
+        """The steps that are sampled."""
         return self._schedule
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will be sampled."""
+        """True if no further step will be sampled."""
         return self._schedule.finished
 
-    # What the optimizer's hooks call.
+    # Called by the optimizer's hooks.
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Begins the update of ``optimizer``: gradients are as they will be applied."""
+        """Note that the update of ``optimizer`` begins: gradients are as they will be applied."""
         self._thread = threading.current_thread()
-        if self._detached:  # or a wrapper holds the hook, so that it could not be taken away
+        if self._detached:  # or a wrapper holds the hook, so that it could not be removed
             self._guarded("end of the run", self._leave)
             return
         self.updating = True
@@ -210,7 +208,7 @@ class Session:
         self._run.cost.end(begun)
 
     def after(self, optimizer: Optimizer, outcome: Outcome) -> None:
-        """Ends the update, applied or skipped; the step ends when every optimizer has had its turn."""
+        """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
         if self._detached:
             return
         self.updates, self.updating = self.updates + 1, False
@@ -233,7 +231,7 @@ class Session:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """While an optimizer's hook is running."""
+        """Mark an optimizer's hook as running within the context."""
         before, self._working = self._working, True
         try:
             yield
@@ -241,7 +239,7 @@ class Session:
             self._working = before
 
     def follow(self, number: int, optimizer: Optimizer) -> None:
-        """Puts ``optimizer``, which has just updated and so ended a step, in the place of a watched one."""
+        """Put ``optimizer``, whose update has just ended a step, in the place of the watched one with this number."""
         if not any(optimizer is known for known in self._hooked):
             self._hooks.check_optimizer(optimizer)
             self._stack.callback(self._hooks.on_step(optimizer, self))
@@ -252,7 +250,7 @@ class Session:
         self.after(optimizer, "applied")
 
     def _come_back(self, optimizer: Optimizer) -> None:
-        """Puts an optimizer back whose place another has taken, since it is about to update."""
+        """Restore an optimizer that another has replaced, since it is about to update."""
         mine = {id(parameter) for parameter in self._hooks.owned(optimizer)}
         sharing = [len(mine & {id(p) for p in self._hooks.owned(each)}) for each in self._run.optimizers]
         if any(sharing):
@@ -269,33 +267,33 @@ class Session:
         self._parameters.hand_over(before)
 
     def suspend(self) -> None:
-        """Stops collecting in the step in progress, and drops its rows."""
+        """Stop collecting in the step in progress, and drop its rows."""
         if self._run.clock.sampled:
             self._run.clock.sampled = False
             self._drop()
 
     def searching(self, on: bool) -> None:
-        """Notes that a closure is evaluated again within an update, from ``True`` until ``False``."""
+        """Note that a closure is evaluated again within an update, from ``True`` until ``False``."""
         self._run.clock.searching = on and not self._detached
 
     def failed(self, where: str, error: Exception) -> None:
-        """Counts a failure of the adapter."""
+        """Count a failure inside the adapter."""
         self._run.faults.note(where, error)
 
     @property
     def sampled(self) -> bool:
-        """Whether the step in progress is sampled."""
+        """True if the step in progress is sampled."""
         return self._run.clock.sampled
 
     def gradients_now(self, into: Recorder) -> None:
-        """Records the gradients that are held now for the optimizers that have not updated in this step."""
+        """Record the present gradients of the optimizers that have not updated in this step."""
         for optimizer in self._run.optimizers:
             if not self._turns.taken(optimizer):
                 for record in self._run.gradients_now:
                     record(into, optimizer, self._parameters.of(optimizer), self._hooks.held_scale(optimizer))
 
     def _end(self) -> None:
-        """Hands a sampled step over and begins the next."""
+        """Hand a sampled step over and begin the next."""
         run, step = self._run, self._run.clock.step
         self.last = None
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
@@ -310,14 +308,14 @@ class Session:
             run.clock.begin(step + 1, False)
             if (between := self._between) is not None:
                 self._guarded("control", lambda: between(step + 1))
-        finally:  # training may be stopped as configured, and may go on all the same
+        finally:  # the configuration may stop training, and a program may catch that and go on
             self._own = time.perf_counter() - self._ended
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
 
     def _finish(self) -> None:
-        """Hands the step over, or drops it if nothing can be read."""
+        """Hand the step over, or drop it if nothing can be read."""
         captured = True
         try:
             captured = self._run.captured()
@@ -328,7 +326,7 @@ class Session:
             self._hand_over(self._outcome)
 
     def _time(self, sampled: bool, hooks: float, handing: float) -> None:
-        """Counts the time of the step and the monitor's part of it: ``hooks``, all since ``handing``, and the work
+        """Count the time of the step and the monitor's part of it: ``hooks``, the time since ``handing``, and the work
         before the step began."""
         now = time.perf_counter()
         took, own, self._ended = now - self._ended, self._own + hooks + now - handing, now
@@ -342,13 +340,13 @@ class Session:
                 pace.sampled(own + self._on_device - on_device, self._delivered - delivered)
 
     def _samples(self, step: int) -> bool:
-        """Whether ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
+        """True if ``step`` is to be sampled; never in a forked child, which has no delivery thread."""
         if self._detached:
             return False
         return self._schedule.samples(step) and (self._output is None or self._output.delivers)
 
     def flush_partial(self) -> None:
-        """Delivers the rows of a step that will never end."""
+        """Deliver the rows of a step that will not end."""
         run = self._run
         if run.clock.sampled and run.seen:
             self._guarded("end of step", lambda: self._hand_over("partial"))
@@ -367,7 +365,7 @@ class Session:
             self._output.submit(FinishedStep(step, now, (pending, *beside), run.settings.statistics, spent, outcome))
 
     def _drop(self) -> None:
-        """Drops the rest of the step; files that listeners return go to the output."""
+        """Drop the rest of the step; pass files that listeners return to the output."""
         for listen in self._run.step_ended:
             self._guarded("end of step", partial(self._forget, listen))
         self._run.clock.updated.clear()
@@ -385,14 +383,14 @@ class Session:
             self._stack.callback(self._hooks.at_next_forward(model, partial(self._retire, remove)))
 
     def _retire(self, remove: Callable[[], None]) -> None:
-        """Ends the run at the first forward at which no step waits for other ranks: the end would wait with it."""
+        """End the run at the first forward at which no step waits for other ranks: the end would have to wait, too."""
         if not self._detached and (self._output is None or not self._output.waits_for_ranks):
             self._retires = True
             remove()
 
     def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """The method ``listen``, unable to raise, as long as the session listens. The framework keeps it in a table of
-        its own, which keeps no session alive."""
+        """Return a function that calls the method ``listen`` until the session detaches, and never raises. Keep no
+        session alive by it, since the framework has it in a table."""
         session, method = weakref.ref(self), weakref.WeakMethod(listen)
 
         def hook(optimizer: Optimizer) -> None:

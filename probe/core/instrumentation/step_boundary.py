@@ -1,4 +1,4 @@
-"""The boundary between two steps: the updates that make one, and the step that is handed over at its end."""
+"""The boundary between two steps: the updates that make up a step, and the step as delivered at its end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from probe.core.records import Batch, Outcome, TextFile
 
 
 class Turns:
-    """The updates of a step: one of each optimizer that takes part. Those that take part are learned: an optimizer that
-    rests is not waited for."""
+    """The updates of a step: one of each optimizer that takes part. Each step shows which optimizers take part: the
+    next one does not wait for an optimizer that made no update."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._expected = {id(optimizer) for optimizer in optimizers}
@@ -21,15 +21,15 @@ class Turns:
         self._taken: set[int] = set()
 
     def ends_by(self, optimizer: Optimizer) -> bool:
-        """Whether an update by ``optimizer`` now belongs to another step: it had its turn, or goes first and others had
-        theirs."""
+        """True if an update by ``optimizer`` now belongs to the next step: it has already updated in this one, or it is
+        the first in each step and others have updated."""
         again, leads = id(optimizer) in self._taken, id(optimizer) == self._first and bool(self._taken)
         if again or leads:
             self._expected = self._taken | {id(optimizer)}
         return again or leads
 
     def take(self, optimizer: Optimizer) -> bool:
-        """Notes the update of ``optimizer``; whether it was the step's last."""
+        """Note the update of ``optimizer``; return true if it was the last of the step."""
         if self._first is None:
             self._first = id(optimizer)
         self._taken.add(id(optimizer))
@@ -39,17 +39,17 @@ class Turns:
         return complete
 
     def taken(self, optimizer: Optimizer) -> bool:
-        """Whether ``optimizer`` had its turn in this step."""
+        """True if ``optimizer`` has updated in this step."""
         return id(optimizer) in self._taken
 
     def hand_over(self, optimizer: Optimizer, successor: Optimizer) -> None:
-        """``successor`` takes the place of ``optimizer``."""
+        """Put ``successor`` in the place of ``optimizer``."""
         old, new = id(optimizer), id(successor)
         self._first = new if self._first == old else self._first
         self._expected, self._taken = ({new if x == old else x for x in y} for y in (self._expected, self._taken))
 
     def clear(self) -> None:
-        """Begins another step."""
+        """Begin another step."""
         self._taken.clear()
 
 
@@ -60,13 +60,13 @@ class FinishedStep(NamedTuple):
     time: float
     """Seconds since 1970."""
     pending: tuple[PendingRows, ...]
-    """Those of the recorder first."""
+    """Rows of each collector, those of the recorder first."""
     ops: tuple[str, ...]
     spent: Spent
     outcome: Outcome
 
     def batches(self) -> list[Batch]:
-        """Every row; waits for the device."""
+        """Return every row; wait for the device."""
         return [batch for rows in self.pending for batch in rows.batches(self.number)]
 
 
@@ -75,28 +75,28 @@ class StepConsumer(Protocol):
 
     @property
     def delivers(self) -> bool:
-        """Whether steps that are submitted in this process are processed."""
+        """True if steps that are submitted in this process are processed."""
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether a submitted step may still wait for other ranks."""
+        """True if a submitted step may still wait for other ranks."""
 
     @property
     def beside(self) -> float:
-        """Seconds of processor time taken so far, beside training."""
+        """Seconds of processor time spent so far on other threads than training."""
 
     @property
     def on_device(self) -> float:
-        """Seconds that a device has taken so far."""
+        """Seconds spent so far on the device."""
 
     def submit(self, step: FinishedStep) -> None:
-        """Processes ``step`` on another thread."""
+        """Process ``step`` on another thread."""
 
     def write(self, file: TextFile) -> None:
-        """Writes ``file`` on another thread."""
+        """Write ``file`` on another thread."""
 
     def timed(self, seconds: float, own: float) -> None:
-        """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
+        """Count a step that took ``seconds``, of which ``own`` were the monitor's."""
 
     def succeed(self, run: Run) -> None:
-        """Notes that another optimizer has taken the place of one."""
+        """Note that another optimizer has replaced one of ``run``."""

@@ -1,4 +1,4 @@
-"""Optimizers that take the place of those passed to ``set_monitor`` while training runs."""
+"""Optimizers that replace those passed to ``set_monitor`` while training runs."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ FIRST = "optimizer: updates by one that was not known yet, which has taken the p
 PARTS = "optimizer: updates of parameters of the one that is watched, which takes no steps"
 ENDLESS = "optimizer: steps that were given up, since no update came"
 PATIENCE = 3
-"""Updates in a row by an optimizer that has some of the parameters, after which it is no accident."""
+"""Consecutive updates by an optimizer that has some of the parameters, from which on they are counted and logged."""
 MICRO_STEPS, TIMES = 50, 10
-"""More micro batches than this, and than this many times those of any step before, are no training step."""
+"""Largest plausible number of micro batches in a step: the first, or the second times the most of any step before."""
 
 _log = logging.getLogger("probe")
 
 
 class Following(Protocol):
-    """The session, as far as succession needs it."""
+    """The part of the session that succession needs."""
 
     updates: int
     """Number of updates of watched optimizers that have ended."""
     updating: bool
-    """Whether one is running."""
+    """True while such an update runs."""
 
     def follow(self, number: int, optimizer: Optimizer) -> None:
-        """``optimizer``, which has just updated, takes the place of the one with this number."""
+        """Put ``optimizer``, which has just updated, in the place of the one with this number."""
 
     def suspend(self) -> None:
-        """Stops collecting in the step in progress."""
+        """Stop collecting in the step in progress, and drop its rows."""
 
 
 class Succession:
-    """Sees every update in the process, as far as the framework can show it, and finds those of parameters that a
-    watched optimizer is expected to update."""
+    """Listener to every update in the process that the framework can report. It finds updates by other optimizers of
+    the parameters that a watched optimizer is expected to update."""
 
     def __init__(self, session: Following, run: Callable[[], Run]) -> None:
         self._session, self._run = session, run
         self._others: WeakSet[Any] = WeakSet()
         """Optimizers of other parameters."""
         self._began: dict[int, int] = {}
-        """The beginnings of the running updates, counted in updates of watched optimizers."""
+        """For each running update, the number of updates of watched optimizers before it began."""
         self._alone: tuple[int, int] = (0, 0)
-        """The time of the latest update of a part, in the same unit, and the number of them since."""
+        """The latest update of some of the parameters, counted likewise, and the number of such updates in a row."""
         self._most: int | None = None
-        """Micro batches in a step so far; None before the first has ended."""
+        """The most micro batches in any step so far; None before the end of the first."""
         self._warned = False
 
     def began(self, optimizer: Optimizer) -> None:
-        """Notes that an optimizer, watched or not, begins to update."""
+        """Note that an optimizer, watched or not, begins to update."""
         self._began[id(optimizer)] = self._session.updates
 
     def ended(self, optimizer: Optimizer) -> None:
-        """Notes that it has updated. Within an update of a watched optimizer, or with one inside, it is a part or a
-        wrapper of that one."""
+        """Note that an optimizer has updated. If it did so within an update of a watched optimizer or around one, it is
+        a part or a wrapper of that optimizer."""
         began, run = self._began.pop(id(optimizer), None), self._run()
         if self._session.updating or began != self._session.updates or optimizer in self._others:
             return
@@ -78,8 +78,8 @@ class Succession:
             self._others.add(optimizer)
 
     def _place(self, run: Run, optimizer: Optimizer) -> tuple[int | None, bool]:
-        """The number of the watched optimizer that has no other parameters of the model than ``optimizer``, if there is
-        one; and whether any watched optimizer shares parameters with it."""
+        """Return the number of a watched optimizer whose parameters of the model ``optimizer`` has, too, or None; and
+        whether any watched optimizer shares parameters with it."""
         hooks = run.framework.hooks
         there = {id(parameter) for _, model in run.chunks for _, parameter in hooks.parameters(model)}
         new = {id(parameter) for parameter in hooks.owned(optimizer)} & there
@@ -92,7 +92,7 @@ class Succession:
         return number, any(not new.isdisjoint(each) for each in old)
 
     def _wait(self, run: Run, optimizer: Optimizer) -> None:
-        """Counts an update of a part of the parameters; the watched optimizer may still take its turn."""
+        """Count an update of some of the parameters; the watched optimizer may still update in this step."""
         since, times = self._alone
         self._alone = self._session.updates, times + 1 if since == self._session.updates else 1
         if self._alone[1] < PATIENCE:
@@ -107,7 +107,7 @@ class Succession:
             )
 
     def forward_began(self) -> None:
-        """Notes a forward of a model in a sampled step; if that step seems never to end, collecting stops."""
+        """Note a forward of a model in a sampled step; if the step has too many micro batches, stop collecting."""
         run = self._run()
         if self._most is None or run.clock.micro_step <= max(MICRO_STEPS, TIMES * self._most):
             return
@@ -121,5 +121,5 @@ class Succession:
         self._session.suspend()
 
     def step_ended(self) -> None:
-        """Notes the end of a training step."""
+        """Note the end of a training step."""
         self._most = max(self._most or 0, self._run().clock.micro_step)

@@ -1,7 +1,7 @@
 """Names of modules as earlier tools shortened them: ``0.mlp.fc`` for ``decoder.layers.0.mlp.fc``.
 
-Their documentation writes ``targets`` and ``l2_targets`` so. Such a name is read as the full name in the model, unless
-something in the model has that very name.
+Their documentation has such names in ``targets`` and ``l2_targets``. A short name is read as the full name in the
+model, unless something in the model has exactly the short name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _log = logging.getLogger("probe")
 
 
 def older_name(name: str) -> str | None:
-    """The rest of ``name`` after the first layers component or, without one, the first embedding component; None
-    without either."""
+    """Return the rest of ``name`` after the first layers component or, if there is none, after the first embedding
+    component; None if there is neither."""
     found = (pattern.fullmatch(name) for pattern in _BEHIND)
     return next((match[1] for match in found if match), None)
 
@@ -35,20 +35,20 @@ class _Known(NamedTuple):
     stage: int
     names: dict[str, None]
     older: dict[str, list[str]]
-    """The full names that each older name may stand for."""
+    """The full names that each older name may mean."""
 
 
 def there(hooks: Hooks, chunks: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[str]]]:
-    """The stage of each model chunk, and the names of its modules and parameters."""
+    """Yield the stage of each model chunk with the names of its modules and parameters."""
     for stage, model in chunks:
         yield stage, [name for name, _ in chain(hooks.modules(model), hooks.parameters(model))]
 
 
 def read(settings: Settings, chunks: Iterable[tuple[int, Iterable[str]]]) -> Settings:
-    """``settings`` with the model's own names in ``targets`` and ``l2_targets``.
+    """Return ``settings`` with the model's own names in ``targets`` and ``l2_targets``.
 
     Args:
-        chunks: as :func:`there` yields them; looked at only if ``settings`` name anything.
+        chunks: as :func:`there` yields them; read only if ``settings`` name anything.
     """
     if not settings.targets and not settings.recording_l2_features:
         return settings
@@ -74,7 +74,7 @@ def _known(stage: int, names: Iterable[str]) -> _Known:
 
 
 def _present(target: str, known: list[_Known], key: str) -> Iterator[str]:
-    """``target`` or, if nothing has that name, the full names that it is an older name of."""
+    """Yield ``target`` or, if nothing has that name, the full names for which it is an older name."""
     prefix = _STAGE.fullmatch(target)
     name = prefix[2] if prefix else target
     chunks = [chunk for chunk in known if prefix is None or chunk.stage == int(prefix[1])]

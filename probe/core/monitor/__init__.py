@@ -1,1 +1,1 @@
-"""Module paths as scripts of earlier tools have them."""
+"""The monitor, and module paths that scripts of earlier tools import."""

@@ -1,4 +1,4 @@
-"""Warnings at attach: valid settings that have no effect on this model and optimizer."""
+"""Warnings at ``set_monitor`` about valid settings that have no effect in this run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probe.core.instrumentation.signals.sources import chosen
 
 
 def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields a sentence for each setting without effect.
+    """Yield a sentence for each setting without effect.
 
     Args:
         ranks: number of processes.

@@ -1,4 +1,4 @@
-"""The two positional orders of ``set_monitor``: the documented one, and the one that the existing tool's code takes."""
+"""The two positional orders of ``set_monitor``: the documented one, and the one in the existing tool's code."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def documented(
     tp_group: Any = None,
     start_iteration: int = 0,
 ) -> None:
-    """``set_monitor`` as it is documented."""
+    """Declare the documented signature of ``set_monitor``."""
 
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def shown(like: Callable[..., None]) -> Callable[[Function], Function]:
-    """Makes ``help`` and ``inspect.signature`` show of a method the signature of a function, behind ``self``."""
+    """Make ``help`` and ``inspect.signature`` show the signature of ``like``, after ``self``, for a method."""
 
     def show(function: Function) -> Function:
         own, shown = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), signature(like, eval_str=True)
@@ -48,7 +48,7 @@ def shown(like: Callable[..., None]) -> Callable[[Function], Function]:
 
 
 def read(*args: Any, **kwargs: Any) -> Attachment:
-    """The arguments under their names; an optimizer in second place means the existing tool's order.
+    """Return the arguments by name; an optimizer in second place means the existing tool's order.
 
     Raises:
         TypeError: for a missing, repeated or unknown argument.
@@ -58,7 +58,7 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
-    """Reads as :func:`read`; where the optimizer is missing or None, ``optimizer`` takes its place.
+    """Return the arguments as :func:`read`; if the optimizer is missing or None, use ``optimizer``.
 
     Raises:
         TypeError: as :func:`read`; also if there is no optimizer.
@@ -92,7 +92,7 @@ def _checked(attachment: Attachment) -> Attachment:
 
 
 def _steps(value: Any) -> bool:
-    """Whether ``value`` is an optimizer or several: with ``step()``, or, as MindSpore's, called with the gradients."""
+    """True if ``value`` is one or several optimizers: with ``step()`` or, in MindSpore, called with the gradients."""
     each = value if isinstance(value, (list, tuple)) else [value]
     return bool(each) and all(callable(one) or callable(getattr(one, "step", None)) for one in each)
 
@@ -120,7 +120,7 @@ def _existing(
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    """``value``, which may also be an integer of NumPy or of a framework, as it comes out of a checkpoint."""
+    """Return ``value`` as an integer; it may be an integer of NumPy or of a framework, from a checkpoint."""
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:

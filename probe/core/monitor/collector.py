@@ -1,4 +1,4 @@
-"""The collector: one attachment of a monitor, from its beginning to its end."""
+"""The collector: one attachment of a monitor, from beginning to end."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from probe.core.output.run_output import FLUSH_SECONDS, Output
 from probe.core.output.text_files import StructureOutput
 
 _runs = count()
-"""Attachments in this process: ranks that train together have as many."""
+"""Number of attachments in this process; the same on ranks that train together."""
 
 
 UNSTEPPED = (
-    "no training step was seen: the optimizer that set_monitor was given has taken none; give it the one that trains, "
-    "after it is wrapped"
+    "no training step was seen: the optimizer passed to set_monitor has taken none; pass the one that trains, after it "
+    "is wrapped"
 )
 _log = logging.getLogger("probe")
 
 
 class CollectiveWatch:
-    """The listener of collectives of one monitor: there from the monitor's construction on, since collectives come
-    before there is a model."""
+    """The listener of collectives of one monitor. It listens from the monitor's construction on, since there are
+    collectives before there is a model."""
 
     def __init__(self, configuration: Configuration, framework: FrameworkAdapter, faults: Faults) -> None:
         self._configuration, self._framework = configuration, framework
@@ -47,18 +47,18 @@ class CollectiveWatch:
     def _begin(self, faults: Faults) -> None:
         settings = self._configuration.settings
         self._listening = listening = collectives.of_configuration(settings, self._framework, faults)
-        # a monitor that is dropped without stop() listens no more
+        # ends listening for a monitor that is dropped without stop()
         self._dropped = weakref.finalize(self, listening.stop) if listening is not None else None
 
     def attach(self, run: Run, takes_part: bool) -> None:
-        """Passes ``run`` the collectives of the step so far and those to come."""
+        """Pass ``run`` the collectives of the step so far and all later ones."""
         if self._listening is None:  # stopped, and attached again
             self._begin(run.faults)
         if self._listening is not None:
             self._listening.attach(run, takes_part)
 
     def stop(self) -> None:
-        """Listens no more, until another run is attached."""
+        """Stop listening until another run is attached."""
         listening, self._listening = self._listening, None
         if self._dropped is not None:
             self._dropped.detach()
@@ -67,15 +67,15 @@ class CollectiveWatch:
 
 
 class Collector:
-    """Collects as the plans say, from the attachment of a monitor to its end. What holds a model of it alive holds it,
-    whether or not the program keeps the monitor.
+    """One attachment of a monitor, which applies plans. The hooks of its model keep it alive, even if the program drops
+    the monitor.
 
     Args:
-        collectives: of the monitor.
+        collectives: the monitor's listener of collectives.
         process_group: the pipeline-parallel group.
 
     Raises:
-        Exception: if anything cannot be watched or written; nothing stays behind then.
+        Exception: if anything cannot be watched or written; then no hook or file stays behind.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Collector:
         else:
             collectives.stop()
         self.session: Session | None = session
-        """None once it has ended."""
+        """The session; None once it has ended."""
         self._leaving: Session | None = None
         """A session whose hooks are still in place, without effect."""
         self._endings = Endings(self._end_quietly, self.flush)
@@ -116,28 +116,27 @@ class Collector:
 
     @property
     def collecting(self) -> bool:
-        """Whether anything will still be collected."""
+        """True if further rows will be collected."""
         return self.session is not None and self._planner.collecting
 
     @property
     def step(self) -> int:
-        """Number of the training step in progress, or of the one in which it ended."""
+        """Number of the training step in progress, or of the one in which the collector ended."""
         return self.run.clock.step if self._ended_at is None else self._ended_at
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
-        """Waits until every finished step is written; False if that took longer than ``timeout`` seconds."""
+        """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
         return self.output.flush(timeout) if self.output is not None else True
 
     def obey_program(self) -> None:
-        """Assigned values take effect at once where nothing of the step in progress has been seen, else with the
-        next."""
+        """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
         if self.session is not None:
             self.session.at_once(self._of_program)
 
     # Plans.
 
     def _between(self, step: int) -> None:
-        """Before ``step`` begins: every plan that takes effect with it."""
+        """Apply every plan that takes effect with ``step``, which is about to begin."""
         if self.session is not None:
             for plan in self._planner.plans(step, None if self.output is None else self.output.news):
                 self._apply(plan, step)
@@ -147,7 +146,7 @@ class Collector:
             self._apply(plan, step)
 
     def _apply(self, plan: Plan, step: int) -> None:
-        """Watches from ``step`` on what ``plan`` says; if that cannot be, raises, and nothing changes."""
+        """Apply ``plan`` from ``step`` on; if that is impossible, raise an error and change nothing."""
         if self.session is None:
             return
         run = self._subject.run(plan, step, self.output.directory if self.output is not None else None)
@@ -175,7 +174,7 @@ class Collector:
     # The end.
 
     def end(self, partial: bool) -> None:
-        """Takes every hook away, writes what is pending and closes the files. Calling it again is harmless.
+        """Remove every hook, write all pending steps and close the files. A further call does nothing.
 
         Args:
             partial: whether training ends by an exception: then the unfinished step is written, too.
@@ -191,7 +190,7 @@ class Collector:
         self._ended_at = self.run.clock.step
         if not partial and self._ended_at == self._first:
             _log.warning(UNSTEPPED)
-        with ExitStack() as ending:  # each, whatever becomes of the others
+        with ExitStack() as ending:  # each runs even if others fail
             if self.output is not None:
                 ending.callback(self._try, self.output.close, partial)
             ending.callback(self._try, self._endings.forget)
@@ -207,7 +206,7 @@ class Collector:
             self._leaving = None
 
     def _try(self, function: Callable[..., object], *args: object) -> None:
-        """Counts a failure: training goes on, or the process ends for a reason of its own."""
+        """Call ``function``, and count an error: training goes on, or the process ends for another reason."""
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001
@@ -217,8 +216,8 @@ class Collector:
         self._try(self.end, partial)
 
     def __del__(self) -> None:
-        """Ends a run whose model, optimizer and monitor are dropped without ``stop()``; they hold each other alive.
-        Waits for nothing, since it may run anywhere, on the delivery thread, too."""
+        """End a run whose model, optimizer and monitor are dropped without ``stop()``; they keep each other alive. Wait
+        for nothing, since this may run on any thread, even the delivery thread."""
         session, output = getattr(self, "session", None), self.output
         if session is None or (output is not None and not output.delivers):
             return

@@ -1,4 +1,4 @@
-"""Where scripts of earlier tools import ``CSV2DBConfig`` and ``csv2db`` from."""
+"""The path from which scripts of earlier tools import ``CSV2DBConfig`` and ``csv2db``."""
 
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, csv2db
 

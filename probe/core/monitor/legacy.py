@@ -22,11 +22,11 @@ OPTIMIZER_TYPES = (
     "DeepSpeedZeroOptimizer_Stage1_or_2",
     "DeepSpeedZeroOptimizer_Stage3",
 )
-"""Values that ``opt_ty`` once had. The type of the optimizer is read from the optimizer itself."""
+"""Former values of ``opt_ty``. The type of the optimizer is now read from the optimizer itself."""
 
 
 def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_have_main_grad: bool) -> bool:
-    """The setting ``params_have_main_grad`` from the arguments of older scripts; warns of them."""
+    """Return ``params_have_main_grad`` from the arguments of older scripts, and warn of these."""
     if opt_ty is not None:
         known = "" if opt_ty in OPTIMIZER_TYPES else f" (nor was {opt_ty!r} ever one of {', '.join(OPTIMIZER_TYPES)})"
         _deprecated(f"opt_ty has no effect: leave it out{known}", 4)
@@ -37,18 +37,18 @@ def main_grad_of(opt_ty: str | None, param_have_main_grad: bool | None, params_h
 
 
 class Legacy(ABC):
-    """The names of a monitor that older scripts use, over those of today."""
+    """The names of a monitor that older scripts use, mapped to the present ones."""
 
     _wrapped: Any = None
 
     @abstractmethod
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
-        """Attaches to a model and its optimizer."""
+        """Attach to a model and its optimizer."""
 
     @property
     @abstractmethod
     def _attached(self) -> bool:
-        """Whether a model is watched."""
+        """True if a model is watched."""
 
     @property
     @abstractmethod
@@ -57,24 +57,24 @@ class Legacy(ABC):
 
     @abstractmethod
     def _value(self, key: str) -> Any:
-        """The value that ``key`` has, or will have from the next step on."""
+        """Return the value that ``key`` has, or will have from the next step on."""
 
     @abstractmethod
     def _assign(self, key: str, value: Any) -> None:
-        """``key`` is to have ``value``: from the next forward or the next step on, while something is collected.
+        """Set ``key`` to ``value``: while rows are collected, from the next forward or the next step on.
 
         Raises:
-            ConfigError: if it cannot have that.
+            ConfigError: if ``value`` is not valid for ``key``.
         """
 
     def set_wrapped_optimizer(self, optimizer: Any) -> None:
-        """Sets the optimizer of :meth:`monitor_gnorm_with_ad` for calls without one. Deprecated: pass it to
+        """Set the optimizer for calls of :meth:`monitor_gnorm_with_ad` without one. Deprecated: pass it to
         ``set_monitor``."""
-        _deprecated("set_wrapped_optimizer: give the optimizer to set_monitor", 3)
+        _deprecated("set_wrapped_optimizer: pass the optimizer to set_monitor", 3)
         self._wrapped = optimizer
 
     def monitor_gnorm_with_ad(self, *args: Any, **kwargs: Any) -> None:
-        """Attaches as ``set_monitor`` does, in either order of arguments; the optimizer may be missing or None after
+        """Attach as ``set_monitor`` does, in either order of arguments; the optimizer may be missing or None after
         :meth:`set_wrapped_optimizer`. Deprecated: call ``set_monitor``.
 
         Raises:
@@ -84,11 +84,11 @@ class Legacy(ABC):
         self.set_monitor(**attachment.read_wrapped(self._wrapped, *args, **kwargs)._asdict())
 
     def reload_xy(self, xy_distribution: bool = False) -> None:
-        """Collects module inputs and outputs and their gradients, or no more, from the next step on, as with
+        """Set whether module inputs and outputs and their gradients are collected, from the next step on, as with
         :attr:`ops`. Deprecated: DYNAMIC_MONITOR does this for every key.
 
         Raises:
-            ConfigError: if it is neither true nor false, and nothing is attached yet; then only a warning is logged.
+            ConfigError: if the value is neither true nor false before ``set_monitor``; later, a warning is logged.
         """
         _deprecated("reload_xy: DYNAMIC_MONITOR switches xy_distribution, and every other key, while training runs", 3)
         if not self._attached or isinstance(xy_distribution, bool):
@@ -98,15 +98,14 @@ class Legacy(ABC):
 
     @property
     def ops(self) -> list[str]:
-        """The numbers that are computed. A list assigned between an update and the next forward holds from that forward
-        on, otherwise from the next step on; and until a changed configuration file says otherwise. The rows begin a new
-        file.
+        """The ops that are computed. A list assigned between an update and the next forward holds from that forward on,
+        otherwise from the next step on, until a changed configuration file replaces it. Its rows begin a new file.
 
         While a monitor is attached, nothing is raised: unknown ops are left out with a warning, norm is computed if
-        none is left, and a value that is no list changes nothing.
+        none is left, and a value that is not a list changes nothing.
 
         Raises:
-            ConfigError: naming unknown ops, if nothing is attached yet.
+            ConfigError: naming unknown ops, while no monitor is attached.
         """
         return list(self._value("ops"))
 
@@ -124,7 +123,7 @@ class Legacy(ABC):
 
 
 def _known_ops(ops: Iterable[object]) -> Iterator[str]:
-    """Those of ``ops`` that there are; the others are logged."""
+    """Yield the known ones of ``ops``, and log the others."""
     for op in ops:
         if isinstance(op, str) and op in EVERY_OP:
             yield op

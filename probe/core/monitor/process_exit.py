@@ -1,8 +1,8 @@
 """The end of the process: exit, exception, SIGTERM. At each of them every monitor of the process flushes.
 
-Python lets the main thread alone set signal handlers. A monitor that ends on another thread leaves the handler of
-SIGTERM in place: it then acts as the one before it would, which is put back when SIGTERM comes or when anything here is
-called on the main thread.
+Python permits only the main thread to set signal handlers. If a monitor ends on another thread, its handler of SIGTERM
+stays in place and acts as the previous one would. The previous one is restored at SIGTERM, or when a function of this
+module is called on the main thread.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Handler = Any
 
 
 class Endings:
-    """Watches for the end of the process until :meth:`forget`. A forked child is another process and does not react.
+    """Listener to the end of the process until :meth:`forget`. A forked child is another process and does not react.
+    The objects of the two methods are not kept alive.
 
     Args:
-        ended: method that is called when the process ends, with whether training was interrupted by an exception.
-        flush: method that is called at a SIGTERM that the process may survive, having a handler of its own. The object
-            of neither is kept alive.
+        ended: method that is called when the process ends, with true if an exception has interrupted training.
+        flush: method that is called at a SIGTERM that the process may survive, since it has a handler of its own.
     """
 
     def __init__(self, ended: Callable[[bool], None], flush: Callable[[], object]) -> None:
@@ -38,12 +38,12 @@ class Endings:
         self._leave = _live.listen(self)
 
     def forget(self) -> None:
-        """Removes the handlers; a signal handler that was set after ours stays. Calling it again is harmless."""
+        """Remove the handlers; a signal handler that was set after ours stays. A further call does nothing."""
         atexit.unregister(self._exit)
         self._leave()
 
     def terminated(self, dies: bool) -> None:
-        """SIGTERM has come."""
+        """React to SIGTERM: end if the process ``dies`` from it, else flush."""
         if os.getpid() != self._process:
             return
         if dies:
@@ -61,12 +61,12 @@ class Endings:
 
 
 def put_back() -> None:
-    """Restores the signal handler that was there before ours, if no monitor is left and this is the main thread."""
+    """Restore the previous signal handler, if no monitor is left and this is the main thread."""
     _live.settle()
 
 
 def _in_charge() -> bool:
-    """Whether signal handlers can be set here."""
+    """True if signal handlers can be set on this thread."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -85,7 +85,7 @@ def _restore(ours: Handler, before: Handler) -> bool:
 
 
 def _handler(before: Handler) -> Handler:
-    """Returns a handler that flushes, then acts as ``before`` would."""
+    """Return a handler that flushes, then acts as ``before`` would."""
 
     def terminate(number: int, frame: Any) -> None:
         put_back()

@@ -15,10 +15,10 @@ Metrics = dict[str, dict[str, float]]
 
 
 def values_of(run: Run, session: Session, signal: str) -> Metrics:
-    """``{tag: {op: value}}`` of one signal in the step in progress, or in the one that has just ended."""
+    """Return ``{tag: {op: value}}`` of one signal in the step in progress, or in the one that has just ended."""
     if len(run.recorder):
         ops, batches = run.settings.statistics, run.recorder.peek([signal]).batches(run.clock.step)
-    elif session.last is not None:  # its ops may be others than those of now
+    elif session.last is not None:  # its ops may differ from the present ones
         step, pending, ops = session.last
         batches = [batch for batch in pending.batches(step) if batch.signal == signal]
     else:
@@ -27,7 +27,7 @@ def values_of(run: Run, session: Session, signal: str) -> Metrics:
 
 
 def gradients_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
-    """Reduced and unreduced weight gradients."""
+    """Return reduced and unreduced weight gradients."""
     unreduced = values_of(run, session, "grad_unreduced")
     reduced = values_of(run, session, "grad_reduced")
     if len(run.recorder):
@@ -36,7 +36,7 @@ def gradients_of(run: Run, session: Session) -> tuple[Metrics, Metrics]:
 
 
 def values_before_update(run: Run, session: Session) -> Metrics:
-    """The gradients of the optimizers that have not updated yet, as they are now."""
+    """Return the present gradients of the optimizers that have not updated in this step."""
     now = Recorder(run.framework.tensors, run.recorder.columns, run.settings.eps, run.faults.note)
     session.gradients_now(now)
     batches = now.drain().batches(run.clock.step)

@@ -1,4 +1,4 @@
-"""The subject of a monitor: the model and optimizers that it is attached to, and what of them a plan watches."""
+"""The subject of a monitor: its model and optimizers, and the run that a plan watches of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from probe.core.monitor.attachment import Attachment
 
 _log = logging.getLogger("probe")
 MOST_CHILDREN = 8
-"""Modules of a container that a message names."""
+"""Number of modules of a container that a message names."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Subject:
     faults: Faults
 
     def run(self, plan: Plan, step: int, directory: Path | None = None) -> Run:
-        """The run that ``plan`` watches from ``step`` on.
+        """Return the run that ``plan`` watches from ``step`` on.
 
         Raises:
             ValueError: if the model, an optimizer or a group cannot be watched.
         """
-        settings, given, hooks = plan.settings, self.attachment, self.framework.hooks
-        chunks = list(enumerate(_each(given.model)))
-        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in _each(given.optimizer)]
+        settings, passed, hooks = plan.settings, self.attachment, self.framework.hooks
+        chunks = list(enumerate(_each(passed.model)))
+        optimizers = [self.framework.parallel.acting(optimizer) for optimizer in _each(passed.optimizer)]
         hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
         for _, model in chunks:
             hooks.check_model(model, settings.model_copy(update=hooked))
@@ -67,20 +67,20 @@ class Subject:
             main_grad=self.main_grad,
             clock=Clock(step),
             cost=Cost(self.framework.clock),
-            repeats=self._repeats("dp_group", given.dp_group),
-            tensor_repeats=self._repeats("tp_group", given.tp_group),
+            repeats=self._repeats("dp_group", passed.dp_group),
+            tensor_repeats=self._repeats("tp_group", passed.tp_group),
             directory=directory,
-            replicas=tuple(ranks_of(self.framework, "dp_group", given.dp_group)) if given.dp_group is not None else (),
+            replicas=() if passed.dp_group is None else tuple(ranks_of(self.framework, "dp_group", passed.dp_group)),
         )
 
     def check(self, plan: Plan, run: Run, lead: Lead) -> None:
-        """Raises for targets that match nothing; with several processes, where another rank may have them, only warns.
-        Skipped with ``print_struct``, whose purpose is to list the names.
+        """Raise an error for targets that match nothing; with several processes, warn only, since another rank may have
+        them. With ``print_struct``, skip this: its purpose is to list the names.
 
         Args:
-            lead: gives the beginning of a problem's text.
+            lead: returns the beginning of a problem's sentence.
         """
-        if plan.settings.on_anomaly is not None:  # what it would watch must be there to be watched
+        if plan.settings.on_anomaly is not None:  # it must be possible to watch deeper, too
             armed: Settings = deeper(plan.settings)
             self.run(Plan(armed, plan.schedule), run.clock.step)
         if plan.takes_part and plan.settings.print_struct:
@@ -112,16 +112,16 @@ class Subject:
             )
 
     def _repeats(self, name: str, group: Any) -> list[tuple[int, ...]]:
-        """``group``, if another rank is first in it."""
+        """Return a list of ``group`` alone if this rank is in it, but not its first; else an empty list."""
         rank, ranks = self.framework.groups.rank(), [] if group is None else ranks_of(self.framework, name, group)
         return [tuple(ranks)] if rank in ranks and rank != ranks[0] else []
 
 
 def ranks_of(framework: FrameworkAdapter, name: str, group: Any) -> list[int]:
-    """The ranks of the group that was passed as ``name``.
+    """Return the ranks of ``group``, which was passed as ``name``.
 
     Raises:
-        ValueError: if that is no group.
+        ValueError: if it is not a group.
     """
     try:
         return framework.groups.ranks_of(group)
@@ -134,7 +134,7 @@ def _each(one_or_several: Any) -> Sequence[Any]:
 
 
 def _containers(run: Run, lead: Lead) -> Iterator[str]:
-    """A sentence for each target that only holds modules: nothing goes in or out of it."""
+    """Yield a sentence for each target that only holds modules: it is never called, and has no inputs or outputs."""
     hooks = run.framework.hooks
     for stage, model in run.chunks:
         modules = dict(hooks.modules(model))
@@ -149,7 +149,7 @@ def _containers(run: Run, lead: Lead) -> Iterator[str]:
 
 
 def _names_no_module(run: Run) -> bool:
-    """Whether activations are asked for, and targets name parameters only."""
+    """True if activations are configured, but targets name parameters only."""
     settings = run.settings
     if not settings.xy_distribution or not settings.targets or (settings.forward_only and settings.backward_only):
         return False

@@ -21,12 +21,12 @@ from probe.core.records import Finding
 
 
 class Monitor(Legacy):
-    """Watches a training run as configured.
+    """Monitor of a training run.
 
     Args:
         config_file_path: JSON or YAML file, or a mapping with the same keys.
         process_group: the pipeline-parallel group; orders findings across its ranks.
-        params_have_main_grad: whether to read ``main_grad`` where a parameter has one.
+        params_have_main_grad: whether to read ``main_grad`` if a parameter has one.
         opt_ty: without effect; old scripts may still pass it.
         param_have_main_grad: another spelling of ``params_have_main_grad``, in old scripts.
 
@@ -50,10 +50,10 @@ class Monitor(Legacy):
         self._process_group = process_group
         ranks_of(self.framework, "process_group", process_group)
         self._faults = Faults()
-        """Before the first attachment."""
+        """Faults before the first attachment."""
         self._collectives = CollectiveWatch(self._configuration, self.framework, self._faults)
         self._collector: Collector | None = None
-        """Of the latest attachment."""
+        """The latest attachment."""
 
     @overload
     def set_monitor(
@@ -79,19 +79,19 @@ class Monitor(Legacy):
 
     @attachment.shown(attachment.documented)
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
-        """Attaches to a model and its optimizer.
+        """Attach to a model and its optimizer.
 
-        Takes ``(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)``, or, with an
+        Pass ``(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)`` or, with the
         optimizer in second place, ``(model, optimizer, grad_acc_steps=1, tp_group=None, dp_group=None,
-        start_iteration=0)``. ``model`` may be a list of virtual pipeline stages, ``optimizer`` a list: a training step
-        then ends when each that takes part has stepped once. Attach before ``torch.compile``.
+        start_iteration=0)``. ``model`` may be a list of virtual pipeline stages, ``optimizer`` a list: then a training
+        step ends when each optimizer that takes part has stepped once. Attach before ``torch.compile``.
 
         Args:
             grad_acc_steps: checked only: micro batches are counted as they run, so that a step may have fewer or more.
             dp_group: data-parallel group, whose ranks hold the same reduced gradients: only its first rank writes them.
-                Gradients that its ranks share out among them (ZeRO, FSDP) are written by each.
-            tp_group: tensor-parallel group: of gradients that are the same on its ranks, likewise. Those of parameters
-                whose attribute ``tensor_model_parallel`` is true are not.
+                Gradients that are sharded over its ranks (ZeRO, FSDP) are written by each rank.
+            tp_group: tensor-parallel group: only its first rank writes gradients that are the same on all its ranks.
+                Gradients of parameters whose attribute ``tensor_model_parallel`` is true are written by all of them.
             start_iteration: number of the first step, when a run is resumed.
 
         Raises:
@@ -106,11 +106,11 @@ class Monitor(Legacy):
     # The end.
 
     def stop(self) -> None:
-        """Takes every hook away, writes what is pending and closes the files. Calling it again is harmless.
+        """Remove every hook, write all pending steps and close the files. A further call does nothing.
 
-        Called while a backward or an update runs (MindSpore: a forward, too), from a hook or a signal handler, or on
-        another thread than the one that trains, it leaves hooks that do nothing: they are taken away at the first
-        forward after the next update, or when it is called again on the thread that trains.
+        If this is called while a backward or an update runs (MindSpore: a forward, too), from a hook or a signal
+        handler, or on another thread than the one that trains, hooks without effect stay in place. They are removed at
+        the first forward after the next update, or by another call on the thread that trains.
         """
         self._end(partial=False)
 
@@ -129,16 +129,16 @@ class Monitor(Legacy):
     def __exit__(self, kind: object, *_: object) -> None:
         self._end(partial=kind is not None)
 
-    # Answers while it runs.
+    # State while it runs.
 
     @property
     def settings(self) -> Settings:
-        """The configuration that holds."""
+        """The configuration in effect."""
         return self._configuration.settings
 
     @property
     def monitoring(self) -> bool:
-        """Whether anything will still be collected."""
+        """True if further rows will be collected."""
         return self._collector is not None and self._collector.collecting
 
     @property
@@ -148,13 +148,13 @@ class Monitor(Legacy):
 
     @property
     def output_directory(self) -> str | None:
-        """The directory of this run's files; None before ``set_monitor`` and where nothing is written."""
+        """The directory of this run's files; None before ``set_monitor`` and if nothing is written."""
         output = self._collector.output if self._collector is not None else None
         return str(output.directory) if output is not None and output.directory else None
 
     @property
     def findings(self) -> list[Finding]:
-        """The first findings of the run (at most a thousand), as far as the delivery thread has come."""
+        """The first findings of the run (at most a thousand) in the steps that the delivery thread has processed."""
         output = self._collector.output if self._collector is not None else None
         return output.findings if output is not None else []
 
@@ -170,28 +170,28 @@ class Monitor(Legacy):
         return self._noted.counts
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
-        """Waits until every finished step is written; False if that took longer than ``timeout`` seconds."""
+        """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
         return self._collector.flush(timeout) if self._collector is not None else True
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
-        """Weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
+        """Return the weight gradients of this step so far, reduced and unreduced: ``{tag: {op: value}}``.
 
-        Waits for the device. Between the end of a step and the first forward of the next, gives the step that ended;
-        before the update, reduced gradients are those held now. Empty after a step that is not sampled.
+        Wait for the device. Between the end of a step and the first forward of the next, return those of the step that
+        ended; before the update, read the present reduced gradients. After a step that is not sampled, return nothing.
         """
         if (collector := self._collector) is None or collector.session is None:
             return {}, {}
         return gradients_of(collector.run, collector.session)
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
-        """Activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` gives gradients."""
+        """Return activations of this step so far and their gradients, as :meth:`generate_wgrad_metrics` does."""
         if (collector := self._collector) is None or collector.session is None:
             return {}, {}
         return values_of(collector.run, collector.session, "actv"), values_of(
             collector.run, collector.session, "actv_grad"
         )
 
-    # The older interface's way to the configuration.
+    # Access of the older interface to the configuration.
 
     @property
     def _attached(self) -> bool:

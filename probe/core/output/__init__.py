@@ -1,1 +1,1 @@
-"""The way of a step to the files, on the delivery thread."""
+"""Output of steps to files, on the delivery thread."""

@@ -1,4 +1,4 @@
-"""The bounded queue between a step's drain and the sinks, and the one thread behind it."""
+"""The delivery: the bounded queue between a step's drain and the sinks, and the thread that serves it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from probe.core.faults import Faults
 
 Work = Callable[[], None]
 WAIT_SECONDS = 30.0
-"""How long the end of the process waits for each thread that no monitor waits for."""
+"""Seconds that the end of the process waits for each thread for which no monitor waits."""
 _ending: set[threading.Thread] = set()
-"""Threads that are on their last work."""
+"""Threads with their last work queued."""
 
 
 def _wait() -> None:
@@ -24,10 +24,10 @@ def _wait() -> None:
 
 
 class Delivery:
-    """Runs work in order on one thread.
+    """The thread that runs work in order.
 
-    Both queues are ``SimpleQueue``s, whose operations are safe inside a signal handler and in any thread. The thread
-    belongs to the process that started it: in a forked child everything here does nothing.
+    Both queues are ``SimpleQueue``s, whose operations are safe inside a signal handler and on any thread. The thread
+    belongs to the process that started it: in a forked child all methods do nothing.
     """
 
     def __init__(self, size: int, when_full: str, faults: Faults) -> None:
@@ -38,18 +38,18 @@ class Delivery:
             self._room.put(None)
         self._submitted = self._done = 0
         self.seconds = 0.0
-        """Time the thread has spent working."""
+        """Seconds of processor time of the thread."""
         self._thread = threading.Thread(target=self._run, name="probe-delivery", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work, must: bool = False) -> bool:
-        """Queues ``work``. When the queue is full, waits for room or drops it, as configured.
+        """Queue ``work``. If the queue is full, wait for room or drop ``work``, as configured.
 
         Args:
-            must: whether it is never dropped.
+            must: whether ``work`` is never dropped.
 
         Returns:
-            Whether it was queued.
+            True if it was queued.
         """
         if not self.here or not self._thread.is_alive():
             return False
@@ -59,18 +59,16 @@ class Delivery:
             self._faults.lost("delivery: steps dropped because the queue was full", 1)
             return False
         self._work.put((work, True))
-        self._submitted += (
-            1  # only now: a signal handler that flushes in between must not wait for work that is not queued
-        )
+        self._submitted += 1  # only now: a signal handler that flushes before must not wait for work that is not queued
         return True
 
     def wake(self, work: Work) -> None:
-        """Runs ``work`` too, without taking room in the queue; a flush does not wait for it. On any thread."""
+        """Queue ``work`` without taking up room; a flush does not wait for it. Callable on any thread."""
         if self.here:
             self._work.put((work, False))
 
     def flush(self, timeout: float) -> bool:
-        """Waits until all work submitted so far is done; False if that took longer than ``timeout`` seconds."""
+        """Wait until all submitted work is done; return False if that takes longer than ``timeout`` seconds."""
         goal, deadline = self._submitted, time.monotonic() + timeout
         while self.here and self._thread.is_alive() and self._done < goal:
             if time.monotonic() > deadline:
@@ -79,7 +77,7 @@ class Delivery:
         return True
 
     def close(self, timeout: float) -> None:
-        """Flushes, then ends the thread; steps that are not written within ``timeout`` seconds are counted as lost."""
+        """Flush, then end the thread; count steps that are not written within ``timeout`` seconds as lost."""
         if not self.flush(timeout):
             self._faults.lost("delivery: steps not written before the deadline", self._submitted - self._done)
             timeout = 0.0
@@ -88,7 +86,7 @@ class Delivery:
             self._thread.join(timeout)
 
     def end_with(self, last: Work) -> None:
-        """Ends the thread after the queued work and ``last``; only the end of the process waits for it."""
+        """End the thread after the queued work and ``last``; only the end of the process waits for it."""
         if self.here and self._thread.is_alive():
             if not _ending:
                 atexit.register(_wait)
@@ -98,7 +96,7 @@ class Delivery:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that the thread belongs to."""
+        """True if this is the process that the thread belongs to."""
         return os.getpid() == self._process
 
     def _run(self) -> None:
@@ -107,9 +105,9 @@ class Delivery:
             begin = time.thread_time()
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - were the thread to end, training would wait for it for ever
+            except BaseException as error:  # noqa: BLE001 - if the thread ended, training would wait for it forever
                 self._faults.note("delivery", error)
-            del work, next_one  # objects that it holds are not kept until there is more to do
+            del work, next_one  # else its objects would live until the next work
             self.seconds += time.thread_time() - begin
             if submitted:
                 self._done += 1

@@ -1,4 +1,4 @@
-"""The order in which steps are written while other ranks are asked for the rest of their tensors (``global_stats``)."""
+"""The exchange of numbers of whole tensors between ranks (``global_stats``), and the order of writing steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from probe.core.output.delivery import Delivery
 from probe.core.records import Batch
 
 SAME = {"ops", "eps", "start_step", "step_interval", "collect_times"}
-"""Keys in which ranks must agree."""
+"""Configuration keys in which ranks must agree."""
 
 
 class GlobalExchange:
-    """Writes each step once other ranks' numbers have come, in order; at once where none are asked for.
+    """Writer of steps, in order: each once the numbers of other ranks have arrived, or at once without an exchange.
 
     Args:
-        number: of the run, the same on all ranks.
+        number: number of the run, the same on all ranks.
     """
 
     def __init__(self, run: Run, number: int, delivery: Delivery) -> None:
@@ -31,23 +31,23 @@ class GlobalExchange:
 
     @property
     def active(self) -> bool:
-        """Whether other ranks are asked."""
+        """True if ranks exchange numbers."""
         return self._wholes is not None
 
     @property
     def pending(self) -> bool:
-        """Whether a step that was delivered is not written yet."""
+        """True if a delivered step is not written yet."""
         return bool(self._line)
 
     def write(self, step: int, batches: Sequence[Batch], write: Callable[[list[Batch] | None], None]) -> None:
-        """Calls ``write`` when the turn of ``step`` has come, with the batches that all ranks know of, or None if no
-        rank is asked; on the delivery thread."""
+        """Call ``write`` when all steps before ``step`` are written, with the batches that all ranks know, or None
+        without an exchange. Call on the delivery thread."""
         offer = None if self._wholes is None else self._wholes.offer(step, batches)
         self._line.add(offer, lambda known: write(known if offer is not None else None))
 
     def change(self, run: Run, then: Callable[[], None]) -> Callable[[], None]:
-        """Exchanges the tensors of ``run`` from now on: returns the function that makes the change, on the delivery
-        thread, which calls ``then`` once all steps before it are written."""
+        """Return a function that begins the exchange for ``run`` and calls ``then`` once all steps before it are
+        written. Call that function on the delivery thread."""
         wholes = self._exchange_of(run)
 
         def act() -> None:
@@ -62,15 +62,15 @@ class GlobalExchange:
         return act
 
     def end(self) -> None:
-        """Waits for no other rank any more; on any thread."""
+        """Stop waiting for other ranks. Callable on any thread."""
         self._line.end()
 
     def advance(self) -> None:
-        """Writes every step whose turn has come; on the delivery thread."""
+        """Write every step that is due, in order. Call on the delivery thread."""
         self._line.advance()
 
     def close(self, timeout: float = 0.0) -> None:
-        """Ends the exchange's thread, for which this waits at most ``timeout`` seconds."""
+        """End the exchange's thread, and wait for it at most ``timeout`` seconds."""
         if self._wholes is not None:
             self._wholes.close(timeout)
 

@@ -1,4 +1,4 @@
-"""The latest steps, held in memory until a rule finds something: then they are written, else never."""
+"""The history: the latest steps, held in memory until a rule fires; then they are written, otherwise dropped."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from probe.core.histogram import BINS, HISTOGRAM, width
 from probe.core.records import Batch, Snapshot
 
 MOST_BYTES = 256 << 20
-"""Of what is held; the oldest steps give way."""
+"""Largest size of the held steps; beyond it, the oldest are dropped."""
 LEVEL = 1
-"""Of compression: numbers hardly shrink more at a higher one."""
+"""Level of compression: numbers hardly shrink more at a higher one."""
 DESCRIBED = {"keys": 250, "shapes": 80, "dtypes": 8, "coverage": 250, "order": 8}
-"""Fields of a batch besides its numbers, and about how many bytes each takes for a row. Steps in which a field is equal
-share it; otherwise it counts as theirs (activations whose sizes change from step to step)."""
+"""Fields of a batch besides its numbers, and the approximate number of bytes per row of each. Steps in which a field is
+equal share it; otherwise each counts its own (activations whose sizes change from step to step)."""
 
 
 class _Packed(NamedTuple):
     """A snapshot whose numbers are compressed."""
 
     snapshot: Snapshot
-    """Without numbers; its batches share equal fields with those of other steps."""
+    """Snapshot without numbers; its batches share equal fields with those of other steps."""
     columns: tuple[tuple[str, ...], ...]
     numbers: tuple[bytes, ...]
-    """One for each batch."""
+    """Compressed numbers of each batch."""
     own: int
     """Bytes of the fields that its batches share with no earlier step."""
 
@@ -39,11 +39,11 @@ class _Packed(NamedTuple):
 
 
 class Past:
-    """Ring buffer of snapshots: a finding flushes it and lets as many further steps pass.
+    """Ring buffer of snapshots: a finding releases it and as many later steps as it holds.
 
     Args:
-        steps: how many steps are held, and how many are written after one with a finding.
-        most_bytes: that they may take; at least the latest step is held.
+        steps: number of steps that are held, and of steps that are written after one with a finding.
+        most_bytes: largest size of the held steps; the latest is held in any case.
     """
 
     def __init__(self, steps: int, most_bytes: int = MOST_BYTES) -> None:
@@ -51,12 +51,12 @@ class Past:
         self._steps, self._most_bytes = steps, most_bytes
         self._bytes = self._following = 0
         self._alike: dict[tuple[str, str], Any] = {}
-        """Each field of ``DESCRIBED`` of the latest batch of a signal."""
+        """Fields of ``DESCRIBED`` of the latest batch of each signal."""
         self.unwritten = 0
-        """Steps that were dropped because nothing was found near them."""
+        """Number of steps dropped because there was no finding near them."""
 
     def admit(self, snapshot: Snapshot) -> Iterator[Snapshot]:
-        """The snapshots to write now, in order: none, this one, or the held ones and this one."""
+        """Yield the snapshots to write now, in order: none, this one, or the held ones and this one."""
         if snapshot.findings:
             self._following = self._steps
             yield from self.release()
@@ -68,14 +68,14 @@ class Past:
             self._hold(snapshot)
 
     def release(self) -> Iterator[Snapshot]:
-        """Yields the held snapshots, in order, and holds them no longer."""
+        """Yield and remove the held snapshots, in order."""
         while self._held:
             packed = self._held.popleft()
             self._bytes -= packed.size
             yield _unpacked(packed)
 
     def forget(self) -> None:
-        """Drops the held snapshots."""
+        """Drop the held snapshots."""
         self.unwritten += len(self._held)
         self._held.clear()
         self._bytes = 0
@@ -99,8 +99,7 @@ class Past:
         return _Packed(replace(snapshot, batches=bare), columns, numbers, own)
 
     def _shared(self, batch: Batch) -> tuple[dict[str, Any], int]:
-        """The very keys, shapes and so on of an earlier step, where they are equal, and the bytes of those that are
-        not."""
+        """Return the fields of ``batch``, those of an earlier step if they are equal, and the bytes of the others."""
         shared, fresh = {}, 0
         for field, size in DESCRIBED.items():
             value: Any = getattr(batch, field)

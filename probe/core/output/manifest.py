@@ -1,4 +1,4 @@
-"""The manifest of a run: how it began, what changed, how it ended."""
+"""The manifest of a run: its beginning, changes and end."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from probe.core.storage import run_directory
 from probe.core.storage.manifest import DATA, OF_OPTIMIZERS, PIPELINE, RunDescription
 
 MOST_CHANGES = 100
-"""Changes of the configuration that are listed, the latest ones."""
+"""Number of changes of the configuration that are listed, the latest ones."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """The facts about an attachment that hold to its end."""
+    """The constant facts about an attachment."""
 
     number: int
-    """Of the run, the same on all ranks."""
+    """Number of the run, the same on all ranks."""
     first: int
     """Number of the first step."""
     rank: int
     mates: tuple[int, ...]
-    """Ranks of the pipeline that this rank is a stage of."""
+    """Ranks of the pipeline to which this rank belongs."""
     start: str
-    """When it began, such as ``2026-12-03T21:34:40+0800``."""
+    """Time of the beginning, such as ``2026-12-03T21:34:40+0800``."""
 
     @property
     def pp_stage(self) -> int:
-        """The stage of the pipeline that this rank is."""
+        """The pipeline stage of this rank."""
         return self.mates.index(self.rank) if self.rank in self.mates else 0
 
 
@@ -44,7 +44,7 @@ class ManifestWriter:
     """The manifest of one run: its contents so far, written as a whole at each change.
 
     Args:
-        follows: the configuration file that is followed while training runs, if one is.
+        follows: the configuration file that is followed during training, or None.
         resumed: the directory of an earlier run that is continued.
     """
 
@@ -55,7 +55,7 @@ class ManifestWriter:
         self._contents = self._described(run)
 
     def write(self, directory: Path, more: Mapping[str, object]) -> None:
-        """Writes ``manifest.json`` as a whole.
+        """Write ``manifest.json`` as a whole.
 
         Raises:
             OSError: if it cannot be written.
@@ -63,7 +63,7 @@ class ManifestWriter:
         run_directory.write_manifest(directory, self._contents | dict(more))
 
     def configured(self, run: Run) -> None:
-        """Notes the configuration that holds from the step of ``run`` on, and which keys have changed."""
+        """Note the configuration in effect from the step of ``run`` on, and the keys that have changed."""
         before, now = self._contents["config"], run.settings.model_dump(mode="json")
         assert isinstance(before, dict)
         changed = {key: value for key, value in now.items() if before.get(key) != value}
@@ -71,13 +71,13 @@ class ManifestWriter:
         self.note({"step": run.clock.step, "collecting": True, "changed": changed})
 
     def succeeded(self, run: Run) -> None:
-        """Notes that an optimizer has taken the place of another."""
+        """Note that an optimizer has replaced another."""
         about = described(run, self._attached)
         self._contents |= {name: about[name] for name in OF_OPTIMIZERS}
         self.note({"step": run.clock.step, "collecting": True, "optimizer": about["optimizer"]})
 
     def note(self, change: dict[str, object]) -> None:
-        """Adds ``change``, with ``step`` and ``collecting``, to the list of changes."""
+        """Add ``change``, with ``step`` and ``collecting``, to the list of changes."""
         self._changes = [*self._changes[-MOST_CHANGES:], change]
         if self._control:
             self._noted += 1
@@ -94,7 +94,7 @@ class ManifestWriter:
 
 
 def described(run: Run, attached: Attached) -> dict[str, object]:
-    """Everything that is known before the first step."""
+    """Return the fields of the manifest that are known before the first step."""
     now, hooks = time.localtime(), run.framework.hooks
     known = RunDescription(
         probe=__version__,
@@ -119,7 +119,7 @@ def described(run: Run, attached: Attached) -> dict[str, object]:
 
 
 def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
-    """The groups that this rank is in: those that the framework has a name for, and those that the user passed."""
+    """Return the groups of this rank: those that the framework names, and those that the user passed."""
     groups = {name: list(ranks) for name, ranks in run.framework.parallel.named().items()}
     if len(mates) > 1:
         groups.setdefault(PIPELINE, list(mates))
@@ -129,7 +129,7 @@ def _groups(run: Run, mates: Sequence[int]) -> dict[str, list[int]]:
 
 
 def _raw_names(run: Run) -> dict[str, str]:
-    """The framework's names of modules and parameters that go by another name here."""
+    """Return the framework's raw names of modules and parameters that have another name in rows."""
     hooks = run.framework.hooks
     named = chain.from_iterable(chain(hooks.modules(model), hooks.parameters(model)) for _, model in run.chunks)
     return {name: name.raw for name, _ in named if isinstance(name, Name)}

@@ -19,7 +19,7 @@ NEWS_KEPT = 100
 
 
 class Writer:
-    """Judges each snapshot and passes it to every sink; one that fails is counted and tried again next time."""
+    """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot."""
 
     def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
         self._rules, self._sinks, self._faults = rules, sinks, faults
@@ -37,7 +37,7 @@ class Writer:
             sink.open()
 
     def change(self, rules: Sequence[Rule], sinks: Sequence[Sink], past: Past | None = None) -> None:
-        """Goes on with other rules and sinks. Those that were there before keep their memory and stay open."""
+        """Use other rules and sinks from now on. Those used before keep their memory and stay open."""
         if self.past is not None and past is not self.past:
             self.past.forget()
             if past is not None:
@@ -52,7 +52,7 @@ class Writer:
         self._rules = rules
 
     def write(self, snapshot: Snapshot) -> None:
-        """Judges ``snapshot`` and writes it, or holds it back."""
+        """Judge ``snapshot``, and write it or hold it back."""
         found = find(self._rules, snapshot.batches, lambda rule, e: self._faults.note(f"rule {type(rule).__name__}", e))
         snapshot = dataclasses.replace(snapshot, findings=tuple(found))
         self.findings.extend(found[: FINDINGS_KEPT - len(self.findings)])
@@ -65,7 +65,7 @@ class Writer:
             self._put(due)
 
     def news(self) -> list[Finding]:
-        """The latest findings since this was last called; on any thread."""
+        """Return the latest findings since the last call. Callable on any thread."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def _put(self, snapshot: Snapshot) -> None:
@@ -73,7 +73,7 @@ class Writer:
             self._guarded(sink, partial(sink.write, snapshot))
 
     def close(self, incident: bool = False) -> None:
-        """Closes every sink. Writes held-back steps first if training ends by an ``incident``."""
+        """Close every sink; if training ends by an ``incident``, first write the steps held back."""
         if self.past is not None:
             for due in self.past.release() if incident else ():
                 self._put(due)
@@ -85,7 +85,7 @@ class Writer:
             self._guarded(sink, sink.close)
 
     def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
-        """Calls ``function`` and returns whether it worked; one sink's failure does not stop the others."""
+        """Call ``function`` and return true if it succeeds; the failure of one sink does not stop the others."""
         try:
             function()
         except Exception as error:  # noqa: BLE001

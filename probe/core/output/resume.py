@@ -1,5 +1,5 @@
-"""Resumed runs that go on in their old directory (``append_output``): each step is there once afterwards, and rules
-remember the steps before."""
+"""Resumed runs that continue in their old directory (``append_output``): each step exists once afterwards, and rules
+remember the earlier steps."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _log = logging.getLogger("probe")
 
 
 def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resumed | None:
-    """The latest directory of ``rank`` whose time lies between the two ``stamps``; None if there is none.
+    """Return the latest directory of ``rank`` whose time lies between the two ``stamps``; None if there is none.
 
     Args:
         first: number of the first step that is done now, perhaps again.
 
     Raises:
-        ValueError: if that is 0, as it is where nobody says, and the directory has steps.
+        ValueError: if ``first`` is 0, the default, and the directory has steps.
     """
     if not stamps:
         return None
@@ -62,9 +62,9 @@ def resume(root: Path, rank: int, stamps: tuple[str, ...], first: int) -> Resume
 
 
 class Resumed:
-    """The old directory; also a sink, the first of all, which puts aside the rows of steps that are done again.
+    """The old directory; also the first sink, which puts aside the rows of steps that are done again.
 
-    That waits for the first step that is written: a run that comes to none takes nothing away.
+    It does so before the first step is written: a run without a step changes nothing.
     """
 
     def __init__(self, before: RankDirectory, first: int) -> None:
@@ -74,7 +74,7 @@ class Resumed:
 
     @property
     def written(self) -> bool:
-        """Whether the directory has steps."""
+        """True if the directory has steps."""
         files = [path for path, _ in self._files() if path.parent == self.directory]
         files += [path for path in self.directory.iterdir() if is_event_file(path.name)]
         return any(path.suffix != SUFFIX or metrics_db.has_row_tables(path) for path in files)
@@ -90,13 +90,13 @@ class Resumed:
         return self._manifest.changes
 
     def open(self) -> None:
-        """No row is put aside yet."""
+        """Do nothing: rows are put aside before the first step is written."""
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file is kept open."""
 
     def write(self, _: Snapshot) -> None:
-        """Put aside, before the first step, all rows from that step on.
+        """Put aside, before the first step is written, all rows from that step on.
 
         Raises:
             Exception: the first failure; rows that could not be put aside stay.
@@ -108,7 +108,7 @@ class Resumed:
         for path, put_aside in self._files():
             try:
                 put_aside(path)
-            except Exception as error:  # noqa: BLE001 - the other files are to be right all the same
+            except Exception as error:  # noqa: BLE001 - the other files are still to be corrected
                 failures.append(error)
         if self._aside.exists():
             _log.warning("append_output: rows from step %d on, which is done again, are in %s", self.first, self._aside)
@@ -134,9 +134,9 @@ class Resumed:
         with path.open(newline="\n", encoding="utf-8", errors="surrogateescape") as file:
             found = rows(line for line in file if line.endswith("\n"))
             header = next(found, None)
-            if header is None:  # of a run that was killed before its first row
+            if header is None:  # the run was killed before its first row
                 return
-            column, width = header.cells.index(STEP), len(header.cells)  # a ValueError: no table of ours, which stays
+            column, width = header.cells.index(STEP), len(header.cells)  # ValueError: not one of our tables; keep it
             before = (row for row in found if len(row.cells) == width and self._is_before(row.cells[column]))
             kept = next(before, None)
             self._keep_copy(path)
@@ -185,7 +185,7 @@ class Resumed:
 
 
 def _until(directory: Path) -> str:
-    """Up to which step a run has come, for people; nothing where its files do not show it at a glance."""
+    """Return words about the last step of a run, for a message; nothing if ``COSTS`` does not have it."""
     try:
         *_, last = (directory / COSTS).read_text(encoding="utf-8").splitlines()
         return f", up to step {cost_step(last)}"
@@ -194,16 +194,16 @@ def _until(directory: Path) -> str:
 
 
 MOST_BYTES = 64 << 20
-"""Of earlier files that are read at most, the latest ones: a few seconds before training begins."""
+"""Largest total size of the earlier files that are read, the latest ones: it takes a few seconds before training."""
 
 
 def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults, own: bool = False) -> int:
-    """Let ``rules`` judge the rows of this rank of the steps before ``first``; their findings are dropped.
+    """Let ``rules`` judge the rows of this rank of the steps before ``first``, and drop their findings.
 
-    Reads CSV files, in the directories beside ``directory`` that it continues. A rule that fails is counted.
+    Read CSV files in the directories beside ``directory`` that it continues. Count rules that fail.
 
     Args:
-        own: whether ``directory`` itself is one that is continued.
+        own: whether ``directory`` itself is continued.
 
     Returns:
         The number of steps that were read.
@@ -229,7 +229,7 @@ def remember(rules: Sequence[Rule], directory: Path, first: int, faults: Faults,
 
 
 def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankDirectory]:
-    """The directories of this rank's run before ``directory``, in order of time."""
+    """Return the directories of this rank's run before ``directory``, in order of time."""
     own = find(directory, problems)[0]
     beside = find(directory.parent, problems, pattern=directories_of(own.rank))
     run = next(run for run in reversed(runs(beside)) if any(each.path == directory for each in run.directories))
@@ -237,7 +237,7 @@ def _earlier(directory: Path, continued: bool, problems: Problems) -> list[RankD
 
 
 def _begin(rows: PlainRows) -> int:
-    """The first step to read: those of the latest files that are not too large together."""
+    """Return the first step of the latest files that are not larger than ``MOST_BYTES`` together."""
     files = sorted((file for own in rows.files.values() for _, file in own), key=lambda file: -file.first)
     sizes = accumulate(file.path.stat().st_size for file in files)
     taken = [file.first for file, size in zip(files, sizes, strict=True) if size <= MOST_BYTES]

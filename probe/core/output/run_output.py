@@ -33,22 +33,22 @@ from probe.core.storage import run_directory
 from probe.core.storage.manifest import identity
 
 FLUSH_SECONDS = 30.0
-"""How long an ending run waits for its files."""
+"""Seconds that an ending run waits for its files."""
 LAST_SECONDS = 1.0
-"""For what is still to be done after that, at least."""
+"""Least number of seconds for the work that remains after that."""
 
 _log = logging.getLogger("probe")
 
 
 class Output:
-    """Opens everything at once; nothing stays behind if that fails.
+    """The output of a run on one rank. It is opened at construction; if that fails, no file stays behind.
 
     Args:
-        number: of the run, the same on all ranks.
-        process_group: the pipeline-parallel group, for what findings say of their rank.
+        number: number of the run, the same on all ranks.
+        process_group: the pipeline-parallel group, from which findings have the stage of their rank.
         first: number of the first step.
-        pace: which changes the interval between sampled steps, if one does.
-        follows: the configuration file that is followed while training runs, if one is.
+        pace: changes the interval between sampled steps; None if it is fixed.
+        follows: the configuration file that is followed during training, or None.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Output:
         self._attached = Attached(number, first, rank, tuple(mates), run_directory.time_text(time.localtime()))
         self._name = old.name if old else run_directory.directory_name(rank, time.time())
         self.directory = (old or run_directory.create(self._root, self._name)) if writes else None
-        """This run's and rank's own; None where nothing is written."""
+        """Directory of this run and rank; None if nothing is written."""
         run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
         self._stages = Stages(rank, self._resumed)
@@ -84,10 +84,10 @@ class Output:
     # Plans.
 
     def follow(self, run: Run, plan: Plan) -> None:
-        """Takes the steps of ``run``, which is watched as ``plan`` says.
+        """Receive the steps of ``run``, which ``plan`` watches.
 
         Raises:
-            Exception: if a rule or sink cannot be made; all go on as they are then.
+            Exception: if a rule or sink cannot be made; then nothing changes.
         """
         step = run.clock.step
         if plan.purpose in ("rest", "count"):
@@ -99,8 +99,7 @@ class Output:
             self._pace = plan.schedule.pace or self._pace
 
     def _change(self, run: Run) -> None:
-        """The rows of ``run`` go to the same directory. Rules and sinks that are configured as they were go on as they
-        are."""
+        """Write the rows of ``run`` to the same directory. Keep rules and sinks whose configuration has not changed."""
         before, self._run = self._run, run
         try:
             if self.directory is None and set(run.settings.formats) - {KEPT}:
@@ -117,7 +116,7 @@ class Output:
         self._write_manifest()
 
     def succeed(self, run: Run) -> None:
-        """Notes that an optimizer has taken the place of another."""
+        """Note that an optimizer has replaced another."""
         self._manifest.succeeded(run)
         self._write_manifest()
 
@@ -128,15 +127,15 @@ class Output:
     # Steps.
 
     def submit(self, step: FinishedStep) -> None:
-        """Hands ``step`` to the delivery thread."""
+        """Hand ``step`` to the delivery thread."""
         self._delivery.submit(lambda: self._take(self._snapshot(step)))
 
     def write(self, file: TextFile) -> None:
-        """Hands ``file`` to the delivery thread; it is written before the steps that are submitted later."""
+        """Hand ``file`` to the delivery thread, which writes it before the steps that are submitted later."""
         self._delivery.wake(partial(write_text, file, self._run.faults))
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
-        """Waits for the device; on the delivery thread."""
+        """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
         batches, spent = step.batches(), step.spent
         device = self._overhead.on_device.add(spent)
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
@@ -152,7 +151,7 @@ class Output:
         )
 
     def _take(self, snapshot: Snapshot) -> None:
-        """Writes ``snapshot`` as soon as its turn has come; on the delivery thread."""
+        """Write ``snapshot`` when all steps before it are written. Call on the delivery thread."""
 
         def write(batches: list[Batch] | None) -> None:
             self._writer.write(snapshot if batches is None else replace(snapshot, batches=batches))
@@ -160,7 +159,7 @@ class Output:
         self._exchange.write(snapshot.step, snapshot.batches, write)
 
     def flush(self, timeout: float) -> bool:
-        """Waits until every step handed over so far is written; False if that took longer than ``timeout`` seconds."""
+        """Wait until every submitted step is written; return False if that takes longer than ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         if not self._delivery.flush(timeout):
             return False
@@ -171,63 +170,63 @@ class Output:
         return True
 
     def timed(self, seconds: float, own: float) -> None:
-        """Counts a step that took ``seconds``, of which ``own`` were the monitor's."""
+        """Count a step that took ``seconds``, of which ``own`` were the monitor's."""
         self._overhead.add(seconds, own)
 
-    # Answers.
+    # State.
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether a step that was handed over may still wait for other ranks."""
+        """True if a submitted step may still wait for other ranks."""
         return self._exchange.active and not self.flush(0.0)
 
     @property
     def delivers(self) -> bool:
-        """Whether the delivery thread is in this process: a forked child has none."""
+        """True if the delivery thread is in this process: a forked child has none."""
         return self._delivery.here
 
     @property
     def beside(self) -> float:
-        """Seconds of processor time that the monitor has taken beside training."""
+        """Seconds of processor time that the monitor has spent on other threads than training."""
         return self._delivery.seconds + self._exchange.seconds
 
     @property
     def on_device(self) -> float:
-        """Seconds that a device has taken for the monitor."""
+        """Seconds that the device has spent on the monitor's work."""
         return self._overhead.on_device.seconds
 
     @property
     def overhead(self) -> float:
-        """The time that the monitor has taken so far, on the training thread, beside it and on the device, as a part of
-        the time that training would have taken without; 0 before the first step has ended."""
+        """The monitor's time so far on the training thread, on other threads and on the device, as a part of the time
+        that training would have taken without it; 0 before the end of the first step."""
         return self._overhead.part(self.beside)
 
     @property
     def cost(self) -> dict[str, float]:
-        """Seconds that the monitor spent, the number of steps collected, and its overhead as a part of training's
+        """Seconds that the monitor has spent, the number of collected steps, and the overhead as a part of training
         time."""
         spent = {"delivery": self.beside, "steps": float(self._writer.steps), "overhead": self.overhead}
         return self._writer.cost | spent
 
     @property
     def findings(self) -> list[Finding]:
-        """The first findings of the run, as far as the delivery thread has come."""
+        """The first findings of the run, in the steps that the delivery thread has processed."""
         return list(self._writer.findings)
 
     def news(self) -> list[Finding]:
-        """The findings since this was last called."""
+        """Return the findings since the last call."""
         return self._writer.news()
 
     # The end.
 
     def discard(self) -> None:
-        """Leaves nothing of an attachment that has failed."""
+        """Close and remove the output of an attachment that has failed."""
         self._end_delivery()
         self._writer.close()
         self._remove()
 
     def close(self, incident: bool = False) -> None:
-        """Writes what is pending, and the end of the manifest.
+        """Write all pending steps, and the end of the manifest.
 
         Args:
             incident: whether training ends by an exception.
@@ -237,14 +236,14 @@ class Output:
             self._finish(self._run.faults, incident)
 
     def let_go(self) -> None:
-        """Closes on the delivery thread, waiting for nothing: nobody knows of the run any more, which is forgotten."""
+        """Close on the delivery thread without waiting, and drop the run, which the program no longer references."""
         faults = self._run.faults
         del self._run
         self._exchange.end()
         self._delivery.end_with(lambda: self._finish_here(faults))
 
     def _end_delivery(self) -> None:
-        """Writes what is pending, with the numbers of other ranks if they come before the deadline."""
+        """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
         deadline = time.monotonic() + FLUSH_SECONDS
         self.flush(FLUSH_SECONDS)
         self._exchange.end()
@@ -253,7 +252,7 @@ class Output:
         self._exchange.close(LAST_SECONDS)
 
     def _finish_here(self, noted: Faults) -> None:
-        """On the delivery thread."""
+        """Finish on the delivery thread."""
         self._exchange.advance()
         self._exchange.close()
         self._finish(noted)
@@ -294,7 +293,7 @@ class Output:
         )
 
     def _remember(self) -> None:
-        """Makes the rules remember the steps before the first one."""
+        """Let the rules judge the steps before the first one, so that they remember them."""
         if self.directory is None:
             return
         attached, faults = self._attached, self._run.faults
@@ -307,7 +306,7 @@ class Output:
             faults.note("memory of rules", error)
 
     def _past(self) -> Past | None:
-        """The buffer of steps held back; the same as before if it is to hold as many."""
+        """Return the buffer of steps held back; keep the present one if the number of steps has not changed."""
         steps = self._run.settings.history
         if steps != self._held_back[0]:
             self._held_back = steps, Past(steps) if steps else None

@@ -13,7 +13,7 @@ from probe.core.rules import factory as rule_factory
 
 
 class Stages:
-    """Rules and sinks of a run; those that are configured as they were go on as they are.
+    """Rules and sinks of a run; those whose configuration has not changed are kept.
 
     Args:
         resumed: the directory of an earlier run that is continued: the first sink.
@@ -22,26 +22,26 @@ class Stages:
     def __init__(self, rank: int, resumed: Resumed | None) -> None:
         self._rank, self._resumed = rank, resumed
         self._rules: list[tuple[object, Rule]] = []
-        """Each with the values it was made of."""
+        """Rules with the values from which they were made."""
         self._sinks: list[tuple[object, Sink]] = []
         self._made: set[str] = set()
-        """Names of all sinks so far."""
+        """Names of all sinks made so far."""
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules of the configuration chosen last."""
+        """The rules of the latest configuration."""
         return [rule for _, rule in self._rules]
 
     @property
     def sinks(self) -> list[Sink]:
-        """The sinks of the configuration chosen last."""
+        """The sinks of the latest configuration."""
         return [sink for _, sink in self._sinks]
 
     def choose(self, settings: Settings, context: SinkContext) -> None:
-        """Makes the rules and sinks of ``settings`` that there are not yet.
+        """Make the rules and sinks of ``settings`` that do not exist yet.
 
         Raises:
-            Exception: if one cannot be made; nothing changes then.
+            Exception: if one cannot be made; then nothing changes.
         """
         rules: list[tuple[object, Rule]] = []
         known = list(self._rules)
@@ -49,7 +49,7 @@ class Stages:
             made_of = rule, settings.statistics
             kept = next((pair for pair in known if pair[0] == made_of), None)
             if kept is not None:
-                known.remove(kept)  # two that are alike are two
+                known.remove(kept)  # two equal rules are kept as two
             rules.append(kept or (made_of, rule_factory(rule.rule_name)(rule.args, self._rank, settings.statistics)))
         sinks: list[tuple[object, Sink]] = [(None, self._resumed)] if self._resumed else []
         for name in (*settings.formats, *written_beside(settings.formats)):
@@ -61,5 +61,5 @@ class Stages:
         self._made.update(settings.formats)
 
     def _context_of_new(self, name: str, context: SinkContext) -> SinkContext:
-        """Steps of an earlier run are done again for the first sink of this name only."""
+        """Return the context of a new sink: only the first one with this name resumes an earlier run."""
         return replace(context, resumed_at=None) if name in self._made else context

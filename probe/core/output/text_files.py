@@ -1,4 +1,4 @@
-"""Files of text that sources make, written beside training."""
+"""Text files that sources make, written beside training."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from probe.core.records import TextFile
 from probe.core.storage.atomic_files import replacing
 
 LAST_SECONDS = 1.0
-"""How long the thread is waited for after that."""
+"""Seconds of waiting for the end of the thread after that."""
 
 
 def write_text(file: TextFile, faults: Faults) -> None:
-    """Writes ``file`` in one move; a failure is counted where the file says."""
+    """Write ``file`` atomically; count a failure under the file's ``where``."""
     try:
         if file.replaces or not file.path.is_file():
             with replacing(file.path) as text:
                 text.write(file.text)
-    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+    except Exception as error:  # noqa: BLE001 - training goes on after any error
         faults.note(file.where, error)
 
 
 class StructureOutput:
-    """Receiver of the one step of ``print_struct``, of which nothing but a file is written.
+    """Receiver of the one step of ``print_struct``, for which only a file is written.
 
-    The exit code of training, which is stopped after that step, depends on the file. So each call of :meth:`write`
-    returns when the file is written, or when it has taken too long.
+    Training is stopped after that step, and its exit code depends on the file. So each call of :meth:`write` waits
+    until the file is written, or for at most ``WAIT_SECONDS``.
     """
 
     delivers = True
@@ -40,10 +40,10 @@ class StructureOutput:
         self._faults = faults
 
     def submit(self, step: FinishedStep) -> None:
-        """Does nothing: the step has no rows."""
+        """Do nothing: the step has no rows."""
 
     def write(self, file: TextFile) -> None:
-        """Writes ``file`` on a thread of its own and waits for it."""
+        """Write ``file`` on a separate thread and wait for it."""
         delivery = Delivery(1, "wait", self._faults)
         delivery.submit(partial(write_text, file, self._faults))
         if not delivery.flush(WAIT_SECONDS):
@@ -51,7 +51,7 @@ class StructureOutput:
         delivery.close(LAST_SECONDS)
 
     def timed(self, seconds: float, own: float) -> None:
-        """Counts nothing."""
+        """Do nothing: the cost is not written."""
 
     def succeed(self, run: Run) -> None:
-        """Does nothing: no manifest names the optimizer."""
+        """Do nothing: no manifest names the optimizer."""

@@ -1,1 +1,1 @@
-"""One source a signal: where it attaches and what it records."""
+"""Sources: one for each signal or group of signals."""

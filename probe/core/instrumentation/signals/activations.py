@@ -17,7 +17,7 @@ from probe.core.records import Key
 
 Part = tuple[str, Tensor]
 Record = Callable[[str, str, Tensor, int, int], None]
-"""Receives the signal, the part, the tensor, the micro step and the call."""
+"""Function that receives the signal, the part, the tensor, the micro step and the call."""
 _log = logging.getLogger("probe")
 
 COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
@@ -25,7 +25,7 @@ COMPILED = "activations: gradients of inputs of modules inside compiled graphs"
 
 @contextmanager
 def activations(run: Run) -> Iterator[None]:
-    """Attaches to every watched module of every chunk."""
+    """Attach to every watched module of every chunk."""
     listeners: list[ActivationListener] = []
     with ExitStack() as attached:
         for model, module in run.each_module():
@@ -41,7 +41,7 @@ def activations(run: Run) -> Iterator[None]:
 
 def _end_step(run: Run, listeners: list[ActivationListener]) -> None:
     ran = [listener.forget() for listener in listeners]
-    if run.settings.compiled == "record":  # the whole model's own hooks are not part of the graph, and prove nothing
+    if run.settings.compiled == "record":  # hooks of the whole model are outside the graph: they run in any case
         ran = [each for each, listener in zip(ran, listeners, strict=True) if listener.inner] or ran
     if listeners and not any(ran):
         note_unseen(run, "activations")
@@ -51,7 +51,7 @@ class ActivationListener:
     """One module's forward and backward within a step.
 
     Args:
-        record: receives the tensors; None: the recorder does.
+        record: receives the tensors; if None, the recorder does.
     """
 
     def __init__(self, run: Run, module: Watched, places: dict[str, Any], record: Record | None = None) -> None:
@@ -64,11 +64,11 @@ class ActivationListener:
 
     @property
     def inner(self) -> bool:
-        """Whether this is a module of a model, not the whole one."""
+        """True if this is a module of a model, not the whole model."""
         return bool(self._module.full)
 
     def forget(self) -> bool:
-        """Drops the rest of a step (a forward that raised never came to its end); whether the module ran in it."""
+        """Drop the rest of a step (a forward may have raised); return true if the module ran in it."""
         ran = bool(getattr(self, "_calls", None))
         self._open: list[tuple[int, list[str], Any]] = []
         self._calls: Counter[tuple[str, int]] = Counter()
@@ -76,7 +76,7 @@ class ActivationListener:
         return ran
 
     def before(self, kind_: str, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """Reads inputs before the module may change them in place."""
+        """Read inputs before the module may change them in place."""
         if self._run.clock.searching:
             return
         if kind_ == "training":
@@ -97,7 +97,7 @@ class ActivationListener:
         self._open.append((call, names, edges))
 
     def after(self, kind_: str, outputs: Any) -> None:
-        """Reads outputs, and places hooks for gradients in the graph that this forward has built."""
+        """Read outputs, and place hooks for gradients in the graph that this forward has built."""
         if not self._open or self._run.clock.searching:
             return
         call, names, edges = self._open.pop()
@@ -120,8 +120,8 @@ class ActivationListener:
         self._run.faults.lost(COMPILED, rows)
 
     def _call(self, kind_: str) -> int:
-        """Number of this call in its micro step. A forward without a graph is run again in the backward, last part
-        first: there it keeps its number."""
+        """Return the number of this call in its micro step. A forward without a graph is repeated in the backward, last
+        part first; there, the call keeps its number."""
         waiting = self._to_come.get(self._hooks.recomputed_by()) if kind_ == "recompute" and self._to_come else None
         if waiting and self._hooks.differentiates():
             return waiting.popleft()
@@ -137,7 +137,7 @@ class ActivationListener:
         return clock.micro_step if kind_ == "training" else clock.backward_step
 
     def _arms(self, kind_: str) -> bool:
-        """Whether this forward builds the graph that will be differentiated, and not one that only saves memory."""
+        """True if this forward builds the graph that will be differentiated; one that saves memory builds none."""
         return self._hooks.differentiates() and (kind_ == "training" or bool(self._to_come))
 
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
@@ -160,23 +160,23 @@ class ActivationListener:
         return self._select(place, outputs, output_parts(self._tensors, outputs))
 
     def _select(self, place: str, value: Any, parts: list[Part]) -> list[Part]:
-        """The parts that the place's element selector chooses; all without one."""
+        """Return the parts that the place's element selector selects; without a selector, all."""
         selector = self._places[place]
         if selector is None:
             return parts
         elements = children(value)
-        came = kind(value)
-        alone = len(elements) == 1 and (came == "tensor" or place.endswith("_grad") or place == "input")
-        # for inputs and gradients, files of earlier tools have tuple or list, whatever the module itself has
-        alike = selector.kind == came or (place != "output" and {selector.kind, came} == {"tuple", "list"})
+        container = kind(value)
+        alone = len(elements) == 1 and (container == "tensor" or place.endswith("_grad") or place == "input")
+        # for inputs and gradients, files of earlier tools have tuple or list, independent of the module
+        alike = selector.kind == container or (place != "output" and {selector.kind, container} == {"tuple", "list"})
         fits = alike and selector.length in (None, len(elements))
         if not fits and not (alone and selector.kind in ("tensor", "tuple", "list") and selector.length in (None, 1)):
-            self._misfit(place, selector, f"{came}[{len(elements)}]" if came != "tensor" else came)
+            self._misfit(place, selector, f"{container}[{len(elements)}]" if container != "tensor" else container)
             return []
         wanted = {id(leaf) for leaf in leaves(elements[selector.index or 0])}
         return [(part, tensor) for part, tensor in parts if id(tensor) in wanted]
 
-    def _misfit(self, place: str, selector: Any, came: str) -> None:
+    def _misfit(self, place: str, selector: Any, container: str) -> None:
         if place not in self._misfits:
             self._misfits.add(place)
             _log.warning(
@@ -184,7 +184,7 @@ class ActivationListener:
                 self._module.full,
                 place,
                 selector,
-                came,
+                container,
             )
 
 
@@ -198,12 +198,12 @@ def _record(run: Run, module: Watched, signal: str, part: str, tensor: Tensor, m
 
 
 def input_parts(tensors: Tensors, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Part]:
-    """Tensor arguments in order, keyword arguments after positional ones."""
+    """Return the tensor arguments in order, keyword arguments after positional ones."""
     args, kwargs = inputs
     values = [x for x in leaves((*args, *kwargs.values())) if tensors.is_tensor(x)]
     return numbered(values, tensors.is_tensor, "input")
 
 
 def output_parts(tensors: Tensors, outputs: Any) -> list[Part]:
-    """The tensors of ``outputs`` in order."""
+    """Return the tensors of ``outputs`` in order."""
     return numbered(list(leaves(outputs)), tensors.is_tensor, "output")

@@ -24,9 +24,9 @@ _OWN = tuple(str(Path(probe.__file__).parent / part) for part in ("core", "pytor
 
 @contextmanager
 def stacks(run: Run) -> Iterator[None]:
-    """Notes the stack of each watched module's first training forward in the first sampled step in which any runs.
+    """Record the stack of each watched module's first training forward in the first sampled step in which one runs.
 
-    A resumed run that goes on in its directory leaves the file as it is.
+    If a resumed run continues in its directory, leave the file as it is.
     """
     if run.directory is None or (path := run.directory / STACKS).exists():
         yield
@@ -50,15 +50,15 @@ def _end_step(run: Run, found: _Found) -> TextFile | None:
 
 
 def machinery(module: Module) -> CodeType | None:
-    """The code by which the framework calls modules: that of the outermost class with a ``__call__``."""
+    """Return the code by which the framework calls modules: that of the outermost class with a ``__call__``."""
     calls = [vars(each).get("__call__") for each in reversed(type(module).__mro__)]
     codes = (getattr(call, "__code__", None) for call in calls)
     return next((code for code in codes if isinstance(code, CodeType)), None)
 
 
 def calling(call: CodeType | None) -> Stack:
-    """The lines that led to the module which ``call`` calls here, the nearest first, without those of probe and of
-    ``call`` and its file."""
+    """Return the lines that led to the present call of a module by ``call``, the nearest first, without those of probe
+    and of the file of ``call``."""
     lines = stack(next(callers(), None))
     if call is None:
         return tuple(line for line in lines if not line[0].startswith(_OWN))
@@ -68,7 +68,7 @@ def calling(call: CodeType | None) -> Stack:
 
 
 class _Found:
-    """The stacks of the first step in which a module runs, until their file is written."""
+    """Stacks of the first step in which a module runs, until their file is written."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._written = path, False
@@ -76,12 +76,12 @@ class _Found:
         self._file: TextFile | None = None
 
     def note(self, name: str, call: CodeType | None, kind: ForwardKind, *_: Any) -> None:
-        """Notes the stack of a module that is called."""
+        """Note the stack of a module that is called."""
         if kind == "training" and self._file is None and name not in self._stacks:
             self._stacks[name] = calling(call)
 
     def file(self) -> TextFile | None:
-        """The stacks in the order of the calls; None if no module was seen to run by now."""
+        """Return the file of the stacks, in the order of the calls; None if no module has run yet."""
         if self._file is None and self._stacks:
             rows = StringIO()
             writer = csv.writer(rows, lineterminator="\n")
@@ -93,6 +93,6 @@ class _Found:
 
     @property
     def written(self) -> bool:
-        """Whether the file is there; where it could not be written, the next step tries again."""
+        """True if the file exists; if it could not be written, the next step tries again."""
         self._written = self._written or self._path.is_file()
         return self._written

@@ -1,7 +1,7 @@
-"""The signal ``other``: tensors that ranks send each other, one row a call site, operation, group and direction.
+"""The signal ``other``: tensors that ranks send each other, one row for each call site, operation, group and direction.
 
-A framework's adapter reports every call; which calls have rows is decided here. Listening begins when the monitor is
-constructed, because collectives come before there is a model; those before the first step belong to it.
+A framework's adapter reports every call; this module selects the calls that have rows. Listening begins when the
+monitor is constructed, because there are collectives before there is a model; they count as part of the first step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from probe.core.storage.layout import group_label
 
 INPUT, OUTPUT = "pre", "post"
 EARLY = 2000
-"""Calls before ``set_monitor`` whose tensors are kept; further ones are counted as lost."""
+"""Number of calls before ``set_monitor`` whose tensors are kept; further ones are counted as lost."""
 
 LOST_EARLY = "collectives: calls before set_monitor that were too many to keep"
 LOST_OUTPUTS = "collectives: calls whose outputs nobody waited for, so that they were not read"
@@ -45,9 +45,9 @@ _log = logging.getLogger("probe.collectives")
 
 
 class Listening:
-    """A :class:`probe.core.backend.protocols.CollectiveListener`, from :meth:`start` to :meth:`stop`.
+    """A :class:`probe.core.backend.protocols.CollectiveListener`, active from :meth:`start` to :meth:`stop`.
 
-    Calls may be reported on any thread.
+    Adapters may report calls on any thread.
     """
 
     def __init__(self, settings: Settings, framework: FrameworkAdapter, faults: Faults) -> None:
@@ -71,12 +71,12 @@ class Listening:
         self._faults.note(where, error)
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Begin listening."""
         if self._framework.collectives is not None and self._remove is None:
             self._remove = self._framework.collectives.listen(self)
 
     def attach(self, run: Run, takes_part: bool) -> None:
-        """Collects for ``run``, whose first step begins; calls reported so far belong to it."""
+        """Collect for ``run``, whose first step begins; count the calls reported so far as part of that step."""
         self._leave()
         self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters hold this, and must hold no model
         run.every_update.add(self.before_update)
@@ -94,7 +94,7 @@ class Listening:
             _log.warning("cc_distribution: collectives of %s cannot be listened to", self._framework.name)
 
     def stop(self) -> None:
-        """Ends listening: the framework is as it was found. Calling it again is harmless."""
+        """End listening and restore the framework. A further call does nothing."""
         if self._run is not None:
             self._write_log()
         self._end()
@@ -102,7 +102,7 @@ class Listening:
         self.drain()
 
     def _leave(self) -> None:
-        """Lets go of the run that it is attached to, if any."""
+        """Detach from the run, if attached to one."""
         if (run := self._run) is not None:
             run.every_update.remove(self.before_update)
             run.collectors.remove(self)
@@ -113,17 +113,17 @@ class Listening:
         if remove is not None:
             remove()
 
-    # What adapters call.
+    # Called by adapters.
 
     @property
     def listening(self) -> bool:
-        """Whether calls are to be reported now."""
+        """True if adapters have to report calls now."""
         return self._calls_log is not None or self._run is None or self._run.clock.sampled
 
     def began(
         self, operation: str, ranks: Sequence[int], inputs: Sequence[Tensor], site: FrameType, again: bool = False
     ) -> CollectiveCall | None:
-        """A call is about to be made; None if it needs no further report."""
+        """Note a call that is about to be made; return None if its end needs no report."""
         begun = self._begin()
         try:
             with self._lock:
@@ -135,7 +135,7 @@ class Listening:
             self._spent(begun)
 
     def ended(self, call: CollectiveCall, outputs: Sequence[Tensor]) -> None:
-        """The call is complete, and its outputs can be read."""
+        """Note that the call is complete and its outputs can be read."""
         begun = self._begin()
         try:
             call.finish()
@@ -147,7 +147,7 @@ class Listening:
             self._spent(begun)
 
     def abandoned(self, call: CollectiveCall, outputs: int) -> None:
-        """Nobody can wait for the call any more; it would have had so many outputs."""
+        """Note that no code can wait for the call any more, which would have had so many outputs."""
         try:
             with self._lock:
                 if outputs and self._collects:
@@ -157,14 +157,14 @@ class Listening:
             self._faults.note("collective", error)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Something of the adapter's own has failed, and training goes on."""
+        """Count a failure inside the adapter; training goes on."""
         self._faults.note(where, error)
 
-    # What the session calls.
+    # Called by the session.
 
     def before_update(self, step: int) -> None:
-        """An optimizer is about to update; called in every step, sampled or not, on every rank.
-
+        """Log the calls in the second step, before an optimizer updates. Call in every step, sampled or not, on every
+        rank.
         Raises:
             TrainingStopped: before the first update of the second step, with ``cc_log_only``.
         """
@@ -172,7 +172,7 @@ class Listening:
             return
         self._write_log()
         if self._settings.cc_log_only:
-            self._first = step  # once, should training catch it and go on
+            self._first = step  # raise once, even if training catches it and goes on
             reason = "cc_distribution.cc_log_only: the collectives are logged, and training is stopped as configured"
             _log.warning("%s", reason)
             raise TrainingStopped(reason)
@@ -181,7 +181,7 @@ class Listening:
         return len(self._step.rows)
 
     def drain(self) -> PendingCollectives:
-        """Hands the step over and begins another."""
+        """Return the step and begin another."""
         with self._lock:
             pending, done = self._recorder.drain(), self._step
             self._step = CollectiveStep()
@@ -195,7 +195,7 @@ class Listening:
 
     @property
     def _collects(self) -> bool:
-        """Whether rows are wanted of what happens now."""
+        """True if calls have rows now."""
         if self._settings.cc_log_only or self._remove is None:
             return False
         return self._run is None or self._run.clock.sampled
@@ -240,7 +240,7 @@ class Listening:
             step.orders.append(self._order())
 
     def _order(self) -> int:
-        """Ascending, in step with what else is recorded."""
+        """Return the next call id, in one ascending sequence with the run's recorder."""
         return len(self._step.orders) + (len(self._run.recorder) if self._run is not None else 0)
 
     def _write_log(self) -> None:
@@ -259,7 +259,7 @@ class Listening:
 
 
 def of_configuration(settings: Settings, framework: FrameworkAdapter, faults: Faults) -> Listening | None:
-    """A started listener as ``settings`` configure it; None if they want none."""
+    """Return a started listener as configured; None if ``settings`` disable it."""
     if not settings.cc_distribution.enable:
         return None
     listening = Listening(settings, framework, faults)
@@ -271,7 +271,7 @@ SIGNAL = "other"
 
 
 class CollectiveCall:
-    """A collective on its way."""
+    """A collective in progress."""
 
     __slots__ = ("again", "began", "finished", "name")
 
@@ -281,14 +281,14 @@ class CollectiveCall:
         self.finished: float | None = None
 
     def finish(self) -> None:
-        """Notes the time of completion, once. May be called on any thread."""
+        """Note the time of completion, once. Callable on any thread."""
         if self.finished is None:
             self.finished = time.perf_counter()
 
 
 @dataclass
 class Tally:
-    """The calls of one row in this step."""
+    """The calls of one row in one step."""
 
     order: int
     calls: list[CollectiveCall] = field(default_factory=list)
@@ -306,13 +306,13 @@ class CollectiveStep:
 
 
 class PendingCollectives(NamedTuple):
-    """Collectives of a step, with moments that may still be on their way to the host."""
+    """Collectives of a step, whose moments may not have arrived on the host yet."""
 
     moments: Pending
     collected: CollectiveStep
 
     def batches(self, step: int) -> list[Batch]:
-        """One row for each tally, with the moments of all its readings together; waits for the device."""
+        """Return one row for each tally, with the merged moments of all its readings; wait for the device."""
         if not self.collected.rows:
             return []
         read = next(iter(self.moments.batches(step)), None)
@@ -321,7 +321,7 @@ class PendingCollectives(NamedTuple):
         columns: dict[str, list[float]] = {name: [] for name in (*self.moments.columns, "count", "bytes", "seconds")}
         shapes, dtypes, order = [], [], []
         for tally in self.collected.rows.values():
-            there = [reading for reading in tally.readings if reading in rows]  # without what could not be reduced
+            there = [reading for reading in tally.readings if reading in rows]  # others could not be reduced
             own = [read.shapes[rows[each]] for each in there] if read is not None else []
             readings = [_reading(read, rows[each]) for each in there] if read is not None else []
             row = merge([nothing, *readings], [0, *map(math.prod, own)])
@@ -352,13 +352,13 @@ def _reading(read: Batch, row: int) -> dict[str, float]:
 
 
 def _seconds(calls: Sequence[CollectiveCall]) -> float:
-    """From call to completion, of all that are complete; NaN if none is."""
+    """Return the time from call to completion, summed over all completed calls; NaN if there are none."""
     times = [call.finished - call.began for call in calls if call.finished is not None]
     return sum(times) if times else math.nan
 
 
 def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of all tensors of a row as one: stacked if they are alike, else end to end."""
+    """Return the shape of all tensors of a row as one: stacked if their shapes are equal, else end to end."""
     if len(shapes) == 1:
         return shapes[0]
     if shapes and len(set(shapes)) == 1:
@@ -367,7 +367,7 @@ def _together(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _decisive(tally: Tally, readings: Sequence[dict[str, float]], orders: Sequence[int]) -> int:
-    """Call id of the first reading that is not finite, by which rules order causes; else of the first reading."""
+    """Return the call id of the first reading that is not finite (rules order causes by it), else of the first."""
     for reading, order in zip(readings, orders, strict=True):
         if reading.get("nans") or reading.get("infs"):
             return order
@@ -375,11 +375,11 @@ def _decisive(tally: Tally, readings: Sequence[dict[str, float]], orders: Sequen
 
 
 DISTINCT = 1000
-"""Distinct calls that are kept; further ones are counted."""
+"""Number of distinct calls that are kept; further ones are only counted."""
 
 
 class CallLog:
-    """Every distinct (operation, group, dtypes, stack), with how often it was called."""
+    """Number of calls of each distinct (operation, group, dtypes, stack)."""
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, tuple[int, ...], str, Stack]] = Counter()
@@ -388,7 +388,7 @@ class CallLog:
     def add(
         self, operation: str, ranks: tuple[int, ...], dtypes: Sequence[str], calling: Stack, again: bool = False
     ) -> None:
-        """Notes a call, or one more transfer of the call before."""
+        """Count a call; with ``again``, a further transfer of the call before."""
         entry = operation, ranks, ",".join(dict.fromkeys(dtypes)), calling
         if len(self._calls) < DISTINCT or entry in self._calls:
             self._calls[entry] += not again
@@ -396,7 +396,7 @@ class CallLog:
             self._more += not again
 
     def lines(self) -> Iterator[str]:
-        """One line a distinct call."""
+        """Yield a line for each distinct call."""
         for (operation, ranks, dtypes, calling), count in self._calls.items():
             where = "; ".join(text(line) for line in calling)
             yield f"collective {operation} group={list(ranks)} dtype={dtypes or 'none'} calls={count} stack: {where}"
@@ -404,7 +404,7 @@ class CallLog:
             yield f"collectives: {self._more} more {plural(self._more, 'call')} of other kinds"
 
     def write(self, rank: int, level: int) -> None:
-        """Logs the calls that were noted."""
+        """Log all calls."""
         lines = list(self.lines())
         _log.log(level, "collectives seen on rank %d before the second training step's update: %d", rank, len(lines))
         for line in lines:

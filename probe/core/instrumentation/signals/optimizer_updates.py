@@ -1,5 +1,5 @@
-"""Signals of an optimizer's moments: its updates (``ur_distribution``), and whether gradients agree with them in
-direction (``mg_direction``)."""
+"""Signals of an optimizer's moments: its updates (``ur_distribution``), and the agreement of gradients with the first
+moment in sign (``mg_direction``)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from probe.core.records import Coverage
 
 SIGNALS = ("update", "ratio")
 NEEDED = ("exp_avg", "exp_avg_sq")
-"""The kinds of state that an update is made of."""
+"""The kinds of state from which an update is computed."""
 LARGEST = "max_exp_avg_sq"
-"""The kind that AMSGrad takes instead of the second of them."""
+"""The kind that AMSGrad uses instead of ``exp_avg_sq``."""
 WITHOUT = "ur_distribution: the optimizer keeps no first and second moment with betas, eps and a number of steps"
 _STRETCH = re.compile(r"(\d+):(\d+)")
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
-"""The kinds of state that are a running mean or sum of gradients; the first that is there is taken."""
+"""The kinds of state that are a running mean or sum of gradients; the first that exists is used."""
 
 _log = logging.getLogger("probe")
 
 
 @contextmanager
 def updates_and_ratios(run: Run) -> Iterator[None]:
-    """``update`` and ``ratio`` of each parameter, as this step's update has used them: from the moments after it.
+    """Record ``update`` and ``ratio`` of each parameter as used by this step's update: from the moments after it.
 
-    A parameter without two moments has no row; an optimizer without any is logged once. One parameter after the other:
-    the vectors are as large as the parameters, and none outlives its reduction.
+    A parameter without two moments has no row; an optimizer without any is logged once. Parameters are reduced one
+    after the other, since the vectors are as large as the parameters.
     """
     hooks, tensors, warned = run.framework.hooks, run.framework.tensors, set[int]()
 
@@ -70,7 +70,7 @@ def updates_and_ratios(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _recorder(run: Run) -> Iterator[Recorder]:
-    """The run's own; or another, where these signals are to be shown as histograms and others are not."""
+    """Return the run's recorder, or another one if these signals have histograms and others do not."""
     settings, own = run.settings, run.recorder
     if "tensorboard" not in settings.formats or HISTOGRAM in settings.statistics:
         yield own
@@ -85,10 +85,10 @@ def _recorder(run: Run) -> Iterator[Recorder]:
 
 @contextmanager
 def momentum_directions(run: Run) -> Iterator[None]:
-    """``mg_direction`` before the update: the fraction of elements whose gradient and first moment agree in sign.
+    """Record ``mg_direction`` before the update: the part of elements whose gradient and first moment agree in sign.
 
-    A parameter without one of the two has no row. Where ranks share a parameter out, the row is about this rank's
-    part. The rows are those of 0-d tensors, so that ``min``, ``max``, ``mean`` and ``norm`` all are the fraction.
+    A parameter without one of the two has no row. If a parameter is sharded, the row is about this rank's shard. The
+    rows are those of 0-d tensors, so that ``min``, ``max``, ``mean`` and ``norm`` all are that part.
     """
     hooks, tensors = run.framework.hooks, run.framework.tensors
 
@@ -115,8 +115,8 @@ def _first_moment(state: Mapping[str, Tensor | Shard]) -> Tensor | Shard | None:
 
 
 def _alike(tensors: Tensors, gradient: Tensor | Shard, moment: Tensor | Shard) -> tuple[Tensor, Tensor]:
-    """The elements that both are about: DeepSpeed's ZeRO keeps moments of a stretch of the flattened parameter, and the
-    gradient in its own shape, of which a rank may hold all."""
+    """Return the elements that both have: DeepSpeed's ZeRO keeps moments of a stretch of the flattened parameter, but
+    the gradient in the parameter's shape, and a rank may hold all of it."""
     (first, _), (second, _) = unwrapped(gradient), unwrapped(moment)
     shape, _, part = tensors.describe(first)
     if type(moment) is not Shard or part is not None or shape == tensors.describe(second)[0]:
@@ -131,7 +131,7 @@ def _alike(tensors: Tensors, gradient: Tensor | Shard, moment: Tensor | Shard) -
 
 
 def unwrapped(value: Tensor | Shard) -> tuple[Tensor, Coverage | None]:
-    """The tensor of a shard and its coverage; any other tensor as it is, with None."""
+    """Return the tensor of a shard and its coverage; any other tensor as it is, with None."""
     return value if type(value) is Shard else (value, None)
 
 
@@ -139,14 +139,14 @@ def unwrapped(value: Tensor | Shard) -> tuple[Tensor, Coverage | None]:
 def missing_state(
     run: Run, key: str, has: Callable[[Mapping[str, Tensor | Shard]], bool], wanted: str
 ) -> Iterator[None]:
-    """Logs once of each optimizer that it keeps no such state.
+    """Warn once for each optimizer that keeps no such state.
 
-    That shows after an update that was applied to a gradient: some optimizers make their state in the first one.
+    Check after an update that was applied to a gradient: some optimizers make their state in the first one.
 
     Args:
-        key: of the configuration.
-        has: whether the state of a parameter has something to collect.
-        wanted: the state that ``has`` looks for.
+        key: key of the configuration.
+        has: returns true if the state of a parameter has something to collect.
+        wanted: the state that ``has`` checks for.
     """
     updating: set[int] = set()
     known: set[int] = set()

@@ -1,4 +1,4 @@
-"""One context manager a signal: attaches on entry, detaches on exit."""
+"""The sources: context managers that attach on entry and detach on exit."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Source = Callable[[Run], AbstractContextManager[None]]
 
 @contextmanager
 def weight_gradients(run: Run) -> Iterator[None]:
-    """``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer gets it.
+    """Record ``grad_unreduced`` as each backward leaves it, ``grad_reduced`` as the optimizer receives it.
 
     A parameter without a new gradient in this step has no row of the first. It has one of the second if the optimizer
-    gets a gradient all the same: one that was assigned without a backward, or that of an earlier step again.
+    receives a gradient nevertheless: one assigned without a backward, or that of an earlier step again.
     """
     hooks, clock, per_micro_batch = run.framework.hooks, run.clock, run.settings.monitor_mbs_grad
     touched: set[int] = set()
     late: set[int] = set()
-    begun_anew: set[int] = set()
+    restarted: set[int] = set()
 
     def attach(parameter: Watched) -> Remove:
         def listen(gradient: Tensor | Shard | None, apart: bool = False, reduced: bool = False) -> None:
             if clock.searching:
                 return
             if gradient is None:
-                touched.add(id(parameter.thing))  # a gradient has come, though its value is not known
+                touched.add(id(parameter.thing))  # there is a gradient, though its value is not known
                 run.recorder.forget("grad_unreduced", parameter.key)
                 return
             if id(parameter.thing) in clock.updated:  # from another optimizer's loss: of the next step, if of any
@@ -48,13 +48,13 @@ def weight_gradients(run: Run) -> Iterator[None]:
                 return
             touched.add(id(parameter.thing))
             clock.backward_began(hooks.backward_id())
-            key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in begun_anew
+            key, each = parameter.key, bool(per_micro_batch) or apart or id(parameter.thing) in restarted
             if each:
                 key = run.recorder.next_call("grad_unreduced", key._replace(micro_step=clock.backward_step))
             scale = hooks.loss_scale()
             run.recorder.record("grad_unreduced", key, gradient, micro_stepped=each, scale=scale, remember=True)
             if reduced:
-                begun_anew.add(id(parameter.thing))
+                restarted.add(id(parameter.thing))
 
         return hooks.on_gradient(
             parameter.thing, listen, own=per_micro_batch is True, main_grad=run.main_grad, guard=guard
@@ -66,7 +66,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
         touched.clear()
         touched.update(late)
         late.clear()
-        begun_anew.clear()
+        restarted.clear()
 
     with (
         run.each_parameter.added(attach),
@@ -85,8 +85,8 @@ def _reduced(
     owned: list[Watched],
     scale: Tensor | None,
 ) -> None:
-    """Records the gradients that ``optimizer`` gets. Buffers that are always there are read only for parameters whose
-    identities are ``touched``: others may be left over."""
+    """Record the gradients that ``optimizer`` receives. Read buffers that always exist only for parameters whose
+    identities are ``touched``: others may hold values of earlier steps."""
     gradient, holds, main_grad = run.framework.hooks.gradient, run.framework.hooks.holds, run.main_grad
 
     def read(parameter: Watched) -> Tensor | Shard | None:
@@ -103,7 +103,7 @@ def _reduced(
 
 @contextmanager
 def parameters(run: Run) -> Iterator[None]:
-    """``param_origin`` before and ``param_updated`` after the update."""
+    """Record ``param_origin`` before and ``param_updated`` after the update."""
 
     value = run.framework.hooks.value
 
@@ -120,7 +120,7 @@ def parameters(run: Run) -> Iterator[None]:
 
 @contextmanager
 def optimizer_state(run: Run) -> Iterator[None]:
-    """Every tensor that the optimizer keeps for a parameter, before the update, one signal a kind."""
+    """Record every tensor of the optimizer's state for a parameter, before the update, one signal for each kind."""
 
     def before(optimizer: Optimizer, owned: list[Watched], _: Tensor | None) -> None:
         kinds: dict[str, list[tuple[Key, Tensor | Shard]]] = {}
@@ -138,7 +138,7 @@ def optimizer_state(run: Run) -> Iterator[None]:
 
 @contextmanager
 def micro_batches(run: Run) -> Iterator[None]:
-    """Counts micro batches by the forwards of each whole model and the backwards through their outputs."""
+    """Count micro batches by the forwards of each whole model and the backwards through its outputs."""
 
     clock, hooks, where = run.clock, run.framework.hooks, "micro batch"
     is_tensor = run.framework.tensors.is_tensor
@@ -149,11 +149,11 @@ def micro_batches(run: Run) -> Iterator[None]:
             clock.forward_began(whole=True, pipeline=stage if run.framework.parallel.pipelined(model) else None)
 
     def after(kind: ForwardKind, outputs: Any) -> None:
-        came = partial(backward_came, clock.step, clock.micro_step if kind == "training" else None)
+        reached = partial(backward_reached, clock.step, clock.micro_step if kind == "training" else None)
         for tensor in filter(is_tensor, leaves(outputs)):
-            hooks.on_tensor_gradient(tensor, run.guard(where, came))
+            hooks.on_tensor_gradient(tensor, run.guard(where, reached))
 
-    def backward_came(step: int, micro_step: int | None, _: Tensor) -> None:
+    def backward_reached(step: int, micro_step: int | None, _: Tensor) -> None:
         if run.in_training_backward() and clock.step == step and micro_step is not None:
             clock.backward_reached(micro_step)
 
@@ -178,11 +178,11 @@ SOURCES: dict[str, tuple[Callable[[Settings], bool], Source]] = {
     "stacks": (lambda settings: settings.stack_info and "csv" in settings.formats, stacks),
     "features": (lambda settings: settings.recording_l2_features, features),
 }
-"""Every source with what switches it on, in the order in which they attach."""
+"""Every source with the condition that enables it, in the order in which they attach."""
 
 
 def chosen(settings: Settings) -> list[Source]:
-    """The sources that ``settings`` switch on; none where collectives are only logged, one where the model is."""
+    """Return the sources that ``settings`` enable; none if collectives are only logged, one with ``print_struct``."""
     if settings.print_struct:
         return [structure]
     if settings.cc_distribution.enable and settings.cc_distribution.cc_log_only:

@@ -1,4 +1,4 @@
-"""Inputs and outputs of every module, as a file from which ``targets`` can be made (``print_struct``)."""
+"""Inputs and outputs of every module, in a file from which users make ``targets`` (``print_struct``)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from probe.core.storage.run_directory import advised, output_root, rank_folder
 
 FOLDER, FILE = "module_struct", "module_struct.json"
 NOTHING = str(type(None))
-"""The text where no tensor came: an input that is None, a gradient that was not computed."""
+"""The text in place of a tensor: for an input that is None, or a gradient that was not computed."""
 ENDING = "print_struct: training is stopped as configured"
 FAILED = "print_struct"
 """The place of faults that leave a rank without its file."""
 
 _log = logging.getLogger("probe")
 Tree = dict[str, Any]
-"""A container as the file has it, with a :class:`Leaf` in each place of a text."""
+"""A container as in the file, with a :class:`Leaf` in place of each text."""
 
 
 class Leaf(NamedTuple):
     """The content of one place of a container."""
 
     part: str
-    """Its part in activations; empty if it is no tensor."""
+    """Part of the tensor in activations; empty if the content is not a tensor."""
     text: str
 
 
@@ -48,7 +48,7 @@ def path_of(root: Path, rank: int) -> Path:
 
 
 def prepare(rank: int) -> None:
-    """Makes the folder of the file, so that an error comes before a step is trained in vain.
+    """Make the folder of the file, so that an error is raised before the first step.
 
     Raises:
         OSError: naming the folder.
@@ -63,8 +63,8 @@ def prepare(rank: int) -> None:
 
 @contextmanager
 def structure(run: Run) -> Iterator[None]:
-    """Looks at the first training forward of every module and the backward through it; the file is made at the step's
-    end."""
+    """Read the first training forward of every module and the backward through it; make the file at the end of the
+    step."""
     path, looks = path_of(output_root(os.environ).absolute(), run.framework.groups.rank()), dict[str, _Look]()
     with ExitStack() as attached:
         for model, module in run.each_module(squash=False):
@@ -76,8 +76,8 @@ def structure(run: Run) -> Iterator[None]:
 
 
 def ending(faults: Faults, rank: int, writes: bool) -> TrainingStopped:
-    """The exception that ends training after the step, which is logged: with an exit code of its own if this rank,
-    which ``writes``, could not write its file."""
+    """Log and return the exception that ends training after the step; its exit code is 1 if this rank ``writes`` and
+    could not write its file."""
     stop = TrainingStopped(
         f"{ENDING}; the structure of the model is in {path_of(output_root(os.environ).absolute(), rank)}"
     )
@@ -103,18 +103,18 @@ def _file(path: Path, looks: Mapping[str, _Look], faults: Faults) -> TextFile | 
 
 
 class _Look:
-    """One module: the form of the inputs and outputs of its first call, and the gradients that came."""
+    """One module: the form of the inputs and outputs of its first call, and their gradients."""
 
     def __init__(self, run: Run, module: Watched) -> None:
         self._clock, self._tensors = run.clock, run.framework.tensors
-        self._listener = ActivationListener(run, module, dict.fromkeys(PLACES), self._came)
+        self._listener = ActivationListener(run, module, dict.fromkeys(PLACES), self._note_gradient)
         self._trees: dict[str, Tree] = {}
         self._gradients: dict[str, str] = {}
         self._first: int | None = None
-        """Micro step of the first forward."""
+        """The micro step of the first forward."""
 
     def before(self, kind_: ForwardKind, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """The module begins a forward."""
+        """Read the inputs of a forward that begins."""
         looks = kind_ == "training" and not self._clock.searching
         if looks and "input" not in self._trees:
             args, kwargs = inputs
@@ -128,21 +128,21 @@ class _Look:
             self._first = self._clock.micro_step  # which the forward may have begun
 
     def after(self, kind_: ForwardKind, outputs: Any) -> None:
-        """The module has come to the end of a forward."""
+        """Read the outputs of a forward that has ended."""
         if kind_ == "training" and "output" not in self._trees and not self._clock.searching:
             self._trees["output"] = _tree(outputs, self._leaves(output_parts(self._tensors, outputs)))
         self._listener.after(kind_, outputs)
 
     def found(self) -> dict[str, Any]:
-        """The module's entry; empty if it has not run."""
+        """Return the module's entry; empty if it has not run."""
         entry = {place: _filled(tree, lambda leaf: leaf.text) for place, tree in self._trees.items()}
         for place, tree in self._trees.items():
             as_tuple = {"config": "tuple[1]", "0": tree["tensor"]} if tree["config"] == "tensor" else tree
             entry[f"{place}_grad"] = _filled(as_tuple, lambda leaf: self._gradients.get(leaf.part, NOTHING))
         return entry
 
-    def _came(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
-        """Notes the gradients of the first forward, which is call 0 of its micro step."""
+    def _note_gradient(self, signal: str, part: str, tensor: Tensor, micro_step: int, call: int) -> None:
+        """Note the gradients of the first forward, which is call 0 of its micro step."""
         if signal == "actv_grad" and (micro_step, call) == (self._first, 0):
             self._gradients[part] = self._text(tensor)
 
@@ -151,7 +151,7 @@ class _Look:
         return f"size={tuple(shape)}, dtype={dtype}"
 
     def _leaves(self, parts: list[Part]) -> Callable[[object], Leaf]:
-        """A function that makes the leaf of each value in turn; ``parts`` are the tensors among them."""
+        """Return a function that makes the leaf of each value in turn; ``parts`` are the tensors among the values."""
         names = (part for part, _ in parts)
 
         def leaf(value: object) -> Leaf:
@@ -163,7 +163,7 @@ class _Look:
 
 
 def _tree(value: object, leaf: Callable[[object], Leaf], depth: int = DEPTH) -> Tree:
-    """The form of ``value`` in the words of element selectors, ``depth`` levels down."""
+    """Return the form of ``value`` in the syntax of element selectors, ``depth`` levels deep."""
     found = _inner(value, leaf, depth)
     return {"config": "tensor", "tensor": found} if isinstance(found, Leaf) else found
 
@@ -178,14 +178,14 @@ def _inner(value: object, leaf: Callable[[object], Leaf], depth: int) -> Tree | 
 
 
 def _holds(tree: Tree | Leaf) -> bool:
-    """Whether any tensor is in it."""
+    """True if ``tree`` contains a tensor."""
     if isinstance(tree, Leaf):
         return bool(tree.part)
     return any(_holds(inner) for inner in tree.values() if isinstance(inner, Leaf | dict))
 
 
 def _filled(tree: Tree, text: Callable[[Leaf], str]) -> dict[str, Any]:
-    """``tree`` with a text for each leaf."""
+    """Return ``tree`` with a text for each leaf."""
     return {name: _fill(inner, text) for name, inner in tree.items()}
 
 

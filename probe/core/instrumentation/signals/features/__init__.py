@@ -1,1 +1,1 @@
-"""The interpretable features: numbers of attention, of linear layers and of routers that are no moments."""
+"""The interpretable features: numbers of attention, linear layers and routers that are not moments."""

@@ -1,11 +1,11 @@
 """``attention_hook``: the entropy of attention.
 
 Of the weights ``p = softmax(Q K^T / sqrt(d) + mask)`` of each query over the keys, ``entropy`` is ``-sum p log p`` in
-nats and ``softmax_max`` the largest weight; both are means over the queries that may attend to something. Zhai et al.,
-Stabilizing Transformer Training by Preventing Attention Entropy Collapse (2023), watch the first.
+nats and ``softmax_max`` the largest weight; both are means over the queries that may attend to some key. Zhai et al.,
+Stabilizing Transformer Training by Preventing Attention Entropy Collapse (2023), use the first.
 
-The weights are computed in blocks of queries, in float32 at least, so that memory grows with the number of keys and not
-with its product with that of queries.
+The weights are computed in blocks of queries, in float32 at least, so that memory grows with the number of keys, not
+with the number of keys times the number of queries.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from probe.core.records import Array
 
 COLUMNS = ("entropy", "softmax_max")
 AXES = {"s,b,h,d": (1, 2, 0, 3), "b,s,h,d": (0, 2, 1, 3), "b,h,s,d": (0, 1, 2, 3)}
-"""By order of dimensions, the positions of the batch, head, sequence and the dimension within a head."""
+"""Positions of the batch, head, sequence and the dimension within a head, by order of dimensions."""
 HIDING = -65504.0
-"""The lowest number of float16: a mask that adds this or less hides."""
+"""The lowest number of float16: a mask that adds this or less hides a key."""
 
 QUERY = ("query", "query_layer", "query_states", "q")
 KEY = ("key", "key_layer", "key_states", "k")
@@ -30,15 +30,15 @@ VALUE = ("value", "value_layer", "value_states", "v")
 MASK = ("attention_mask", "attn_mask", "atten_mask", "mask")
 CAUSAL = ("is_causal", "causal")
 MASK_TYPE = "attn_mask_type"
-"""Megatron's name for it: an enumeration whose causal members have that in their names."""
+"""Megatron's name for the kind of mask: an enumeration whose causal members have "causal" in their names."""
 HIDDEN = -1e30
-"""Scores below it are hidden: by -inf, or by the lowest number of float32."""
+"""Bound below which scores are hidden: by -inf, or by the lowest number of float32."""
 LEAST = -1e4
-"""The logarithm of a weight that is none."""
+"""The floor of scores below the largest: the logarithm of a weight of zero."""
 
 
 class AttentionTensors(NamedTuple):
-    """The tensors that one call of a module gets."""
+    """The tensors that one call of a module receives."""
 
     query: Tensor
     key: Tensor
@@ -46,7 +46,7 @@ class AttentionTensors(NamedTuple):
 
 
 def of_call(args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[object], bool]) -> AttentionTensors:
-    """The tensors of a call: by their names where they have any, else in the order query, key, value, mask.
+    """Return the tensors of a call: by their names if they have any, else in the order query, key, value, mask.
 
     Raises:
         Misfit: if there is no query or no key.
@@ -61,14 +61,14 @@ def of_call(args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[
 
     query, key, _, mask = (take(names) for names in (QUERY, KEY, VALUE, MASK))
     if not is_tensor(query) or not is_tensor(key):
-        came = [type(value).__name__ for value in (*args, *kwargs.values())]
-        raise Misfit(f"expected query and key first, or by keywords such as {QUERY[0]} and {KEY[0]}, got {came}")
+        types = [type(value).__name__ for value in (*args, *kwargs.values())]
+        raise Misfit(f"expected query and key first, or by keywords such as {QUERY[0]} and {KEY[0]}, got {types}")
     return AttentionTensors(query, key, mask if is_tensor(mask) else None)
 
 
 def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str], object]) -> bool | None:
-    """Whether the call or, without it, the module is marked as causal, so that no query sees a later key; None if
-    neither has such a mark."""
+    """True if the call or, if it has no mark, the module is marked as causal, so that no query sees a later key; None
+    if neither has such a mark."""
     for name in CAUSAL:
         if isinstance(kwargs.get(name), bool):
             return bool(kwargs[name])
@@ -81,32 +81,33 @@ def causal(args: Sequence[Any], kwargs: Mapping[str, Any], member: Callable[[str
 
 
 def _is_mask_type(value: object) -> bool:
-    """Whether a positional argument looks like an ``AttnMaskType``; other strings mean other things."""
+    """True if a positional argument looks like an ``AttnMaskType``; other strings mean other things."""
     return "MaskType" in type(value).__name__ or (isinstance(value, str) and "causal" in value.lower())
 
 
 class AttentionCall(NamedTuple):
-    """The arrays of one call of attention, and what is hidden from its queries."""
+    """The arrays of one call of attention, and the keys hidden from its queries."""
 
     query: Numbers
     key: Numbers
     mask: Numbers | None
-    """Added to the scores; or, of flags and integers, true where a key is hidden, unless ``attends``."""
+    """Array added to the scores; if it has flags or integers, true where a key is hidden, unless ``attends``."""
     causal: bool
-    """Whether a query sees no later key; the last query sees the last key."""
+    """True if a query sees no later key; the last query sees the last key."""
     attends: bool = False
-    """Whether flags of the mask are true where a key is not hidden."""
+    """True if the flags of the mask are true where a key is not hidden."""
 
 
 def begin(ops: Arrays, call: AttentionCall, order: str, everything: bool) -> Block:
-    """Three rows for each block: the sums of the entropy and of the largest weight over its queries, and their number.
+    """Return three rows for each block: the sums of the entropy and of the largest weight over its queries, and their
+    number.
 
     Args:
         order: of the dimensions of query and key.
-        everything: whether all heads of all batches are taken; else the first of the first.
+        everything: whether all heads of all batches are read; else only the first of the first.
 
     Raises:
-        Misfit: if these are no query and key in that order, or the mask is none for them.
+        Misfit: if query and key do not have dimensions in that order, or the mask does not fit them.
     """
     query, key, mask = _fitted(ops, call, order)
     shared = query.shape[1] // key.shape[1]
@@ -121,13 +122,13 @@ def begin(ops: Arrays, call: AttentionCall, order: str, everything: bool) -> Blo
 
 
 def finish(rows: Array) -> Mapping[str, float] | None:
-    """The means; None where no query may attend to anything."""
+    """Return the means; None if no query may attend to any key."""
     found = entropy_means(rows)
     return None if found is None else dict(zip(COLUMNS, found, strict=True))
 
 
 def _fitted(ops: Arrays, call: AttentionCall, order: str) -> tuple[Numbers, Numbers, Numbers | None]:
-    """Query, key and mask by batch, head, sequence and the dimension within a head."""
+    """Return query, key and mask in the order batch, head, sequence, dimension within a head."""
     shapes = tuple(call.query.shape), tuple(call.key.shape)
     if any(len(shape) != len(AXES[order]) or 0 in shape for shape in shapes):
         raise Misfit(f"expected query and key of {len(AXES[order])} dimensions ({order}), got {shapes[0]}, {shapes[1]}")
@@ -144,10 +145,10 @@ def _fitted(ops: Arrays, call: AttentionCall, order: str) -> tuple[Numbers, Numb
 
 
 def _of_mask(shape: tuple[int, ...], scores: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a mask with all four dimensions.
+    """Return the shape of a mask with all four dimensions.
 
     Raises:
-        Misfit: if it is no mask for the scores, or if its first dimension may be the batch as well as another one.
+        Misfit: if the mask does not fit the scores, or if its first dimension may be the batch as well as another one.
     """
     full = (1,) * (len(scores) - len(shape)) + shape
     if len(full) != len(scores) or any(has not in (1, of) for has, of in zip(full, scores, strict=True)):
@@ -161,19 +162,20 @@ def _of_mask(shape: tuple[int, ...], scores: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _at(mask: Numbers, axis: int, wanted: Any) -> Any:
-    """``wanted`` along an axis, or all there is where the mask is the same for all."""
+    """Return the index ``wanted`` along an axis, or that of the only element if the mask is the same for all."""
     if mask.shape[axis] > 1:
         return wanted
     return slice(None) if isinstance(wanted, slice) else 0
 
 
 def _sums(ops: Arrays, call: AttentionCall) -> Numbers:
-    """Of the heads that share a key: ``heads x queries x depth``, ``keys x depth``, ``heads x queries x keys``."""
+    """Return the sums over the heads that share a key. Shapes: query ``heads x queries x depth``, key ``keys x depth``,
+    mask ``heads x queries x keys``."""
     heads, queries, _ = call.query.shape
     keys = call.key.shape[0]
     rows = max(1, ops.block(call.key) // (keys * heads))
     starts = range(0, queries, rows)
-    found = ops.zeros((len(starts), 3), call.key)  # scalars that stay would lie between freed blocks, and keep them
+    found = ops.zeros((len(starts), 3), call.key)  # separate scalars would lie between freed blocks, and keep them
     for block, first in enumerate(starts):
         last = min(first + rows, queries)
         seen = min(keys, last + keys - queries) if call.causal else keys
@@ -184,7 +186,7 @@ def _sums(ops: Arrays, call: AttentionCall) -> Numbers:
 
 
 def _scores(ops: Arrays, call: AttentionCall, first: int, last: int, seen: int) -> Numbers:
-    """Of some queries and the first keys, -inf where a key is hidden."""
+    """Return the scores of some queries and the first ``seen`` keys, -inf where a key is hidden."""
     query = ops.wide(call.query[:, first:last])
     scores = (query / math.sqrt(query.shape[2])) @ ops.turned(call.key[:seen])
     if (mask := call.mask) is not None:
@@ -200,14 +202,14 @@ def _scores(ops: Arrays, call: AttentionCall, first: int, last: int, seen: int) 
 
 
 def entropy_means(rows: Array) -> tuple[float, float] | None:
-    """Means of the entropy and of the largest weight, from the sums of any number of blocks; None if all is hidden."""
+    """Return the means of the entropy and of the largest weight, from the sums of all blocks; None if all is hidden."""
     entropy, largest, number = (float(total) for total in rows.reshape(-1, 3).sum(0))
     return (entropy / number, largest / number) if number != 0 else None
 
 
 def entropy_sums(ops: Arrays, scores: Numbers) -> list[Numbers]:
-    """Sums of the entropy of a softmax in nats and of its largest weight, over the rows of ``scores`` that are not
-    hidden whole, and the number of these rows.
+    """Return the sums of the entropy of a softmax in nats and of its largest weight, over the rows of ``scores`` that
+    are not entirely hidden, and the number of these rows.
 
     ``H = log z - sum p t`` with ``t`` the scores less the largest, ``z = sum exp t`` and ``p = exp(t) / z``.
     """

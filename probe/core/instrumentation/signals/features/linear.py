@@ -1,13 +1,13 @@
 """``linear_hook``: the spectral norm and the stable rank of a weight.
 
-``kernel_norm`` is the spectral norm, the largest singular value: how much the layer can lengthen its input. ``sr`` is
-the Frobenius norm divided by it, between 1 and the root of the rank, as users of this configuration know it; the stable
-rank of Rudelson and Vershynin (Sampling from large matrices, 2007) is its square.
+``kernel_norm`` is the spectral norm, the largest singular value: the most by which the layer can lengthen its input.
+``sr`` is the Frobenius norm divided by it, between 1 and the root of the rank, as users of this configuration know it;
+the stable rank of Rudelson and Vershynin (Sampling from large matrices, 2007) is its square.
 
-The largest singular value is the root of the largest eigenvalue of ``A^T A``, found by the method of Lanczos with full
-reorthogonalisation (Golub and Van Loan, Matrix Computations, 10.1) from a start of our own generator. Unlike the power
-method it needs no gap between the first and the second: after k steps the error is of the order of (log n / k)^2
-(Kuczynski and Wozniakowski, 1992).
+The largest singular value is the root of the largest eigenvalue of ``A^T A``. It is computed by the Lanczos method with
+full reorthogonalisation (Golub and Van Loan, Matrix Computations, 10.1) from a start vector of our own generator.
+Unlike the power method it needs no gap between the first and the second eigenvalue: after k steps the error is of the
+order of (log n / k)^2 (Kuczynski and Wozniakowski, 1992).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from probe.core.records import Array
 
 COLUMNS = ("sr", "kernel_norm")
 STEPS = 128
-"""At most; as many as the smaller dimension is exact."""
+"""Largest number of steps; as many as the smaller dimension give the exact result."""
 CHECK = 16
-"""Steps between two looks whether it has converged, where numbers can be read without waiting."""
+"""Steps between two checks of convergence, where numbers can be read without waiting."""
 CONVERGED = 1e-6
 """Relative bound on the error of the largest eigenvalue."""
 BROKEN = 1e-6
-"""A remainder of a vector below this part of the mean eigenvalue is rounding: the space is complete."""
+"""Part of the mean eigenvalue below which the remainder of a vector is rounding: the space is complete."""
 
 
 def begin(ops: Arrays, weight: Numbers) -> Block:
-    """Rows: the largest magnitude; the squared Frobenius norm of the weight divided by it; then the diagonal of the
-    tridiagonal matrix of Lanczos and, as many, what stands beside it."""
+    """Return rows: the largest magnitude; the squared Frobenius norm of the weight divided by it; then the diagonal of
+    the tridiagonal matrix of Lanczos and, as many, the elements beside the diagonal."""
     a = ops.wide(weight)
     size, squares = _measured(ops, a)
     if a.shape[0] < a.shape[1]:
@@ -43,8 +43,8 @@ def begin(ops: Arrays, weight: Numbers) -> Block:
 
 
 def _measured(ops: Arrays, a: Numbers) -> tuple[Numbers, Numbers]:
-    """The largest magnitude, 1 for none, and the sum of the squares of the elements divided by it: some rows at a time,
-    so that nothing as large as the weight is made."""
+    """Return the largest magnitude, or 1 if it is 0, and the sum of the squares of the elements divided by it. Read
+    some rows at a time, so that no copy as large as the weight is made."""
     rows = max(1, ops.block(a) // a.shape[1])
     parts = [a[first : first + rows] for first in range(0, a.shape[0], rows)]
     sizes, sums = ops.zeros((len(parts),), a), ops.zeros((len(parts),), a)
@@ -59,7 +59,7 @@ def _measured(ops: Arrays, a: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _lanczos(ops: Arrays, a: Numbers, size: Numbers, squares: Numbers) -> tuple[list[Numbers], list[Numbers]]:
-    """Of ``(a / size)^T (a / size)``."""
+    """Return the tridiagonal matrix of ``(a / size)^T (a / size)``: its diagonal and the elements beside it."""
     width = a.shape[1]
     steps, turned = min(width, STEPS), ops.turned(a)
     basis = ops.zeros((steps, width), a)
@@ -72,7 +72,7 @@ def _lanczos(ops: Arrays, a: Numbers, size: Numbers, squares: Numbers) -> tuple[
         image = (turned @ ((a @ (vector / half)) / half / half)) / half
         diagonal.append((image * vector).sum(-1))
         known = basis[: step + 1]
-        for _ in range(2):  # once leaves what cancellation has cost
+        for _ in range(2):  # once leaves the error of cancellation
             image = image - (known @ image) @ known
         length = ops.root((image * image).sum(-1))
         done = length <= BROKEN * squares / width
@@ -84,7 +84,7 @@ def _lanczos(ops: Arrays, a: Numbers, size: Numbers, squares: Numbers) -> tuple[
 
 
 def _converged(diagonal: list[Numbers], beside: list[Numbers]) -> bool:
-    """By the residual of the largest Ritz value, which bounds its error."""
+    """True if the residual of the largest Ritz value, which bounds its error, is small enough."""
     matrix = _tridiagonal(np.array([float(x) for x in diagonal]), np.array([float(x) for x in beside]))
     if not np.isfinite(matrix).all():
         return True
@@ -97,8 +97,8 @@ def _tridiagonal(diagonal: Array, beside: Array) -> Array:
 
 
 def finish(rows: Array) -> Mapping[str, float]:
-    """The two numbers, made of the rows of :func:`begin`; both NaN for a weight with NaN or Inf, and ``sr`` for one of
-    zeros."""
+    """Return the two numbers, made from the rows of :func:`begin`; both are NaN for a weight with NaN or Inf, and
+    ``sr`` for one of zeros."""
     size, squares, rest = float(rows[0]), float(rows[1]), rows[2:]
     matrix = _tridiagonal(rest[: len(rest) // 2], rest[len(rest) // 2 :])
     if not (math.isfinite(size) and np.isfinite(matrix).all()):

@@ -1,11 +1,12 @@
-"""``moe_router_weight_hook`` and ``moe_router_logit_hook``: whether a mixture's experts are different, and all of use.
+"""``moe_router_weight_hook`` and ``moe_router_logit_hook``: similarity and load of the experts of a mixture.
 
 ``router_weight_similarity`` is the mean cosine between the router's weights for two different experts, over all pairs.
-``per_token_expert_entropy`` is that of the softmax of a token's logits, in nats, as the mean over tokens.
+``per_token_expert_entropy`` is the entropy of the softmax of a token's logits, in nats, as the mean over tokens.
 
-The load of an expert is how many tokens have it among their k largest logits. ``load_max`` is the largest load divided
-by the mean of all experts, and ``load_cv`` their standard deviation divided by it, the coefficient of variation whose
-square Shazeer et al., Outrageously Large Neural Networks (2017), take as a loss: 1 and 0 where all have as much to do.
+The load of an expert is the number of tokens that have it among their k largest logits. ``load_max`` is the largest
+load divided by the mean load, and ``load_cv`` the standard deviation of loads divided by the mean, the coefficient of
+variation whose square Shazeer et al., Outrageously Large Neural Networks (2017), use as a loss. If all experts have the
+same load, these are 1 and 0.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from probe.core.records import Array
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "expert_num")
 TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_experts_chosen", "k")
-"""Names that routers have for the number of experts, and for the number of those that a token is sent to."""
+"""Attributes of routers for the number of experts, and for the number of experts of a token."""
 
 
 def integer(names: Sequence[str], member: Callable[[str], object]) -> int | None:
-    """The first of ``names`` that is a positive integer of the module, if any is."""
+    """Return the first member of the module among ``names`` that is a positive integer, or None."""
     found = (member(name) for name in names)
     return next((value for value in found if type(value) is int and value > 0), None)
 
 
 def similarity(ops: Arrays, weight: Numbers) -> Block:
-    """Two rows, of a weight with a row for each expert: the squared length of the sum of all rows, each divided by its
-    own length, and how many are not zero."""
+    """Return two rows for a weight with a row for each expert: the squared length of the sum of all rows, each divided
+    by its own length, and the number of rows that are not zero."""
     weight = ops.wide(weight)
     largest = ops.largest(ops.magnitude(weight))
     weight = weight / ops.where(largest == 0, 1.0, largest)
@@ -42,17 +43,17 @@ def similarity(ops: Arrays, weight: Numbers) -> Block:
 
 
 def finish_similarity(rows: Array, experts: int) -> Mapping[str, float]:
-    """The mean over pairs. An expert whose weight is zero is like no other; one alone has nothing to be like."""
+    """Return the mean over pairs. An expert with zero weight has similarity 0; for a single expert, return NaN."""
     pairs = experts * (experts - 1)
     return {"router_weight_similarity": float(rows[0] - rows[1]) / pairs if pairs else math.nan}
 
 
 def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
-    """The load of each expert, if ``top_k`` is known; then the sums of
+    """Return the load of each expert, if ``top_k`` is known; then the sums of
     :func:`entropy_sums`, block by block of tokens.
 
     Args:
-        logits: tokens x experts. Those that are hidden by -inf are never chosen.
+        logits: tokens x experts. Logits masked by -inf are never chosen.
     """
     logits = ops.wide(logits)
     tokens, experts = logits.shape
@@ -63,8 +64,8 @@ def begin(ops: Arrays, logits: Numbers, top_k: int | None) -> Block:
 
 
 def finish(rows: Array, experts: int) -> Mapping[str, float] | None:
-    """The columns, made of the rows of :func:`begin` with the load of so many experts; those of the load NaN if it is
-    not known. None where no expert may take any token."""
+    """Return the columns, made from the rows of :func:`begin` with the load of so many experts; those of the load are
+    NaN if it is not known. Return None if no expert can receive any token."""
     load, spreading = rows[:experts], entropy_means(rows[experts:])
     if spreading is None:
         return None

@@ -1,4 +1,4 @@
-"""The source of the interpretable features: attaches to the modules that ``l2_targets`` name."""
+"""The source of the interpretable features, of the modules that ``l2_targets`` name."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from probe.core.instrumentation.signals.features import attention, linear, route
 from probe.core.storage.layout import coverage_text
 
 WEIGHTS = ("weight", "wg")
-"""The names that modules of ``linear_hook`` have for their weight."""
+"""Attributes of modules of ``linear_hook`` for their weight."""
 HOOKS = {
     "attention_hook": "attention",
     "linear_hook": "linear",
     "moe_router_weight_hook": "moe_router",
     "moe_router_logit_hook": "moe_router",
 }
-"""Every signal, with the suffix that its rows add to the name of a module."""
+"""Every signal, with the suffix of its rows after the name of a module."""
 NO_MASK = "neither a mask nor is_causal, causal or attn_mask_type says what is hidden from a query; "
 SUPPOSED = {
     True: NO_MASK + "later keys are taken to be: if all are seen, set sa_mask to none, else to causal",
     False: NO_MASK + "with another number of keys than queries nothing is taken to be: if later keys are, set sa_mask "
     "to causal, else to none",
 }
-"""By whether later keys are taken to be hidden."""
+"""Warnings, for True if later keys are taken to be hidden."""
 
 ONE = ("sum",)
-"""The columns of a recorder whose rows have one number each, whatever that is."""
+"""The columns of a recorder whose rows have one number of any kind each."""
 
 _log = logging.getLogger("probe")
 
 
 @contextmanager
 def features(run: Run) -> Iterator[None]:
-    """Attaches to every named module, once for each feature."""
+    """Attach to every named module, once for each feature."""
     if (ops := run.framework.arrays) is None:
         _log.warning("recording_l2_features: %s offers nothing to compute them with", run.framework.name)
         yield
@@ -73,7 +73,7 @@ def _end_step(run: Run, listeners: Sequence[FeatureListener]) -> None:
 
 
 def _chosen(run: Run, ops: Arrays) -> Iterator[tuple[Any, Watched, str]]:
-    """The whole model, a module of it, and the feature of that module."""
+    """Yield the whole model, a module of it, and a feature of that module."""
     named = {hook: {*map(_normal, getattr(run.settings.l2_targets, hook) or ())} for hook in LISTENERS}
     for model, module in run.each_module():
         for hook in LISTENERS:
@@ -89,22 +89,22 @@ def _normal(target: str) -> str:
 
 
 def _called(stage: int, full: str) -> set[str]:
-    """All names of a module, with its stage and without."""
+    """Return all names of a module, with its stage and without."""
     return {each for name in names_of(full) for each in (name, f"{stage}:{name}")}
 
 
 def _weights(run: Run, ops: Arrays, module: Any) -> list[Tensor]:
-    """The weight of ``module``, by any of its names. Its shape shows only in a forward: between steps FSDP and ZeRO may
-    hold it flat, or not at all."""
+    """Return the weights of ``module``, by any of their names. Read their shapes only in a forward: between steps, FSDP
+    and ZeRO may hold them flat, or not at all."""
     found = (ops.member(module, name) for name in WEIGHTS)
     return [weight for weight in found if run.framework.tensors.is_tensor(weight)]
 
 
 def unknown(settings: Settings, names: Iterable[tuple[int, str]], lead: Lead = no_lead) -> list[str]:
-    """One sentence for each name in ``l2_targets`` that no module has, as far as a message lists them.
+    """Return a sentence for each name in ``l2_targets`` that no module has, up to the number that a message lists.
 
     Args:
-        names: those of all modules, with their stages.
+        names: names of all modules, with their stages.
         lead: returns the beginning of a sentence, by the path of its key.
     """
     if not settings.recording_l2_features:
@@ -130,32 +130,32 @@ class FeatureListener:
         self._key = module.key._replace(name=f"{module.name}.{HOOKS[hook]}".lstrip("."))
 
     def before(self, kind: ForwardKind, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        """Called when the module begins a forward."""
+        """Read the inputs of a forward that begins."""
         if kind == "training" and not self._run.clock.searching:
             self.ran = True
             self._run.clock.forward_began(whole=False)
             self._try(partial(self.entered, *inputs))
 
     def after(self, kind: ForwardKind, outputs: Any) -> None:
-        """Called at the end of a forward of the module."""
+        """Read the outputs of a forward that has ended."""
         if kind == "training" and not self._run.clock.searching:
             self._try(partial(self.left, outputs))
 
     def settle(self, *_: object) -> None:
-        """Called before the update."""
+        """Finish the step before the update."""
         self._try(self.ending)
 
     def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Reads inputs."""
+        """Read inputs."""
 
     def left(self, outputs: Any) -> None:
-        """Reads outputs."""
+        """Read outputs."""
 
     def ending(self) -> None:
-        """Reads the module of a step without a forward."""
+        """Read the module if it has not run in this step."""
 
     def forget(self) -> None:
-        """Begins another step."""
+        """Begin the next step."""
         self.ran = False
 
     def _try(self, function: Callable[[], None]) -> None:
@@ -166,15 +166,15 @@ class FeatureListener:
             self._warn_once("misfit", f"{misfit}; nothing is recorded of it")
 
     def _warn_once(self, problem: str, message: str) -> None:
-        """Logs the message about the module, unless one of the same problem was logged."""
+        """Log the message about the module, unless one about the same problem was logged."""
         if problem not in self._logged:
             self._logged.add(problem)
             _log.warning("l2_targets.%s: %s:%s: %s", self.hook, self._module.stage, self._module.full, message)
 
 
 class OfWeight(FeatureListener):
-    """A feature of the weight. It is read in the step's first forward, where FSDP and ZeRO have put it together; of a
-    module that does not run, before the update."""
+    """A feature of the weight. It is read in the step's first forward, where FSDP and ZeRO have gathered the weight; if
+    the module does not run, before the update."""
 
     _done = False
 
@@ -192,8 +192,8 @@ class OfWeight(FeatureListener):
         if numbers is None or not self._ops.is_floating(numbers):
             if not getattr(self._run.settings.l2_targets, self.hook):
                 return  # it was not named
-            what = f"a two-dimensional {' or '.join(WEIGHTS)} of floating numbers"
-            raise Misfit(f"expected a module with {what} (one that is computed at each reading is left alone)")
+            needed = f"a two-dimensional {' or '.join(WEIGHTS)} of floating numbers"
+            raise Misfit(f"expected a module with {needed} (one that is computed at each reading is left alone)")
         shape, _, coverage = described(weight)
         if coverage is not None:
             raise Misfit(f"expected a whole weight, this rank holds {coverage_text(coverage, shape[0] * shape[1])}")
@@ -240,7 +240,7 @@ class AttentionListener(FeatureListener):
         self._collected.compute(self.hook, key, tensors.query, block, attention.finish, micro_stepped=True)
 
     def _alike(self, tensors: attention.AttentionTensors) -> bool:
-        """Whether there are as many keys as queries, as in self-attention."""
+        """True if the numbers of keys and queries are equal, as in self-attention."""
         place = self._run.settings.sa_order.split(",").index("s")
         shapes = [self._run.framework.tensors.describe(tensor)[0] for tensor in (tensors.query, tensors.key)]
         return all(len(shape) > place for shape in shapes) and shapes[0][place] == shapes[1][place]
@@ -287,4 +287,4 @@ LISTENERS: dict[str, type[FeatureListener]] = {
     "moe_router_weight_hook": RouterWeight,
     "moe_router_logit_hook": RouterLogit,
 }
-"""Every feature that there is."""
+"""The listener of every feature."""
