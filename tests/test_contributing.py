@@ -336,6 +336,7 @@ def test_an_engine_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
     assert "inside" not in out
 
 
+@pytest.mark.mindspore
 def test_a_kind_of_mindspore_optimizer_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
     """Its parameters are recorded before and after its update."""
     require("mindspore")

@@ -17,6 +17,8 @@ from probe.cli import app
 from tests.core.storage.run_files import write_run
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 require("plotly")
 

@@ -22,6 +22,8 @@ from probe.core.storage.run_directory import write_manifest
 from tests.core.output.sink_data import batch, context, finding, snapshot
 from tests.required import require
 
+pytestmark = pytest.mark.slow
+
 require("duckdb")
 require("plotly")
 
