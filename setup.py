@@ -26,6 +26,15 @@ FEATURES = {
         "duckdb>=1.1",  # reads the files of any number of ranks within bounded memory; writes Parquet
         "plotly>=5.20",  # the HTML report: its JavaScript is put into the page
     ],
+    "alerts": [
+        "httpx>=0.27",  # Feishu, Alertmanager, webhooks and heartbeats, each with a deadline
+        "apprise>=1.9",  # mail, Slack, DingTalk, WeCom, Teams, PagerDuty and a hundred more
+    ],
+    "services": [
+        "starlette>=0.40",  # the heartbeat server
+        "uvicorn>=0.30",  # which it runs in
+        "py-spy>=0.4; sys_platform == 'linux'",  # stacks of ranks that stand still, without stopping them
+    ],
 }
 
 DEEPSPEED = [
@@ -40,6 +49,8 @@ DEVELOPMENT = {
         "tensorboard",  # reads event files back, independently of what wrote them
         "pyarrow",  # does so with Parquet files
         "selenium>=4.20",  # opens the report in a browser
+        "aiosmtpd>=1.4.6",  # a mail server on loopback
+        "trustme>=1.1",  # certificates for servers on loopback
     ],
     "parallel": [  # ways of training that the tests run; deepspeed and megatron-core: see the Makefile
         "pybind11",  # builds megatron-core 0.12.3 on Python 3.12, for which there is no wheel of it

@@ -18,7 +18,8 @@ ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli"),
+    "probe.core": (*FRAMEWORKS, *ADAPTERS, "probe.cli", "probe.services"),
+    "probe.services": (*FRAMEWORKS, *ADAPTERS, "probe.cli"),
     "probe.core.output.sinks": RUNNING,
     "probe.core.rules": RUNNING,
     "probe.pytorch": ("mindspore", "probe.mindspore", "probe.cli"),
@@ -42,10 +43,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"naming", "backend"}),
     frozenset({"storage"}),
     frozenset({"rules"}),
-    frozenset({"output.sinks"}),
+    frozenset({"output.sinks", "alerting.channels", "run_state.rules"}),
     frozenset({"config"}),
     frozenset({"distributed", "instrumentation"}),
-    frozenset({"control"}),
+    frozenset({"control", "run_state", "alerting"}),
     frozenset({"output"}),
     frozenset({"monitor"}),
 )

@@ -84,6 +84,13 @@ def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def not_blank(text: str) -> str:
+    """Check that ``text`` has a character that is no space."""
+    if not text.strip():
+        raise wrong("a string that is not empty")
+    return text
+
+
 def _integral(value: object) -> object:
     """Convert whole numbers, which JSON writers print as 1e8; leave others to the strict check."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,33 @@ class TextFile(NamedTuple):
     """The place at which a failure to write it is counted."""
     replaces: bool = True
     """True if it takes the place of a file that is there."""
+
+
+Severity = Literal["info", "warning", "critical"]
+"""Urgency of an alert: to be read some time, soon, or at once."""
+SEVERITIES: tuple[str, ...] = get_args(Severity)
+
+
+class Alert(NamedTuple):
+    """Message to people about one matter of a run."""
+
+    key: str
+    """Identity of the matter, the same on every rank that notices it, such as ``spike loss``: two alerts with one
+    key are about the same matter."""
+    kind: str
+    """``finding``, ``run`` (a rule about numbers of the run), ``hang``, ``gone`` (a process), ``exception``,
+    ``sigterm``, ``begin`` or ``end``."""
+    severity: Severity
+    title: str
+    """One line."""
+    text: str
+    """Lines with the details."""
+    labels: Mapping[str, str]
+    """Facts by name: ``job``, ``rank``, ``host``, ``step``, ``rule``, ..."""
+    time: float
+    """Seconds since the epoch."""
+    resolved: bool = False
+    """True if the matter has ended."""
 
 
 class Finding(NamedTuple):

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from probe.core.alerting.channels import CHANNELS
 from probe.core.fields import (
     Flag,
     FlagOrAddress,
@@ -37,13 +38,16 @@ from probe.core.fields import (
     Selector,
     Text,
     Variants,
+    not_blank,
     not_empty,
     wrong,
 )
 from probe.core.histogram import HISTOGRAM
 from probe.core.moments import GROUPS, OPS
 from probe.core.output.sinks import FORMATS, offered
+from probe.core.records import SEVERITIES
 from probe.core.rules import GROUP, RULES
+from probe.core.run_state.rules import RUN_RULES
 
 ALWAYS_WRITTEN = ("shape", "dtype")
 """Ops that are written in any case."""
@@ -107,7 +111,10 @@ def _known_rule(name: str) -> str:
 
 def _args_of_rule(value: object, info: ValidationInfo) -> Any:
     """Validate arguments with the model of the rule next to them; a third party's rule gets a plain dict."""
-    model = RULE_ARGS.get(info.data.get("rule_name", ""))
+    return _args_of(RULE_ARGS.get(info.data.get("rule_name", "")), value)
+
+
+def _args_of(model: type[Section] | None, value: object) -> Any:
     if model is None:
         if isinstance(value, Mapping):
             return dict(value)
@@ -132,6 +139,27 @@ class RuleSettings(Section):
     """Arguments of the rule. A third party's rule gets this mapping as it is."""
 
 
+CHANNEL_ARGS: dict[str, type[Section]] = {name: channel.Args for name, channel in CHANNELS.items()}
+"""Channels of alerts, and the models of their arguments."""
+
+
+def _args_of_channel(value: object, info: ValidationInfo) -> Any:
+    return _args_of(CHANNEL_ARGS.get(info.data.get("channel", "")), value)
+
+
+class ChannelSettings(Section):
+    """Channel of alerts."""
+
+    channel: Annotated[Text, Names(tuple(CHANNELS))] = Field(
+        description="Name of the channel. "
+        + " ".join(f"`{name}` {channel.sends}." for name, channel in CHANNELS.items())
+    )
+    severity: Annotated[Text, Names(SEVERITIES)] = "warning"
+    """Least severity of the alerts that it sends: `info`, `warning` or `critical`."""
+    args: Annotated[Any, PlainValidator(_args_of_channel), Variants(CHANNEL_ARGS)] = Field({}, validate_default=True)
+    """Arguments of the channel. Secrets stand in a file or in an environment variable that is named here."""
+
+
 class Alert(Section):
     """Automatic alerts."""
 
@@ -141,6 +169,15 @@ class Alert(Section):
     AnomalyFrozen with their defaults. Empty list: none."""
     dump: Flag = False
     """Write findings to `anomaly_detected/rank{rank}/anomaly.json` in the output directory too."""
+    channels: tuple[ChannelSettings, ...] = ()
+    """Channels to which alerts are sent: findings of these rules and of those about the run (`run.rules`), hangs,
+    exceptions, SIGTERM. Empty: none. Every alert is also written to `alerts` in the output directory before it is
+    sent."""
+    group_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
+    """Alerts within this time in seconds after the first one are sent as one message."""
+    grace_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
+    """At SIGTERM and at an exception: longest time in seconds in which rows are written and alerts are delivered,
+    before the process ends."""
 
 
 class Target(Section):
@@ -226,6 +263,61 @@ class L2Targets(Section):
     """Router modules of mixtures of experts whose first output are logits: `per_token_expert_entropy`, the mean over
     tokens, and the load of the experts, `load_max` (largest divided by mean) and `load_cv` (standard deviation divided
     by mean), are recorded at each call. Missing or empty: none."""
+
+
+RUN_RULE_ARGS: dict[str, type[Section]] = {name: rule.Args for name, rule in RUN_RULES.items()}
+"""Rules about the run, and the models of their arguments."""
+
+
+def _args_of_run_rule(value: object, info: ValidationInfo) -> Any:
+    return _args_of(RUN_RULE_ARGS.get(info.data.get("rule_name", "")), value)
+
+
+class RunRuleSettings(Section):
+    """Rule about numbers of the run."""
+
+    rule_name: Annotated[Text, Names(tuple(RUN_RULES))] = Field(
+        description=f"Name of the rule. {', '.join(f'{name} {rule.finds}' for name, rule in RUN_RULES.items())}."
+    )
+    args: Annotated[Any, PlainValidator(_args_of_run_rule), Variants(RUN_RULE_ARGS)] = Field({}, validate_default=True)
+    """Arguments of the rule."""
+
+
+class Hang(Section):
+    """Detection of a run that stands still."""
+
+    enable: Flag = False
+    """Watch the progress of every rank of a node by a process of its own. If a rank takes much longer for a step or
+    another phase than it has taken so far, the stacks of all ranks of the node are written, and one alert is sent."""
+    on_hang: Annotated[Text, Names(("alert", "end"))] = "alert"
+    """`alert`: send an alert; `end`: also end the ranks of the node after their stacks are written, so that a launcher
+    starts them again."""
+    floor_seconds: Annotated[Number, ranges.Gt(0)] = 60.0
+    """Shortest time in seconds without progress that counts as standing still."""
+    startup_seconds: Annotated[Number, ranges.Gt(0)] = 1800.0
+    """Longest time in seconds before the end of the first step."""
+
+
+class RunState(Section):
+    """Numbers of the run: loss, learning rate, throughput, phases; at every step and on every rank, regardless of the
+    steps that are collected."""
+
+    enable: Flag | None = None
+    """Record numbers of the run. Missing: from the first call of `monitor.log` or `monitor.phase` on."""
+    job: Annotated[Text, AfterValidator(not_blank)] | None = None
+    """Name of the job in alerts and heartbeats. Missing: the name of the script."""
+    steps_per_file: Annotated[Integer, ranges.Ge(1)] = 100
+    """Number of steps in a CSV or Parquet file of these numbers."""
+    rules: tuple[RunRuleSettings, ...] = tuple(
+        RunRuleSettings(rule_name=name, args={}) for name, rule in RUN_RULES.items() if rule.by_default
+    )
+    """Rules that judge these numbers at every step. Missing: those that had no false alarm in healthy runs. Empty list:
+    none."""
+    flops_per_step: Annotated[Number, ranges.Gt(0)] | None = None
+    """Floating-point operations of a step on this rank, for `model_flops` (TFLOP/s). Missing: counted once on a copy of
+    the model without data, where the framework can; else not recorded."""
+    hang: Hang = Hang()
+    """Detection of a run that stands still."""
 
 
 class Settings(Section):
@@ -327,7 +419,9 @@ class Settings(Section):
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
     alert: Alert = Alert()
-    """Rules that report suspicious values while training runs."""
+    """Rules that report suspicious values while training runs, and channels to which alerts are sent."""
+    run: RunState = RunState()
+    """Numbers of the run, and detection of a run that stands still."""
     on_anomaly: OnAnomaly | None = None
     """Data that are collected in addition for some steps when a rule fires. All ranks start at the same step, which
     with several ranks lies about dynamic_seconds in the future. Missing: nothing."""

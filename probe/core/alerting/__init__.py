@@ -1,0 +1,1 @@
+"""Alerts: their queue, spool and channels, apart from delivery."""
