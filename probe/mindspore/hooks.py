@@ -19,7 +19,7 @@ from probe.mindspore.autograd import backward_id, differentiates, feeds
 from probe.mindspore.gradients import gradient, holds, on_gradient
 from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
 from probe.mindspore.loss_scale import held_scale, loss_scale
-from probe.mindspore.optimizers.table import adam, known, on_step, owned, state, state_names
+from probe.mindspore.optimizers.table import adam, known, learning_rate, on_step, owned, state, state_names
 
 __all__ = [
     "adam",
@@ -34,6 +34,7 @@ __all__ = [
     "gradient",
     "held_scale",
     "holds",
+    "learning_rate",
     "loss_scale",
     "modules",
     "on_forward",

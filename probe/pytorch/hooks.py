@@ -40,6 +40,7 @@ __all__ = [
     "gradient",
     "held_scale",
     "holds",
+    "learning_rate",
     "loss_scale",
     "modules",
     "on_forward",
@@ -70,6 +71,12 @@ def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
     stand_ins = models.stand_ins(model)
     for name, parameter in names.parameters(model):
         yield name, stand_ins.get(id(parameter), parameter)
+
+
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters; None if ``optimizer`` shows none."""
+    groups = getattr(optimizer, "param_groups", None)
+    return groups[0].get("lr") if groups else None
 
 
 def runs(module: torch.nn.Module) -> bool:

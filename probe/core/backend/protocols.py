@@ -175,6 +175,10 @@ class Hooks(Protocol):
         """Return a function from a parameter to the hyperparameters of its Adam update, valid until the next step. The
         function returns None if the optimizer is not Adam-like or has taken no step."""
 
+    def learning_rate(self, optimizer: Optimizer) -> object:
+        """Return the learning rate of the optimizer's first group of parameters, a number or a tensor; None if it has
+        none. Never wait for a device."""
+
     def loss_scale(self) -> Tensor | None:
         """Return the factor on the losses of the step in progress, if known."""
 

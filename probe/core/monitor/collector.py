@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config.schema import Settings
 from probe.core.control.planner import Configuration, Planner
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -22,8 +25,15 @@ from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject
+from probe.core.output.folder import OutputFolder
+from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.run_output import FLUSH_SECONDS, Output
+from probe.core.output.sinks import Sink
+from probe.core.output.sinks.context import SinkContext
 from probe.core.output.text_files import StructureOutput
+from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.storage.manifest import FILE
+from probe.core.storage.run_directory import time_text
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
@@ -85,7 +95,11 @@ class Collector:
         self.faults, self.number = subject.faults, next(_runs)
         self.output: Output | None = None
         self._first = subject.attachment.start_iteration
+        self._folder: OutputFolder | None = None
+        self._folding = threading.RLock()
         self._ended_at: int | None = None
+        self._retired = False
+        """True once the files about tensors are closed, while steps are still counted."""
         with ExitStack() as undo:
             self.run = subject.run(Plan(configuration.settings, Schedule()), self._first)
             self._planner = Planner(configuration, subject.framework, self.number, self._first, self.faults)
@@ -100,6 +114,8 @@ class Collector:
             session = Session(self.run, plan.schedule, self._first, consumer, self._between)
             undo.callback(session.detach)
             session.attach(plan.sources)
+            self.numbers = self._new_numbers(configuration.settings)
+            undo.callback(self.numbers.close, 0.0)
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
         if plan.listens:
@@ -110,9 +126,11 @@ class Collector:
         """The session; None once it has ended."""
         self._leaving: Session | None = None
         """A session whose hooks are still in place, without effect."""
+        if self.numbers.active:
+            session.inform(self.numbers)
         self._endings = Endings(self._end_quietly, self.flush)
         if not self._planner.dynamic:
-            session.retire(lambda: self._end_quietly(False))
+            session.retire(self._retire)
 
     @property
     def collecting(self) -> bool:
@@ -126,7 +144,53 @@ class Collector:
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        return self.output.flush(timeout) if self.output is not None else True
+        deadline = time.monotonic() + timeout
+        written = self.output.flush(timeout) if self.output is not None else True
+        return self.numbers.flush(max(0.0, deadline - time.monotonic())) and written
+
+    # Numbers of the run.
+
+    def listening_numbers(self) -> RunNumbers | None:
+        """Return the numbers of the run, which are recorded from now on; None if the run has ended."""
+        if self.session is None:
+            return None
+        if not self.numbers.active:
+            self.numbers.begin()
+            if self.numbers.active:
+                self.session.inform(self.numbers)
+        return self.numbers
+
+    def _new_numbers(self, settings: Settings) -> RunNumbers:
+        files = weakref.WeakMethod(self._files_of_numbers)  # the thread must not keep the model alive
+
+        def context() -> tuple[SinkContext, Sequence[Sink]]:
+            if (make := files()) is None:
+                raise RuntimeError("the run has ended")
+            return make()
+
+        return RunNumbers(settings, self._subject.framework, self.faults, context)
+
+    def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
+        """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their
+        thread."""
+        folder, attached, settings = self._made_folder(self._first), self._attached(), self.run.settings
+        directory = folder.make()
+        if not (directory / FILE).exists():
+            ManifestWriter(self.run, attached, None, folder.resumed).write(directory, {})
+        context = SinkContext(
+            directory=directory,
+            root=folder.root,
+            rank=attached.rank,
+            steps_per_file=settings.run.steps_per_file,
+            pp_stage=attached.pp_stage,
+            group_mates=attached.mates,
+            run=folder.name,
+            start=attached.start,
+            first_step=attached.first,
+            resumed_at=folder.resumed.first if folder.resumed else None,
+            run_numbers=True,
+        )
+        return context, [folder.resumed] if folder.resumed else []
 
     def obey_program(self) -> None:
         """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
@@ -169,7 +233,19 @@ class Collector:
 
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
-        return Output(run, self.number, self._process_group, first, pace, follows)
+        return Output(run, self._attached(first), self._made_folder(first), pace, follows)
+
+    def _made_folder(self, first: int) -> OutputFolder:
+        """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
+        with self._folding:
+            if self._folder is None:
+                self._folder = OutputFolder(self.run.settings, self.run.framework.groups.rank(), first)
+            return self._folder
+
+    def _attached(self, first: int | None = None) -> Attached:
+        groups, first = self.run.framework.groups, self._first if first is None else first
+        mates = tuple(groups.ranks_of(self._process_group))
+        return Attached(self.number, first, groups.rank(), mates, time_text(time.localtime()))
 
     # The end.
 
@@ -191,14 +267,27 @@ class Collector:
         if not partial and self._ended_at == self._first:
             _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each runs even if others fail
-            if self.output is not None:
+            if self.output is not None and not self._retired:
                 ending.callback(self._try, self.output.close, partial)
+            ending.callback(self._try, self.numbers.close, FLUSH_SECONDS)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)
             ending.callback(self._try, self._detach, session)
             if partial:
                 self._try(session.flush_partial)
+
+    def _retire(self) -> None:
+        """Remove the hooks of a run whose schedule has ended, and close its files; if numbers of the run are recorded,
+        go on counting steps."""
+        if self.session is None or not self.numbers.active:
+            self._end_quietly(False)
+            return
+        self._retired = True
+        self._try(self.session.count_only)
+        self._try(self._collectives.stop)
+        if self.output is not None:
+            self._try(self.output.close, False)
 
     def _detach(self, session: Session) -> None:
         self._leaving = session
@@ -225,6 +314,7 @@ class Collector:
         with ExitStack() as ending:
             if output is not None:
                 ending.callback(self._try, output.let_go)
+            ending.callback(self._try, self.numbers.let_go)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -19,11 +17,12 @@ from probe.core.instrumentation.pace import Pace
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import Delivery
+from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import Writer
-from probe.core.output.resume import remember, resume
+from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.stages import Stages
@@ -44,29 +43,23 @@ class Output:
     """The output of a run on one rank. It is opened at construction; if that fails, no file stays behind.
 
     Args:
-        number: number of the run, the same on all ranks.
-        process_group: the pipeline-parallel group, from which findings have the stage of their rank.
-        first: number of the first step.
+        attached: the constant facts about the attachment.
+        folder: the directory, made here if anything is written.
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
     """
 
     def __init__(
-        self, run: Run, number: int, process_group: Any, first: int, pace: Pace | None, follows: Path | None
+        self, run: Run, attached: Attached, folder: OutputFolder, pace: Pace | None, follows: Path | None
     ) -> None:
         self._run, self._pace = run, pace
-        rank, mates = run.framework.groups.rank(), run.framework.groups.ranks_of(process_group)
-        self._root = run_directory.output_root(os.environ).absolute()  # training may change its directory
-        writes = set(run.settings.formats) - {KEPT}
-        self._resumed = resume(self._root, rank, run.settings.append_output, first) if writes else None
-        old = self._resumed.directory if self._resumed else None
-        self._attached = Attached(number, first, rank, tuple(mates), run_directory.time_text(time.localtime()))
-        self._name = old.name if old else run_directory.directory_name(rank, time.time())
-        self.directory = (old or run_directory.create(self._root, self._name)) if writes else None
+        self._attached, self._folder, self._resumed = attached, folder, folder.resumed
+        writes, self._began = set(run.settings.formats) - {KEPT}, folder.path is None
+        self.directory = folder.make() if writes else None
         """Directory of this run and rank; None if nothing is written."""
         run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
-        self._stages = Stages(rank, self._resumed)
+        self._stages = Stages(attached.rank, self._resumed)
         try:
             self._stages.choose(run.settings, self._context(run))
             self._remember()
@@ -77,7 +70,7 @@ class Output:
             raise
         self._overhead = Overhead(run.framework.clock)
         self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
-        self._exchange = GlobalExchange(run, number, self._delivery)
+        self._exchange = GlobalExchange(run, attached.number, self._delivery)
         self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
 
@@ -103,7 +96,7 @@ class Output:
         before, self._run = self._run, run
         try:
             if self.directory is None and set(run.settings.formats) - {KEPT}:
-                self.directory = run_directory.create(self._root, self._name)
+                self.directory = self._folder.make()
             run.write_to(self.directory)
             self._stages.choose(run.settings, self._context(run))
         except BaseException:
@@ -278,15 +271,15 @@ class Output:
     def _context(self, run: Run) -> SinkContext:
         settings, attached = run.settings, self._attached
         return SinkContext(
-            directory=self.directory or self._root,
-            root=self._root,
+            directory=self.directory or self._folder.root,
+            root=self._folder.root,
             rank=attached.rank,
             ndigits=settings.ndigits,
             steps_per_file=settings.step_count_per_record,
             pp_stage=attached.pp_stage,
             group_mates=attached.mates,
             dump=settings.alert.dump,
-            run=self._name,
+            run=self._folder.name,
             start=attached.start,
             first_step=attached.first,
             resumed_at=self._resumed.first if self._resumed else None,
@@ -313,7 +306,7 @@ class Output:
         return self._held_back[1]
 
     def _remove(self) -> None:
-        if self.directory is not None and self._resumed is None:
+        if self.directory is not None and self._resumed is None and self._began:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _write_manifest(self, more: Mapping[str, object] | None = None, faults: Faults | None = None) -> None:

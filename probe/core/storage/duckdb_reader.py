@@ -25,7 +25,7 @@ from probe.core.storage.layout import (
     is_number,
     type_of,
 )
-from probe.core.storage.metrics_schema import FILE_NAME
+from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
@@ -269,13 +269,15 @@ class Rows:
         return self._originals.get(str(file.path), file.path)
 
     def _add_database(self, n: int) -> None:
-        """Add the rows of a directory that only its database holds."""
-        directory = self.directories[n]
-        path = directory.path / FILE_NAME
-        if not path.exists():
-            return
+        """Add the rows of a directory that only its databases hold."""
+        for name in FILE_NAMES:
+            path = self.directories[n].path / name
+            if path.exists():
+                self._add_rows_of(path, n)
+
+    def _add_rows_of(self, path: Path, n: int) -> None:
         folder, covered = self._folder(n), partial(self._covered, n)
-        for file in sqlite_reader.copied(directory.path, directory.rank, folder, covered, self._copy, self.problems):
+        for file in sqlite_reader.copied(path, self.directories[n].rank, folder, covered, self._copy, self.problems):
             self._originals[str(file.path)] = path
             self.files.setdefault(file.signal, []).append((n, file))
         for files in self.files.values():

@@ -83,6 +83,14 @@ def state_names(optimizer: Any) -> dict[str, str]:
     return {kind: native for kind, (native, _) in _layout(optimizer).kept.items()}
 
 
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters. A schedule is called here, because ``get_lr`` counts a
+    step in graph mode and in MindSpore 2.4."""
+    rate = optimizer.learning_rate
+    rate = rate[0] if isinstance(rate, (list, tuple)) else rate
+    return rate(optimizer.global_step) if isinstance(rate, nn.Cell) else rate
+
+
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """Return a lookup of the hyperparameters, read from groups, else from the optimizer; values may be parameters."""
     groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}

@@ -28,6 +28,9 @@ class Optimizers(Protocol):
     def adam(self, optimizer: Any) -> Callable[[Any], Adam | None]:
         """Return the hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
 
+    def learning_rate(self, optimizer: Any) -> object:
+        """Return the learning rate of the first group of parameters at the update that is about to begin."""
+
     def on_step(self, optimizer: Any, listener: StepListener) -> Remove:
         """Call ``listener`` at every training step of ``optimizer``."""
 
@@ -61,6 +64,11 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """Return the hyperparameters with which ``optimizer`` updates each parameter, if it works as Adam does."""
     return _kind(optimizer).adam(optimizer)
+
+
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters at the update that is about to begin."""
+    return _kind(optimizer).learning_rate(optimizer)
 
 
 def state_names(optimizer: Any) -> Mapping[str, str]:

@@ -46,6 +46,11 @@ def state_names(optimizer: Any) -> dict[str, str]:
     return nn_cell.state_names(optimizer) if _is_cell(optimizer) else {}
 
 
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters."""
+    return optimizer.param_groups[0]["lr"]
+
+
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
     """Return a lookup of the hyperparameters: the parameter's group, and the number of steps in its state."""
     if _is_cell(optimizer):
