@@ -28,7 +28,7 @@ class Signal(NamedTuple):
     """Name in tags."""
     phase: int
     """Causal rank within a step: weights, then forward, backward, communication, reduced gradients, state, updated
-    weights."""
+    weights, numbers of the run."""
     meaning: str
 
 
@@ -47,6 +47,7 @@ SIGNALS: dict[str, Signal] = {
     "param_updated": Signal("param_updated", 6, "parameter after the update"),
     "update": Signal("adam_update", 6, "Adam's update from its moments, before the learning rate"),
     "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
+    "run": Signal("run", 7, "numbers of the run, such as the loss"),
 }
 """Fixed signals. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 

@@ -26,6 +26,7 @@ UNASKED = {
 }
 """Functions that the run of this test need not call once it has begun; all others are called, and fail."""
 SETTINGS = EVERYTHING | {
+    "run": {"enable": True},
     "mg_direction": True,
     "ur_distribution": True,
     "monitor_mbs_grad": True,

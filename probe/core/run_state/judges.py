@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probe.core.config.schema import RunState
+from probe.core.config.schema import RunSettings
 from probe.core.faults import Faults
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 
@@ -13,7 +13,7 @@ from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 class RunJudges:
     """The rules of a run; one that fails is counted, and called again with the next step."""
 
-    def __init__(self, settings: RunState, faults: Faults) -> None:
+    def __init__(self, settings: RunSettings, faults: Faults) -> None:
         self._faults = faults
         self._rules: list[tuple[str, RunRule]] = [
             (chosen.rule_name, RUN_RULES[chosen.rule_name](chosen.args)) for chosen in settings.rules

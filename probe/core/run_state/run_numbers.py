@@ -199,7 +199,9 @@ class RunNumbers:
 
     def let_go(self) -> None:
         """End the thread after the finished steps without waiting for it."""
-        self.close(0.0, well=False)
+        thread, self._thread, self._closed = self._thread, None, True
+        if thread is not None:
+            thread.end_with(self._writer.close)
 
     def close(self, timeout: float, well: bool = True) -> None:
         """Write all finished steps and end the thread; steps not written within ``timeout`` seconds are counted.

@@ -15,6 +15,8 @@ from probe.core.run_state.numbers import LoggedNumbers
 
 MOST_WAITING = 10_000
 """Steps that may wait; later ones are dropped and counted."""
+LAST_SECONDS = 1.0
+"""Least number of seconds that the end waits for the files."""
 LOOK_SECONDS = 1.0
 """Longest time between two looks around."""
 
@@ -77,13 +79,18 @@ class StateThread:
         deadline = time.monotonic() + timeout
         if not self.flush(timeout):
             self._faults.lost("run state: steps not written before the deadline", self._submitted - self._done)
+        self.end_with(last)
+        self._thread.join(max(LAST_SECONDS, deadline - time.monotonic()))
+
+    def end_with(self, last: Callable[[], None]) -> None:
+        """End the thread after the queued steps and ``last``, without waiting for it."""
 
         def end() -> None:
             self._ends = True
             last()
 
-        self._queue.put(end)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if os.getpid() == self._process:
+            self._queue.put(end)
 
     def _run(self) -> None:
         while not self._ends:
