@@ -22,18 +22,19 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
 from probe.core.instrumentation.step_boundary import StepConsumer
+from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
-from probe.core.output.run_output import FLUSH_SECONDS, Output
+from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output
 from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.text_files import StructureOutput
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.storage.manifest import FILE
-from probe.core.storage.run_directory import time_text
+from probe.core.storage.run_directory import output_root, time_text
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
@@ -101,6 +102,9 @@ class Collector:
         self._retired = False
         """True once the files about tensors are closed, while steps are still counted."""
         with ExitStack() as undo:
+            self._alarms = self._new_alarms(configuration.settings)
+            if self._alarms is not None:
+                undo.callback(self._alarms.close, 0.0)
             self.run = subject.run(Plan(configuration.settings, Schedule()), self._first)
             self._planner = Planner(configuration, subject.framework, self.number, self._first, self.faults)
             undo.callback(self._planner.close)
@@ -128,7 +132,9 @@ class Collector:
         """A session whose hooks are still in place, without effect."""
         if self.numbers.active:
             session.inform(self.numbers)
-        self._endings = Endings(self._end_quietly, self.flush)
+        self._endings = Endings(self._process_ends, self._terminated)
+        if self._alarms is not None:
+            self._try(self._alarms.begun)
         if not self._planner.dynamic:
             session.retire(self._retire)
 
@@ -168,7 +174,21 @@ class Collector:
                 raise RuntimeError("the run has ended")
             return make()
 
-        return RunNumbers(settings, self._subject.framework, self.faults, context)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, context)
+        if self._alarms is not None:
+            numbers.on_findings(self._alarms.run_found)
+        return numbers
+
+    def _new_alarms(self, settings: Settings) -> Alarms | None:
+        """Return the alerts of the run; None if no channel is configured."""
+        if not settings.alert.channels:
+            return None
+        job, rank = job_name(settings.run.job), self._subject.framework.groups.rank()
+        root = output_root(os.environ).absolute()
+        from probe.core.alerting.alerts import Alerts
+
+        sender = Alerts(settings.alert, job=job, rank=rank, directory=root, faults=self.faults)
+        return Alarms(sender, job, rank, self._first)
 
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
         """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their
@@ -233,7 +253,8 @@ class Collector:
 
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
-        return Output(run, self._attached(first), self._made_folder(first), pace, follows)
+        judged = self._alarms.found if self._alarms is not None else None
+        return Output(run, self._attached(first), self._made_folder(first), pace, follows, judged)
 
     def _made_folder(self, first: int) -> OutputFolder:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
@@ -249,12 +270,24 @@ class Collector:
 
     # The end.
 
-    def end(self, partial: bool) -> None:
-        """Remove every hook, write all pending steps and close the files. A further call does nothing.
+    def end(self, cause: Cause = "exit", error: BaseException | None = None) -> None:
+        """Remove every hook, write all pending steps, close the files and send the last alerts. A further call does
+        nothing.
+
+        At SIGTERM and after an exception, all of that takes ``alert.grace_seconds`` at most.
 
         Args:
-            partial: whether training ends by an exception: then the unfinished step is written, too.
+            error: the exception that has interrupted training; then the unfinished step is written, too.
         """
+        deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self.run.settings.alert.grace_seconds)
+        alarms = self._alarms if self.session is not None else None
+        if alarms is not None:  # to the disk first: the files may take all the time there is
+            self._try(alarms.ended, cause, self.run.clock.step, error)
+        self._end(error is not None, deadline)
+        if alarms is not None:
+            self._try(alarms.close, max(LAST_SECONDS, deadline - time.monotonic()))
+
+    def _end(self, partial: bool, deadline: float) -> None:
         session, self.session = self.session, None
         if session is None:
             self._collectives.stop()
@@ -268,8 +301,8 @@ class Collector:
             _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each runs even if others fail
             if self.output is not None and not self._retired:
-                ending.callback(self._try, self.output.close, partial)
-            ending.callback(self._try, self.numbers.close, FLUSH_SECONDS)
+                ending.callback(self._try, self._close_output, partial, deadline)
+            ending.callback(self._try, self._close_numbers, deadline)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)
@@ -281,7 +314,7 @@ class Collector:
         """Remove the hooks of a run whose schedule has ended, and close its files; if numbers of the run are recorded,
         go on counting steps."""
         if self.session is None or not self.numbers.active:
-            self._end_quietly(False)
+            self._process_ends("exit", None)
             return
         self._retired = True
         self._try(self.session.count_only)
@@ -301,8 +334,22 @@ class Collector:
         except Exception as error:  # noqa: BLE001
             self.faults.note("end of the run", error)
 
-    def _end_quietly(self, partial: bool) -> None:
-        self._try(self.end, partial)
+    def _close_output(self, incident: bool, deadline: float) -> None:
+        if self.output is not None:
+            self.output.close(incident, max(0.0, deadline - time.monotonic()))
+
+    def _close_numbers(self, deadline: float) -> None:
+        self.numbers.close(max(0.0, deadline - time.monotonic()))
+
+    def _process_ends(self, cause: Cause, error: BaseException | None) -> None:
+        self._try(self.end, cause, error)
+
+    def _terminated(self) -> None:
+        """Write what is pending at a SIGTERM that the process may survive, and send an alert."""
+        seconds = self.run.settings.alert.grace_seconds
+        if self._alarms is not None:
+            self._try(self._alarms.ended, "sigterm", self.step, None)
+        self._try(self.flush, seconds)
 
     def __del__(self) -> None:
         """End a run whose model, optimizer and monitor are dropped without ``stop()``; they keep each other alive. Wait

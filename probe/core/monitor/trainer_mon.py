@@ -168,13 +168,13 @@ class Monitor(Legacy):
         handler, or on another thread than the one that trains, hooks without effect stay in place. They are removed at
         the first forward after the next update, or by another call on the thread that trains.
         """
-        self._end(partial=False)
+        self._end()
 
     close = stop
 
-    def _end(self, partial: bool) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         if self._collector is not None:
-            self._collector.end(partial)
+            self._collector.end("exit" if error is None else "exception", error)
         else:
             self._collectives.stop()
             put_back()
@@ -182,8 +182,8 @@ class Monitor(Legacy):
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._end(partial=kind is not None)
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        self._end(error)
 
     # State while it runs.
 

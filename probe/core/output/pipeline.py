@@ -16,13 +16,26 @@ from probe.core.rules.evaluate import find
 
 FINDINGS_KEPT = 1000
 NEWS_KEPT = 100
+Judged = Callable[[int, Sequence[Finding]], None]
+"""Function that receives the number of every sampled step and its findings."""
 
 
 class Writer:
-    """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot."""
+    """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot.
 
-    def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
-        self._rules, self._sinks, self._faults = rules, sinks, faults
+    Args:
+        judged: called with the findings of every step, before the step is written.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        sinks: Sequence[Sink],
+        faults: Faults,
+        past: Past | None = None,
+        judged: Judged | None = None,
+    ) -> None:
+        self._rules, self._sinks, self._faults, self._judged = rules, sinks, faults, judged
         self.past = past
         """The buffer of steps without findings; None if every step is written."""
         self.findings: list[Finding] = []
@@ -59,6 +72,8 @@ class Writer:
         self._news.extend(found[:NEWS_KEPT])
         self.found += len(found)
         self.steps += 1
+        if self._judged is not None:
+            self._call("alerts", partial(self._judged, snapshot.step, found))
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
@@ -86,9 +101,12 @@ class Writer:
 
     def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
         """Call ``function`` and return true if it succeeds; the failure of one sink does not stop the others."""
+        return self._call(f"sink {type(sink).__name__}", function)
+
+    def _call(self, where: str, function: Callable[[], None]) -> bool:
         try:
             function()
         except Exception as error:  # noqa: BLE001
-            self._faults.note(f"sink {type(sink).__name__}", error)
+            self._faults.note(where, error)
             return False
         return True

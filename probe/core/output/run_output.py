@@ -21,7 +21,7 @@ from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import Attached, ManifestWriter
-from probe.core.output.pipeline import Writer
+from probe.core.output.pipeline import Judged, Writer
 from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
@@ -47,10 +47,17 @@ class Output:
         folder: the directory, made here if anything is written.
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
+        judged: receives the findings of every sampled step, on the delivery thread.
     """
 
     def __init__(
-        self, run: Run, attached: Attached, folder: OutputFolder, pace: Pace | None, follows: Path | None
+        self,
+        run: Run,
+        attached: Attached,
+        folder: OutputFolder,
+        pace: Pace | None,
+        follows: Path | None,
+        judged: Judged | None = None,
     ) -> None:
         self._run, self._pace = run, pace
         self._attached, self._folder, self._resumed = attached, folder, folder.resumed
@@ -63,7 +70,7 @@ class Output:
         try:
             self._stages.choose(run.settings, self._context(run))
             self._remember()
-            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past())
+            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged)
             self._writer.open()
         except BaseException:
             self._remove()
@@ -214,18 +221,19 @@ class Output:
 
     def discard(self) -> None:
         """Close and remove the output of an attachment that has failed."""
-        self._end_delivery()
+        self._end_delivery(FLUSH_SECONDS)
         self._writer.close()
         self._remove()
 
-    def close(self, incident: bool = False) -> None:
+    def close(self, incident: bool = False, seconds: float = FLUSH_SECONDS) -> None:
         """Write all pending steps, and the end of the manifest.
 
         Args:
             incident: whether training ends by an exception.
+            seconds: time limit for the pending steps; those not written by then are counted as lost.
         """
         if self._delivery.here:
-            self._end_delivery()
+            self._end_delivery(seconds)
             self._finish(self._run.faults, incident)
 
     def let_go(self) -> None:
@@ -235,10 +243,10 @@ class Output:
         self._exchange.end()
         self._delivery.end_with(lambda: self._finish_here(faults))
 
-    def _end_delivery(self) -> None:
+    def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
-        deadline = time.monotonic() + FLUSH_SECONDS
-        self.flush(FLUSH_SECONDS)
+        deadline = time.monotonic() + seconds
+        self.flush(seconds)
         self._exchange.end()
         self._delivery.wake(self._exchange.advance)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
