@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
+from probe.core.naming import PHASE
 from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
@@ -26,8 +27,6 @@ from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.run_state.state_thread import EndedStep, StateThread
 from probe.core.run_state.writer import RunWriter
 
-PHASE = "phase/"
-"""Beginning of the name of the seconds spent in a phase."""
 RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
 """Numbers a second, by the number of which they are the rate."""
 TERA = 1e12

@@ -9,13 +9,14 @@ import numpy as np
 
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
+from probe.core.naming import RUN
 from probe.core.output.sinks import KEPT, Sink, factory
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.run_state.rules import RunFinding, RunStep
 
-SIGNAL, VALUE = "run", "value"
-"""Signal and column of these rows."""
+VALUE = "value"
+"""Column of these rows."""
 DTYPE = "float64"
 Files = Callable[[], tuple[SinkContext, Sequence[Sink]]]
 
@@ -65,7 +66,7 @@ class RunWriter:
         if names != self._names:
             self._names, self._keys = names, tuple(map(Key, names))
         return Batch(
-            signal=SIGNAL,
+            signal=RUN,
             step=step.step,
             keys=self._keys,
             shapes=((),) * len(names),

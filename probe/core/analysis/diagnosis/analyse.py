@@ -18,6 +18,7 @@ from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
+from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.layout import ranks_text
@@ -137,7 +138,7 @@ def analyse(
 
 def _span(rows: Rows) -> str:
     """Text of the first and the last step; empty if there is none."""
-    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals)  # noqa: S608
+    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals if signal != RUN)  # noqa: S608
     if not found:
         return ""
     first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM ({found})").fetchone()  # noqa: S608
