@@ -435,6 +435,11 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+FlopCount = Callable[[], float]
+"""Function that counts the floating-point operations of a forward and its backward, on any thread; it raises if that is
+impossible."""
+
+
 class FrameworkAdapter(NamedTuple):
     """Framework as seen by core."""
 
@@ -455,6 +460,9 @@ class FrameworkAdapter(NamedTuple):
     """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
     clock: DeviceClock | None = None
     """None if the work of devices is not timed."""
+    on_first_forward: Callable[[Module, Callable[[FlopCount], None]], Remove] | None = None
+    """Function that has its second argument called at the first forward of a model in training, to count operations;
+    None if they cannot be counted."""
     on_every_step: Callable[[Listen, Listen], Remove] = lambda began, ended: lambda: None  # noqa: ARG005
     """Function that has its first argument called before, its second after each update of every visible optimizer of
     the process, with the optimizer; returns a function that ends this."""

@@ -186,6 +186,10 @@ class Session:
         self._sources.close()
         self._disarm()
 
+    def remove_at_end(self, remove: Remove) -> None:
+        """Call ``remove`` when the session detaches."""
+        self._stack.callback(remove)
+
     def inform(self, listener: RunListener) -> None:
         """Call ``listener`` at every step from now on."""
         self._run_state = listener

@@ -5,6 +5,7 @@ Nothing here waits for the delivery of rows about tensors, and training waits fo
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -13,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from probe.core.backend.protocols import FrameworkAdapter, Optimizer, Remove
+from probe.core.backend.protocols import FlopCount, FrameworkAdapter, Optimizer, Remove
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.naming import PHASE
@@ -32,6 +33,7 @@ RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
 TERA = 1e12
 
 Listener = Callable[[RunStep], None]
+_log = logging.getLogger("probe")
 
 
 class ProgressMarks(Protocol):
@@ -74,6 +76,9 @@ class RunNumbers:
         self._read: dict[str, object] = {}
         """Numbers that the optimizers have, of the step in progress."""
         self._ended_at = math.nan
+        self._operations: float | None = settings.run.flops_per_step
+        """Floating-point operations of a step."""
+        self._count: FlopCount | None = None
         self._judges = RunJudges(settings.run, faults)
         self._writer = RunWriter(settings, faults, files)
         self._thread: StateThread | None = None
@@ -123,6 +128,10 @@ class RunNumbers:
 
         return remove
 
+    def count_operations(self, count: FlopCount, micro_batches: int) -> None:
+        """Call ``count`` on the thread; a step takes ``micro_batches`` times as many operations."""
+        self._count = lambda: count() * micro_batches
+
     # Called by the session, on the training thread.
 
     def updating(self, optimizer: Optimizer) -> None:
@@ -162,11 +171,23 @@ class RunNumbers:
             for name, of in RATES.items():
                 if of in logged:
                     values.setdefault(name, logged[of] / ended.seconds)
-            if self._settings.flops_per_step is not None:
-                values["model_tflops"] = self._settings.flops_per_step / ended.seconds / TERA
+            if (operations := self._operations_of_a_step()) is not None:
+                values["model_tflops"] = operations / ended.seconds / TERA
         if ended.outcome in ("applied", "skipped"):
             values["skipped"] = float(ended.outcome == "skipped")
         return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
+
+    def _operations_of_a_step(self) -> float | None:
+        """Return the configured number, else the counted one; None if it is unknown."""
+        count, self._count = self._count, None
+        if count is not None:
+            try:
+                self._operations = count()
+            except Exception as error:  # noqa: BLE001 - not every model runs without data
+                _log.info(
+                    "operations of a step are unknown, set run.flops_per_step: %s: %s", type(error).__name__, error
+                )
+        return self._operations
 
     def _look(self) -> None:
         for look in self.looks:
