@@ -99,6 +99,11 @@ def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.
         return mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
 
 
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the stored elements."""
+    return local(tensor).detach()
+
+
 def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
     """Start one asynchronous copy of all blocks on each device; host blocks are not copied."""
     return device_moments.to_host(blocks)
