@@ -8,7 +8,7 @@ from probe.core.backend import numpy_ops
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
 from probe.mindspore import collectives, groups, hooks, tensors
-from probe.mindspore.optimizers.every_step import on_every_step
+from probe.mindspore.optimizers.nn_cell import on_every_step
 
 ADAPTER = FrameworkAdapter(
     name="mindspore",

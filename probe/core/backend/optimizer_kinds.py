@@ -1,0 +1,36 @@
+"""Kinds of optimizers of a framework, and the choice of the kind that knows an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from probe.core.backend.protocols import Adam, Optimizer, Parameter, Remove, Shard, StepListener, Tensor
+
+
+class OptimizerKind(Protocol):
+    """Contract of a kind of optimizer: a module of plain functions, as :class:`probe.core.backend.protocols.Hooks`."""
+
+    def knows(self, optimizer: Optimizer) -> bool:
+        """Return whether ``optimizer`` is of this kind."""
+
+    def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
+        """Return the parameters that ``optimizer`` updates."""
+
+    def state(self, optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Tensor | Shard]:
+        """Return the optimizer's tensors for ``parameter``, by torch's names."""
+
+    def adam(self, optimizer: Optimizer) -> Callable[[Parameter], Adam | None]:
+        """Return a function from a parameter to the hyperparameters of its update, None if it is not Adam-like."""
+
+    def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
+        """Call ``listener`` at every training step of ``optimizer``."""
+
+
+def dispatched(kinds: Iterable[OptimizerKind], name: str) -> Callable[..., Any]:
+    """Return the function ``name`` for any optimizer: that of the first of ``kinds`` that knows the optimizer."""
+
+    def call(optimizer: Optimizer, *args: Any) -> Any:
+        return getattr(next(kind for kind in kinds if kind.knows(optimizer)), name)(optimizer, *args)
+
+    return call
