@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import Parameter, signature
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature, signature
 from operator import index
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,14 +11,18 @@ _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_
 
 
 class Attachment(NamedTuple):
-    """The arguments of ``set_monitor``."""
+    """The arguments of ``set_monitor``, in the documented order."""
 
     model: Any
-    grad_acc_steps: int
-    optimizer: Any
-    dp_group: Any
-    tp_group: Any
-    start_iteration: int
+    grad_acc_steps: int = 1
+    optimizer: Any = None
+    dp_group: Any = None
+    tp_group: Any = None
+    start_iteration: int = 0
+
+
+_EXISTING = ("model", "optimizer", "grad_acc_steps", "tp_group", "dp_group", "start_iteration")
+"""The order in the existing tool's code."""
 
 
 def documented(
@@ -54,7 +58,7 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
         TypeError: for a missing, repeated or unknown argument.
         ValueError: for a value out of range.
     """
-    return _checked(_named(_existing if len(args) > 1 and _steps(args[1]) else _documented, args, kwargs))
+    return _checked(_named(_EXISTING if len(args) > 1 and _steps(args[1]) else Attachment._fields, args, kwargs))
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
@@ -65,16 +69,18 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
         ValueError: as :func:`read`.
     """
     existing = len(args) > 1 and (args[1] is None or _steps(args[1]))
-    attachment = _named(_existing if existing else _documented, args, kwargs)
+    attachment = _named(_EXISTING if existing else Attachment._fields, args, kwargs)
     return _checked(attachment._replace(optimizer=optimizer if attachment.optimizer is None else attachment.optimizer))
 
 
-def _named(order: Callable[..., Attachment], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
+def _named(order: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
+    kind, defaults = Parameter.POSITIONAL_OR_KEYWORD, Attachment._field_defaults
+    parameters = [Parameter(name, kind, default=defaults.get(name, Parameter.empty)) for name in order]
     try:
-        bound = signature(order).bind(*args, **kwargs)
+        bound = Signature(parameters).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"set_monitor: {error}; {_ADVICE}") from None
-    return order(*bound.args, **bound.kwargs)
+    return Attachment(**bound.arguments)
 
 
 def _checked(attachment: Attachment) -> Attachment:
@@ -95,28 +101,6 @@ def _steps(value: Any) -> bool:
     """True if ``value`` is one or several optimizers: with ``step()`` or, in MindSpore, called with the gradients."""
     each = value if isinstance(value, (list, tuple)) else [value]
     return bool(each) and all(callable(one) or callable(getattr(one, "step", None)) for one in each)
-
-
-def _documented(
-    model: Any,
-    grad_acc_steps: int = 1,
-    optimizer: Any = None,
-    dp_group: Any = None,
-    tp_group: Any = None,
-    start_iteration: int = 0,
-) -> Attachment:
-    return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
-
-
-def _existing(
-    model: Any,
-    optimizer: Any = None,
-    grad_acc_steps: int = 1,
-    tp_group: Any = None,
-    dp_group: Any = None,
-    start_iteration: int = 0,
-) -> Attachment:
-    return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
 
 
 def _count(name: str, value: Any, least: int) -> int:
