@@ -19,7 +19,7 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.config.schema import Settings
 from probe.pytorch import compiled
-from probe.pytorch.engines import models, names, native, pipelining
+from probe.pytorch.engines import names, native, pipelining, table
 from probe.pytorch.engines.homes import home, ready
 from probe.pytorch.engines.names import modules
 from probe.pytorch.engines.steps import adam, check, gradient, holds, on_step, owned, state, state_names, value
@@ -66,8 +66,8 @@ level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield every parameter once, a tied one under its first name; find the home of each."""
-    models.look_at(model)
-    stand_ins = models.stand_ins(model)
+    table.look_at(model)
+    stand_ins = table.stand_ins(model)
     for name, parameter in names.parameters(model):
         yield name, stand_ins.get(id(parameter), parameter)
 
@@ -101,7 +101,7 @@ def check_model(model: Any, settings: Settings) -> None:
             "set_monitor before the first forward; without activations (xy_distribution: false) the model can be "
             "watched as it is"
         )
-    models.check(model)
+    table.check(model)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from probe.pytorch.engines.homes import check_again
-from probe.pytorch.engines.models import pipelined
-from probe.pytorch.engines.table import ENGINES
-from probe.pytorch.engines.unwrap import acting
+from probe.pytorch.engines.table import ENGINES, acting, pipelined
 from probe.pytorch.gloo import has_store, meet, store
 
 __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "store"]

@@ -301,7 +301,7 @@ def follow(
     ahead: Ahead,
     sent: Notices | None = None,
 ) -> Control | SentSwitch | None:
-    """Return the source of changes of a run that follows its configuration; None if the environment does not enable that.
+    """Return the source of a run's changes; None if the environment does not enable them.
 
     Args:
         content: content of the file when ``settings`` were read.

@@ -19,9 +19,8 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
 from probe.core.instrumentation.step_boundary import StepConsumer
-from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
-from probe.core.monitor.subject import Subject
+from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.run_output import FLUSH_SECONDS, Output
 from probe.core.output.text_files import StructureOutput
 

@@ -15,8 +15,8 @@ from typing import Any
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
-from probe.core.instrumentation.pace import Pace
 from probe.core.instrumentation.plan import Plan
+from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import Delivery
 from probe.core.output.global_exchange import GlobalExchange
