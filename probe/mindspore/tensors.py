@@ -21,6 +21,7 @@ from probe.mindspore import device_moments
 
 Array = npt.NDArray[np.float64]
 
+to_host = device_moments.to_host
 HELD_ELEMENTS = numpy_moments.SMALL
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 ROW = 511
@@ -142,8 +143,3 @@ def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
 
 def _number(x: Any) -> float:
     return float(numbers(x).reshape(-1)[0]) if isinstance(x, mindspore.Tensor) else float(x)
-
-
-def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Begin to copy all blocks on a device; the returned function waits for them. Host blocks are left unchanged."""
-    return device_moments.to_host(blocks)

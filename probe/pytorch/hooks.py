@@ -18,46 +18,18 @@ from torch.autograd.function import FunctionCtx
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.config.schema import Settings
-from probe.pytorch import compiled
-from probe.pytorch.engines import names, native, pipelining, table
+from probe.pytorch import compiled, input_gradients
+from probe.pytorch import loss_scale as scaling
+from probe.pytorch.engines import names, native, pipelining, steps, table
 from probe.pytorch.engines.homes import home, ready
-from probe.pytorch.engines.names import modules
-from probe.pytorch.engines.steps import adam, check, gradient, holds, on_step, owned, state, state_names, value
 from probe.pytorch.hook_handles import Own, on_accumulated, on_own
-from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs
-from probe.pytorch.loss_scale import held_scale, loss_scale
+from probe.pytorch.input_gradients import edge_of, some
 
-__all__ = [
-    "adam",
-    "at_next_forward",
-    "at_work",
-    "backward_id",
-    "check_model",
-    "check_optimizer",
-    "differentiates",
-    "feeds",
-    "forward_kind",
-    "gradient",
-    "held_scale",
-    "holds",
-    "loss_scale",
-    "modules",
-    "on_forward",
-    "on_gradient",
-    "on_input_gradients",
-    "on_step",
-    "on_tensor_gradient",
-    "owned",
-    "parameters",
-    "recomputed_by",
-    "runs",
-    "state",
-    "state_names",
-    "trainable",
-    "value",
-    "watch_inputs",
-]
-
+adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
+state, state_names, value = steps.state, steps.state_names, steps.value
+held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
+modules = names.modules
 is_compiling = torch.compiler.is_compiling
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
 level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -114,7 +86,7 @@ def check_optimizer(optimizer: Any) -> None:
         raise ValueError(
             f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}; pass the one that trains"
         )
-    check(optimizer)
+    steps.check(optimizer)
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -34,3 +35,24 @@ def dispatched(kinds: Iterable[OptimizerKind], name: str) -> Callable[..., Any]:
         return getattr(next(kind for kind in kinds if kind.knows(optimizer)), name)(optimizer, *args)
 
     return call
+
+
+def evaluating(
+    closure: Callable[[], Any], begun: Callable[[], bool], begin: Callable[[], object], listener: StepListener
+) -> Callable[[], Any]:
+    """Return ``closure`` as an optimizer is to call it: its first evaluation in a step computes the gradients, with
+    which the step begins; later evaluations are a line search."""
+
+    @functools.wraps(closure)
+    def evaluate() -> Any:
+        if not begun():
+            loss = closure()
+            begin()
+            return loss
+        listener.searching(True)
+        try:
+            return closure()
+        finally:
+            listener.searching(False)
+
+    return evaluate

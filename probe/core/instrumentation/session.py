@@ -74,7 +74,7 @@ class Session:
         if self._detached:  # by a signal handler or another thread, since the step ended
             return
         clock = self._run.clock
-        run.adopt(self._run.optimizers)
+        run.optimizers = [*self._run.optimizers]
         self._sources.close()
         self._take(run, schedule, output)
         run.clock.begin(clock.step, False)
@@ -166,16 +166,6 @@ class Session:
         still iterates over them."""
         self._retire_with = remove
 
-    @property
-    def schedule(self) -> Schedule:
-        """The steps that are sampled."""
-        return self._schedule
-
-    @property
-    def finished(self) -> bool:
-        """True if no further step will be sampled."""
-        return self._schedule.finished
-
     # Called by the optimizer's hooks.
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -262,7 +252,7 @@ class Session:
     def _exchange(self, number: int, optimizer: Optimizer) -> None:
         optimizers = [*self._run.optimizers]
         before, optimizers[number] = optimizers[number], optimizer
-        self._run.adopt(optimizers)
+        self._run.optimizers = optimizers
         self._turns.hand_over(before, optimizer)
         self._parameters.hand_over(before)
 

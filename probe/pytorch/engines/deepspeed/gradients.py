@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from probe.core.backend.patch import weakly
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.engines.engine import Listen, Parameter
-from probe.pytorch.hook_handles import on_own, removing, weakly
+from probe.pytorch.hook_handles import on_own, removing
 
 
 def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, Any]]:
