@@ -45,7 +45,7 @@ def _install() -> Iterator[Undo]:
     listening: dict[FunctionType, FunctionType] = {}
     handles: set[Any] = {mindspore._c_expression.CommHandle}
     operations: set[Any] = set()
-    for home in _homes():
+    for home in (sys.modules[name] for name in HOMES if name in sys.modules):
         for name, direction in FUNCTIONS.items():
             function = vars(home).get(name)
             if inspect.isfunction(function) and function.__module__ == home.__name__:
@@ -74,12 +74,6 @@ def _by_name(original: Callable[..., Any]) -> Any:
         return original(cls, getattr(op, "__name__", op), *args, **kwargs)
 
     return staticmethod(new)
-
-
-def _homes() -> Iterator[ModuleType]:
-    for name in HOMES:
-        if name in sys.modules:
-            yield sys.modules[name]
 
 
 def _exchange(functions: dict[FunctionType, FunctionType]) -> None:
@@ -185,12 +179,8 @@ _handles = Handles(_guarded)
 def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:
     """Record the outputs of a function that has returned: new or in place, complete unless there is a handle."""
     everything = list(leaves(results))
-    handle = next((value for value in everything if _is_handle(value)), None)
+    handle = next((value for value in everything if isinstance(value, mindspore._c_expression.CommHandle)), None)
     # a batch returns one entry for each tensor that it sends, too
     returned = () if operation == "batch_isend_irecv" else _tensors(everything)
     outputs = (returned or outputs) if outputs or direction.outputs == "all" else []
     _handles.expect(handle, [Transfer(calls, list(outputs), [])])
-
-
-def _is_handle(value: Any) -> bool:
-    return isinstance(value, mindspore._c_expression.CommHandle)

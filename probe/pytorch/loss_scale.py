@@ -45,10 +45,6 @@ _others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
 """Functions that return the scale of optimizers that scale gradients themselves."""
 
 
-def _scaler() -> type:
-    return torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
-
-
 def loss_scale() -> torch.Tensor | None:
     """Return the factor on the losses of the step in progress, if a watched scaler or optimizer scales them."""
     scaler = _current() if _current is not None else None
@@ -98,7 +94,7 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
 def _install() -> Iterator[Undo]:
     """Replace the methods of all subclasses, which may override them, as FSDP's ``ShardedGradScaler`` does."""
     yield _forget
-    for kind in _kinds(_scaler()):
+    for kind in _kinds(torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler):
         for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
             original = vars(kind).get(name)
             if original is not None:

@@ -93,11 +93,7 @@ class Control:
             self._stale = settings.apply_at_step
 
     def _begin(self, content: bytes) -> _Seen | None:
-        """Return the attributes of the file if it still has the content that was read, else None.
-
-        Raises:
-            ConfigError: if the file can no longer be read.
-        """
+        """Return the attributes of the file if it still has the content that was read, else None."""
         try:
             return self._look() if self._read() == content else None
         except (OSError, ConfigError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from mindspore import ParameterTuple, nn
 from mindspore.experimental import optim
 
-from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.patch import Shared, replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.core.backend.shield import shielded
 from probe.mindspore import cell_hooks
@@ -168,13 +168,6 @@ def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) ->
     return _listening.listen((began, ended))
 
 
-def _listen_to_every_step() -> Iterator[Undo]:
-    yield from map(_listen_to, KINDS)
-
-
-_listening: Shared[tuple[Callable[[Any], None], Callable[[Any], None]]] = Shared(_listen_to_every_step)
-
-
 def _listen_to(kind: Any) -> Remove:
     inherited = kind.__call__
 
@@ -187,3 +180,6 @@ def _listen_to(kind: Any) -> Remove:
         return result
 
     return replace(kind, "__call__", call)
+
+
+_listening: Shared[tuple[Callable[[Any], None], Callable[[Any], None]]] = Shared(lambda: map(_listen_to, KINDS))

@@ -30,18 +30,6 @@ def _apart(_: Any, args: Arguments) -> CallSides:
     return CallSides(flat(args[1]), flat(args[0]))
 
 
-def _from_root(group: Any, args: Arguments) -> CallSides:
-    return CallSides(flat(args[0]) if group.rank() == _root(args) else [], flat(args[0]))
-
-
-def _to_root(group: Any, args: Arguments) -> CallSides:
-    return CallSides(flat(args[0]), flat(args[0]) if group.rank() == _root(args) else [])
-
-
-def _sent(_: Any, args: Arguments) -> CallSides:
-    return CallSides(flat(args[0]), [])
-
-
 def _received(_: Any, args: Arguments) -> CallSides:
     return CallSides([], flat(args[0]))
 
@@ -53,8 +41,8 @@ def _nothing(_: Any, __: Arguments) -> CallSides:
 TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "allreduce": _in_place,
     "allreduce_coalesced": _in_place,
-    "broadcast": _from_root,
-    "reduce": _to_root,
+    "broadcast": lambda group, args: CallSides(flat(args[0]) if group.rank() == _root(args) else [], flat(args[0])),
+    "reduce": lambda group, args: CallSides(flat(args[0]), flat(args[0]) if group.rank() == _root(args) else []),
     "allgather": _apart,
     "_allgather_base": _apart,
     "all_gather_single": _apart,
@@ -71,7 +59,7 @@ TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "alltoall": _apart,
     "alltoall_base": _apart,
     "all_to_all_single": _apart,
-    "send": _sent,
+    "send": lambda _, args: CallSides(flat(args[0]), []),
     "recv": _received,
     "recv_anysource": _received,
     "barrier": _nothing,

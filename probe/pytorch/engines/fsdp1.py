@@ -126,9 +126,6 @@ class FlatUnit:
             else:
                 yield FlatPiece(shape, start, shape.numel(), 0, "0:0")
 
-    def _reduces(self) -> bool:
-        return bool(getattr(self._module(), "_sync_gradients", True))
-
     @property
     def ready(self) -> bool:
         """True if a hook can be placed now."""
@@ -142,7 +139,8 @@ class FlatUnit:
         def arrived(gradient: torch.Tensor | None) -> None:
             if gradient is not None and gradient.numel() >= piece.start + piece.numel:
                 flattened = gradient.detach().view(-1)[piece.start : piece.start + piece.numel]
-                listen(flattened.view(piece.shape), reduced=self._reduces())
+                reduced = bool(getattr(self._module(), "_sync_gradients", True))
+                listen(flattened.view(piece.shape), reduced=reduced)
 
         if own:
             return on_own(self._flat, guard(arrived))
