@@ -26,7 +26,7 @@ from probe.pytorch.hook_handles import Own, on_accumulated, on_own
 from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
-state, state_names, value = steps.state, steps.state_names, steps.value
+check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
 held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
 on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
 modules = names.modules
@@ -74,19 +74,6 @@ def check_model(model: Any, settings: Settings) -> None:
             "watched as it is"
         )
     table.check(model)
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that takes no steps, or whose numbers cannot be read.
-
-    Raises:
-        ValueError: with the expected and the actual object.
-    """
-    if not callable(getattr(optimizer, "step", None)):
-        raise ValueError(
-            f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}; pass the one that trains"
-        )
-    steps.check(optimizer)
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
+from probe.core.backend.optimizer_kinds import shielded
 from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Remove, StepListener
-from probe.core.backend.shield import shielded
 from probe.core.records import Outcome
 
 Method = Callable[..., Any]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from probe.pytorch.engines.homes import check_again
 from probe.pytorch.engines.table import ENGINES, acting, pipelined
-from probe.pytorch.gloo import has_store, meet, store
+from probe.pytorch.gloo import meet, store
+from probe.pytorch.groups import has_store
 
 __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "store"]
 

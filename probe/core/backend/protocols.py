@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import single_process
-from probe.core.backend.shield import Reports
 from probe.core.records import Coverage, Outcome
 
 Tensor = Any
@@ -114,6 +113,13 @@ class OutOfReach(Exception):  # noqa: N818 - no error
     def __init__(self, rows: int) -> None:
         super().__init__(f"gradients of {rows} inputs")
         self.rows = rows
+
+
+class Reports(Protocol):
+    """Counter of failures."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Count a failure of the adapter itself, after which training continues."""
 
 
 class StepListener(Reports, Protocol):

@@ -152,8 +152,10 @@ class Listeners(Generic[Each]):
 
 @dataclass
 class Run:
-    """The run, for sources, which add listeners on entry and remove them on exit: things to watch, the recorder, and
-    the listeners of each moment."""
+    """The run, for sources: things to watch, the recorder, and the listeners of each moment.
+
+    Only its methods change it; sources add listeners on entry and remove them on exit.
+    """
 
     settings: Settings
     framework: FrameworkAdapter
@@ -192,6 +194,18 @@ class Run:
     trained: frozenset[int] = field(default=frozenset(), init=False)
     """Identities of the parameters that an optimizer updates; empty if none is known."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)
+
+    def adopt(self, optimizers: Sequence[Optimizer]) -> None:
+        """Watch ``optimizers`` instead of the present ones; each replaces the one at its position."""
+        self.optimizers = [*optimizers]
+
+    def note_trained(self, identities: frozenset[int]) -> None:
+        """Set :attr:`trained`."""
+        self.trained = identities
+
+    def write_to(self, directory: Path | None) -> None:
+        """Set :attr:`directory`, which is created after this run."""
+        self.directory = directory
 
     def each_module(self, squash: bool | None = None) -> Iterator[tuple[Module, Watched]]:
         """Yield every module of every chunk with its row name, each after the chunk that has it.

@@ -120,7 +120,7 @@ class Parameters:
         """Assign each parameter to the optimizer that updates it; if none does, to the first optimizer."""
         mine = {id(p): id(o) for o in reversed(self._run.optimizers) for p in self._hooks.owned(o)}
         first = id(self._run.optimizers[0])
-        self._run.trained = frozenset(mine)
+        self._run.note_trained(frozenset(mine))
         self._owned = {id(optimizer): [] for optimizer in self._run.optimizers}
         for parameter in self._watched:
             self._owned[mine.get(id(parameter.thing), first)].append(parameter)

@@ -73,7 +73,7 @@ class Session:
         if self._detached:  # by a signal handler or another thread, since the step ended
             return
         clock = self._run.clock
-        run.optimizers = [*self._run.optimizers]
+        run.adopt(self._run.optimizers)
         self._sources.close()
         self._take(run, schedule, output)
         run.clock.begin(clock.step, False)
@@ -249,7 +249,7 @@ class Session:
     def _exchange(self, number: int, optimizer: Optimizer) -> None:
         optimizers = [*self._run.optimizers]
         before, optimizers[number] = optimizers[number], optimizer
-        self._run.optimizers = optimizers
+        self._run.adopt(optimizers)
         self._turns.hand_over(before, optimizer)
         self._parameters.hand_over(before)
 

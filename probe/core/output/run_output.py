@@ -64,7 +64,7 @@ class Output:
         self._name = old.name if old else run_directory.directory_name(rank, time.time())
         self.directory = (old or run_directory.create(self._root, self._name)) if writes else None
         """Directory of this run and rank; None if nothing is written."""
-        run.directory = self.directory
+        run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
         self._stages = Stages(rank, self._resumed)
         try:
@@ -104,7 +104,7 @@ class Output:
         try:
             if self.directory is None and set(run.settings.formats) - {KEPT}:
                 self.directory = run_directory.create(self._root, self._name)
-            run.directory = self.directory
+            run.write_to(self.directory)
             self._stages.choose(run.settings, self._context(run))
         except BaseException:
             self._run = before

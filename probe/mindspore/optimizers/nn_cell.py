@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 from mindspore import ParameterTuple, nn
 from mindspore.experimental import optim
 
+from probe.core.backend.optimizer_kinds import shielded
 from probe.core.backend.patch import Shared, replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
-from probe.core.backend.shield import shielded
 from probe.mindspore import cell_hooks
 from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.gradients import applied, on_reduction

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.optimizer_kinds import evaluating
+from probe.core.backend.optimizer_kinds import evaluating, shielded
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
-from probe.core.backend.shield import shielded
 from probe.core.records import Outcome
 from probe.pytorch.engines.homes import absent, piece
 from probe.pytorch.loss_scale import on_scaled_step

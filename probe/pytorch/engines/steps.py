@@ -32,13 +32,17 @@ def _dialect(optimizer: Any) -> Optimizers:
     return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
 
 
-def check(optimizer: Any) -> None:
-    """Refuse an object that updates no parameters (a scheduler of learning rates, a scaler), or whose numbers cannot
-    be read.
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an object that takes no steps or updates no parameters (a scheduler of learning rates, a scaler), or whose
+    numbers cannot be read.
 
     Raises:
         ValueError: with the object's class and the remedy.
     """
+    if not callable(getattr(optimizer, "step", None)):
+        raise ValueError(
+            f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}; pass the one that trains"
+        )
     dialect = _dialect(optimizer)
     for engine in ENGINES.values():
         if engine.optimizers is dialect and engine.check_optimizer is not None:
