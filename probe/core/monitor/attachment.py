@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature
 from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
 
@@ -25,30 +25,18 @@ _EXISTING = ("model", "optimizer", "grad_acc_steps", "tp_group", "dp_group", "st
 """The order in the existing tool's code."""
 
 
-def documented(
-    model: Any,
-    grad_acc_steps: int,
-    optimizer: Any,
-    dp_group: Any = None,
-    tp_group: Any = None,
-    start_iteration: int = 0,
-) -> None:
-    """Declare the documented signature of ``set_monitor``."""
-
-
 Function = TypeVar("Function", bound=Callable[..., None])
+_KIND = Parameter.POSITIONAL_OR_KEYWORD
 
 
-def shown(like: Callable[..., None]) -> Callable[[Function], Function]:
-    """Make ``help`` and ``inspect.signature`` show the signature of ``like``, after ``self``, for a method."""
-
-    def show(function: Function) -> Function:
-        own, shown = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), signature(like, eval_str=True)
-        parameters = [own, *shown.parameters.values()]
-        function.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return function
-
-    return show
+def documented(set_monitor: Function) -> Function:
+    """Make ``help`` and ``inspect.signature`` show the documented signature of the method ``set_monitor``."""
+    hints, optional = get_type_hints(Attachment), Attachment._fields[3:]
+    defaults = {name: Attachment._field_defaults[name] if name in optional else Parameter.empty for name in hints}
+    shown = [Parameter(name, _KIND, default=defaults[name], annotation=hint) for name, hint in hints.items()]
+    signature = Signature([Parameter("self", _KIND), *shown], return_annotation=None)
+    set_monitor.__signature__ = signature  # type: ignore[attr-defined]
+    return set_monitor
 
 
 def read(*args: Any, **kwargs: Any) -> Attachment:
@@ -74,8 +62,8 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
 
 
 def _named(order: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
-    kind, defaults = Parameter.POSITIONAL_OR_KEYWORD, Attachment._field_defaults
-    parameters = [Parameter(name, kind, default=defaults.get(name, Parameter.empty)) for name in order]
+    defaults = Attachment._field_defaults
+    parameters = [Parameter(name, _KIND, default=defaults.get(name, Parameter.empty)) for name in order]
     try:
         bound = Signature(parameters).bind(*args, **kwargs)
     except TypeError as error:
