@@ -7,7 +7,7 @@ import torch
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
 from probe.pytorch import collectives, compiled, device_clock, groups, hooks, parallel, tensor_ops, tensors
-from probe.pytorch.engines.every_step import on_every_step
+from probe.pytorch.engines.steps import on_every_step
 from probe.pytorch.flops import on_first_forward
 
 ADAPTER = FrameworkAdapter(

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import single_process
-from probe.core.backend.shield import Reports
 from probe.core.records import Coverage, Outcome
 
 Tensor = Any
@@ -24,6 +23,9 @@ Parameter = Any
 Optimizer = Any
 Block = Any
 """Moments of one or more tensors, on the device that computed them: opaque to core."""
+Numbers = Any
+"""Array of a framework on its own device, never differentiated, with ``+ - * / @``, comparisons, slices to read and
+write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
 ForwardKind = Literal["training", "recompute"]
 """Kind of a forward in training: the first, or one that activation checkpointing runs again in the backward."""
 Remove = Callable[[], None]
@@ -88,6 +90,9 @@ class Tensors(Protocol):
         non-empty moments, with ``m = first / (1 - beta1**steps)`` and ``v`` alike, as float32 or float64 and without
         waiting; an early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
+    def numbers(self, tensor: Tensor) -> Numbers:
+        """Return the elements that this process holds, as they are stored."""
+
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Start one copy of all blocks to host memory; return a function that waits for it and returns the rows."""
 
@@ -108,6 +113,13 @@ class OutOfReach(Exception):  # noqa: N818 - no error
     def __init__(self, rows: int) -> None:
         super().__init__(f"gradients of {rows} inputs")
         self.rows = rows
+
+
+class Reports(Protocol):
+    """Counter of failures."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Count a failure of the adapter itself, after which training continues."""
 
 
 class StepListener(Reports, Protocol):
@@ -365,11 +377,6 @@ class Collectives(Protocol):
         """Return the bytes of all elements."""
 
 
-Numbers = Any
-"""Array of a framework on its own device, never differentiated, with ``+ - * / @``, comparisons, slices to read and
-write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
-
-
 class Arrays(Protocol):
     """Operations on arrays for computations in core; none of them waits for a device."""
 
@@ -381,9 +388,6 @@ class Arrays(Protocol):
 
     def member(self, module: Module, name: str) -> object:
         """Return the member of ``module`` that is called ``name``; None if there is none."""
-
-    def numbers(self, tensor: Tensor) -> Numbers:
-        """Return the elements that this process holds, as they are stored."""
 
     def wide(self, numbers: Numbers) -> Numbers:
         """Return float64 numbers unchanged, others as float32."""

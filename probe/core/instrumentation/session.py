@@ -52,8 +52,7 @@ class Session:
         self._between = between
         self._run_state: RunListener | None = None
         self._turns = Turns(run.optimizers)
-        self._succession = Succession(self, lambda: self._run)
-        self.updates, self.updating = 0, False
+        self._succession = Succession(lambda: self._run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
@@ -170,10 +169,8 @@ class Session:
         if not self._leaving:
             self._leaving = True
             _, model = self._run.chunks[0]
-            self._stack.callback(self._hooks.at_next_forward(model, self._taken_away))
-
-    def _taken_away(self) -> None:
-        self._guarded("end of the run", self._stack.close)
+            close = partial(self._guarded, "end of the run", self._stack.close)
+            self._stack.callback(self._hooks.at_next_forward(model, close))
 
     def retire(self, remove: Callable[[], None]) -> None:
         """Call ``remove`` at the next forward, where hooks can be removed safely: at the end of a step the framework
@@ -194,16 +191,6 @@ class Session:
         """Call ``listener`` at every step from now on."""
         self._run_state = listener
 
-    @property
-    def schedule(self) -> Schedule:
-        """The steps that are sampled."""
-        return self._schedule
-
-    @property
-    def finished(self) -> bool:
-        """True if no further step will be sampled."""
-        return self._schedule.finished
-
     # Called by the optimizer's hooks.
 
     def before(self, optimizer: Optimizer, scale: Tensor | None) -> None:
@@ -212,7 +199,7 @@ class Session:
         if self._detached:  # or a wrapper holds the hook, so that it could not be removed
             self._guarded("end of the run", self._leave)
             return
-        self.updating = True
+        self._succession.updating = True
         with self._at_work():
             self._guarded("before the update", partial(self._before, optimizer, scale))
 
@@ -241,7 +228,7 @@ class Session:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
         if self._detached:
             return
-        self.updates, self.updating = self.updates + 1, False
+        self._succession.updates, self._succession.updating = self._succession.updates + 1, False
         if not self._watches(optimizer):
             return
         with self._at_work():

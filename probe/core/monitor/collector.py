@@ -23,9 +23,8 @@ from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
 from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.alarms import Alarms, Cause, job_name
-from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
-from probe.core.monitor.subject import Subject
+from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output

@@ -82,7 +82,7 @@ class Monitor(Legacy):
         start_iteration: int = 0,
     ) -> None: ...
 
-    @attachment.shown(attachment.documented)
+    @attachment.documented
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attach to a model and its optimizer.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
-from probe.core.instrumentation.pace import Pace
 from probe.core.instrumentation.plan import Plan
+from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import Delivery
 from probe.core.output.folder import OutputFolder
@@ -137,7 +137,7 @@ class Output:
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
         batches, spent = step.batches(), step.spent
-        device = self._overhead.on_device.add(spent)
+        device = self._overhead.add_device(spent)
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
             step.number,
@@ -193,7 +193,7 @@ class Output:
     @property
     def on_device(self) -> float:
         """Seconds that the device has spent on the monitor's work."""
-        return self._overhead.on_device.seconds
+        return self._overhead.on_device
 
     @property
     def overhead(self) -> float:

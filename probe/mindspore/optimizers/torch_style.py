@@ -10,6 +10,7 @@ from typing import Any
 
 import mindspore
 
+from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.mindspore import cell_hooks
@@ -135,20 +136,6 @@ class _Steps:
             self._listener.before(self._optimizer, None)
 
     def _evaluating(self, argument: Any) -> Any:
-        """Wrap a closure: its first evaluation computes the gradients; later ones are a line search."""
-        if not callable(argument):
-            return argument
-
-        @functools.wraps(argument)
-        def evaluate() -> Any:
-            if not self._begun:
-                loss = argument()
-                self._begin()
-                return loss
-            self._listener.searching(True)
-            try:
-                return argument()
-            finally:
-                self._listener.searching(False)
-
-        return evaluate
+        return (
+            evaluating(argument, lambda: self._begun, self._begin, self._listener) if callable(argument) else argument
+        )
