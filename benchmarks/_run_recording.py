@@ -38,7 +38,11 @@ class RunCase(NamedTuple):
     @property
     def file(self) -> str:
         """Name of the recording."""
-        fault = "" if self.broken is None else f"-{self.broken.kind}-{self.broken.at}-{self.broken.strength:g}"
+        fault = (
+            ""
+            if self.broken is None
+            else f"-{self.broken.kind}-{self.broken.at}-{self.broken.strength:g}-{self.broken.steps}"
+        )
         return f"{self.name.replace(' ', '_').replace(',', '')}-{self.seed}-{self.steps}{fault}.npz"
 
 
@@ -119,12 +123,12 @@ def kept_or_recorded(case: RunCase, text: bytes, folder: Path | None) -> Recordi
 
 def steps_of(recording: Recording, seconds: np.ndarray) -> Iterator[RunStep]:
     """Yield the steps of a recording as rules get them, with these times; throughput is in samples or tokens."""
-    numbers = {name: column for name, column in recording.items() if name not in ("wall", "own", "skipped")}
+    times = ("wall", "own", "skipped")
     skipped = recording.get("skipped", np.zeros(len(seconds)))
     now = 1.7e9
     for n, took in enumerate(seconds.tolist()):
         now += took
-        values = {name: float(column[n]) for name, column in numbers.items()}
+        values = {name: float(column[n]) for name, column in recording.items() if name not in times}
         values["step_seconds"] = took if n else float("nan")
         work = values.get("tokens", values.get("batch_size"))
         if work is not None and n:

@@ -14,7 +14,7 @@ from probe.core.fields import Integer, Number, Section, Threshold
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, number, numbers
 from probe.core.run_state.rules.run_step import PHASE, STEP_SECONDS, THROUGHPUT, RunFinding, RunRule, RunStep
 
-PACE = 0.05
+PACE = 0.01
 """Weight of a step in the share of steps that have a phase."""
 
 

@@ -20,7 +20,8 @@ from probe.core.run_state.rules.rule_memory import UNREADABLE, median, natural, 
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
 TAIL = 3
-"""Place of the leap, in descending order, that stands for the tail of the usual ones."""
+"""Place of the leap, in descending order, that stands for the tail of a full window; of half a window the second, of
+less the first."""
 FADING = 0.999
 """Factor with which the greatest level is forgotten at each value."""
 CALM = 3
@@ -39,13 +40,13 @@ class RunSpikeArgs(Section):
     takes longer, such as the rise after a restart of the learning rate, is none."""
     window: Integer = Argument(200, ge=10, le=10_000)
     """Number of values whose leaps show how far usual ones go."""
-    warm_up: Integer = Argument(30, ge=5, le=10_000, validate_default=True)
+    warm_up: Integer = Argument(50, ge=5, le=10_000, validate_default=True)
     """Number of leaps before one is judged. Not more than window."""
     threshold: Number = Argument(6.0, gt=0)
     """Least leap that is reported, in robust standard deviations of the leaps of the window."""
     margin: Number = Argument(2.0, ge=1)
-    """Factor by which a leap must be farther out than the third largest one of the window, on a scale that is
-    logarithmic beyond a standard deviation: so noisy losses with heavy tails are judged by their own tails."""
+    """Factor by which a leap must be farther out than the third largest one of the window, for losses on a scale that
+    is logarithmic beyond a standard deviation: so noisy losses with heavy tails are judged by their own tails."""
     min_ratio: Number = Argument(1.3, ge=1)
     """Factor by which a loss must also rise."""
     min_ratio_gradients: Number = Argument(8.0, gt=1)
@@ -87,7 +88,7 @@ class RunSpike(RunRule):
     - ``args.threshold`` robust standard deviations ``s`` of the leaps of the window, 1.4826 times their median absolute
       deviation (Hampel's identifier; Davies and Gather, "The identification of multiple outliers", 1993),
     - ``s sinh(args.margin asinh(t / s))``, where ``t`` is the third largest of these leaps: with normal noise about ten
-      standard deviations, with heavy tails as much more as these are longer,
+      standard deviations, with heavy tails as much more as these are longer; of logarithms just ``args.margin t``,
     - the least rise, from ``args.min_ratio`` or ``args.min_ratio_gradients``, and ``args.share``.
 
     Where more than half of the leaps are equal, such as those of a loss that is 0 in most steps, the limit is half of
@@ -136,7 +137,7 @@ class RunSpike(RunRule):
         leap, ready = x - level, len(track.leaps) >= self._args.warm_up
         limit = self._least(track, level, logarithmic)
         if ready and leap > limit:
-            limit = max(limit, self._limit(track, level))
+            limit = max(limit, self._limit(track, level, logarithmic))
         spike, reported = ready and leap > limit, False
         if spike and not track.silent:
             track.limit, track.calm, reported = level + limit, 0, True
@@ -151,13 +152,16 @@ class RunSpike(RunRule):
             return max(log(self._args.min_ratio_gradients), log(share) - level if share > 0 else 0.0)
         return max((self._args.min_ratio - 1) * abs(level), share)
 
-    def _limit(self, track: _Track, level: float) -> float:
+    def _limit(self, track: _Track, level: float, logarithmic: bool) -> float:
         """Largest leap from ``level`` that is usual."""
         middle = median(track.leaps)
         sigma = MAD_TO_SIGMA * median(abs(leap - middle) for leap in track.leaps)
-        tail = max(nlargest(TAIL, track.leaps)[-1], 0.0)
+        place = 1 + (TAIL - 1) * len(track.leaps) // self._args.window
+        tail = max(nlargest(place, track.leaps)[-1], 0.0)
         if sigma <= 1e-12 * max(tail, abs(level)):
             return max(self._args.margin * tail, track.peak / 2) if track.peak else inf
+        if logarithmic:
+            return max(self._args.threshold * sigma, self._args.margin * tail)
         return max(self._args.threshold * sigma, sigma * sinh(min(self._args.margin * asinh(tail / sigma), 300.0)))
 
     def _hold(self, track: _Track, x: float, leap: float, spike: bool, reported: bool) -> None:
