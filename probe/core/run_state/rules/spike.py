@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import islice
 from math import asinh, exp, inf, isfinite, log, sinh
 from typing import Any
 
@@ -19,9 +20,8 @@ from probe.core.rules.spike import MAD_TO_SIGMA
 from probe.core.run_state.rules.rule_memory import UNREADABLE, median, natural, number, numbers
 from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
-TAIL = 3
-"""Place of the leap, in descending order, that stands for the tail of a full window; of half a window the second, of
-less the first."""
+REPEATS = 3
+"""Spikes in a window after which others of their size are usual."""
 FADING = 0.999
 """Factor with which the greatest level is forgotten at each value."""
 CALM = 3
@@ -45,8 +45,8 @@ class RunSpikeArgs(Section):
     threshold: Number = Argument(6.0, gt=0)
     """Least leap that is reported, in robust standard deviations of the leaps of the window."""
     margin: Number = Argument(2.0, ge=1)
-    """Factor by which a leap must be farther out than the third largest one of the window, for losses on a scale that
-    is logarithmic beyond a standard deviation: so noisy losses with heavy tails are judged by their own tails."""
+    """Factor by which a leap must be farther out than the largest one of the window; for losses on a scale that is
+    logarithmic beyond a standard deviation, so that noisy losses with heavy tails are judged by their own tails."""
     min_ratio: Number = Argument(1.3, ge=1)
     """Factor by which a loss must also rise."""
     min_ratio_gradients: Number = Argument(8.0, gt=1)
@@ -70,6 +70,8 @@ class _Track:
 
     recent: deque[float]
     leaps: deque[float]
+    reported: deque[bool]
+    """True for each of the leaps that was reported."""
     peak: float = 0.0
     """Highest level, which fades."""
     silent: int = 0
@@ -87,17 +89,17 @@ class RunSpike(RunRule):
 
     - ``args.threshold`` robust standard deviations ``s`` of the leaps of the window, 1.4826 times their median absolute
       deviation (Hampel's identifier; Davies and Gather, "The identification of multiple outliers", 1993),
-    - ``s sinh(args.margin asinh(t / s))``, where ``t`` is the third largest of these leaps: with normal noise about ten
-      standard deviations, with heavy tails as much more as these are longer; of logarithms just ``args.margin t``,
+    - ``s sinh(args.margin asinh(t / s))``, where ``t`` is the largest of these leaps: with normal noise about fifteen
+      standard deviations, with heavy tails as much more as these are longer; of logarithms ``t + ln(args.margin)``,
     - the least rise, from ``args.min_ratio`` or ``args.min_ratio_gradients``, and ``args.share``.
 
     Where more than half of the leaps are equal, such as those of a loss that is 0 in most steps, the limit is half of
     the highest level so far.
 
     As leaps are counted from the values just before, a trend is no leap: neither a falling loss, nor the slow rise
-    after the learning rate has started again. A spike is not among the values that later ones are compared with; the
-    leap that was reported is among the leaps, so that a number which leaps again and again is reported three times in a
-    window at most. NaN, Inf and steps whose update was skipped are neither judged nor held.
+    after the learning rate has started again. A spike is not among the values that later ones are compared with,
+    and its leap is none of the usual ones, until there are three in a window: so a number that leaps again and again is
+    reported three times. NaN, Inf and steps whose update was skipped are neither judged nor held.
 
     After a report, ``args.cool_down`` values are silent; if all of them spike, they are the new level. The end is
     reported after three values below the limit of the spike.
@@ -114,7 +116,8 @@ class RunSpike(RunRule):
         self._tracks = {name: self._track() for name in self._logarithmic}
 
     def _track(self) -> _Track:
-        return _Track(deque(maxlen=self._args.recent), deque(maxlen=self._args.window))
+        window = self._args.window
+        return _Track(deque(maxlen=self._args.recent), deque(maxlen=window), deque(maxlen=window))
 
     def judge(self, step: RunStep) -> Iterator[RunFinding]:
         if step.outcome == "skipped":
@@ -156,17 +159,31 @@ class RunSpike(RunRule):
         """Largest leap from ``level`` that is usual."""
         middle = median(track.leaps)
         sigma = MAD_TO_SIGMA * median(abs(leap - middle) for leap in track.leaps)
-        place = 1 + (TAIL - 1) * len(track.leaps) // self._args.window
-        tail = max(nlargest(place, track.leaps)[-1], 0.0)
+        tail = self._tail(track, sigma)
         if sigma <= 1e-12 * max(tail, abs(level)):
             return max(self._args.margin * tail, track.peak / 2) if track.peak else inf
         if logarithmic:
-            return max(self._args.threshold * sigma, self._args.margin * tail)
+            return max(self._args.threshold * sigma, tail + log(self._args.margin))
         return max(self._args.threshold * sigma, sigma * sinh(min(self._args.margin * asinh(tail / sigma), 300.0)))
+
+    def _tail(self, track: _Track, sigma: float) -> float:
+        """Largest of the usual leaps; as large as a spike that came again and again.
+
+        Large ones just before are left out: they may be the beginning of the one that is judged.
+        """
+        known = len(track.leaps)
+        first = known - self._args.recent // 2
+        while known > max(first, 0) and track.leaps[known - 1] > self._args.threshold * sigma:
+            known -= 1
+        usual = [
+            leap for leap, reported in islice(zip(track.leaps, track.reported, strict=True), known) if not reported
+        ]
+        return max(*usual, nlargest(REPEATS, track.leaps)[-1], 0.0)
 
     def _hold(self, track: _Track, x: float, leap: float, spike: bool, reported: bool) -> None:
         if not spike or reported:
             track.leaps.append(leap)
+            track.reported.append(reported)
         if not spike:
             track.recent.append(x)
             track.row.clear()
@@ -208,6 +225,9 @@ class RunSpike(RunRule):
         track = self._track()
         track.recent.extend(numbers(state, "recent"))
         track.leaps.extend(numbers(state, "leaps"))
+        track.reported.extend(bool(each) for each in numbers(state, "reported"))
+        if len(track.leaps) != len(track.reported):
+            raise ValueError("reported")
         track.row = numbers(state, "row")
         track.peak, track.silent, track.calm = number(state, "peak"), natural(state, "silent"), natural(state, "calm")
         track.limit = None if state["limit"] is None else number(state, "limit")
@@ -218,6 +238,7 @@ def _state_of(track: _Track) -> dict[str, Any]:
     return {
         "recent": list(track.recent),
         "leaps": list(track.leaps),
+        "reported": [int(each) for each in track.reported],
         "row": list(track.row),
         "peak": track.peak,
         "silent": track.silent,
