@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-STEPS, BROKEN_AT = 80, 40
+STEPS, BROKEN_AT = 44, 22
 
 
 class Episode(NamedTuple):
@@ -46,15 +46,15 @@ def train(rank: int, world: int, store: str, episodes: list[Episode], folder: st
     seconds = np.zeros((len(episodes), STEPS))
     for n, episode in enumerate(episodes):
         torch.manual_seed(episode.seed)
-        model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64))
+        model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         torch.manual_seed(1000 * episode.seed + rank)
         for step in range(STEPS):
             factor = episode.factor if rank == episode.slow and step >= BROKEN_AT else 1.0
-            seconds[n, step] = compute(model, torch.randn(128, 256), factor)
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= world
+            seconds[n, step] = compute(model, torch.randn(128, 128), factor)
+            gradient = nn.utils.parameters_to_vector(each.grad for each in model.parameters()) / world
+            dist.all_reduce(gradient)
+            nn.utils.vector_to_parameters(gradient, [each.grad for each in model.parameters()])
             optimizer.step()
     np.save(Path(folder) / f"{rank}.npy", seconds)
     dist.barrier()

@@ -115,7 +115,7 @@ def recordings(args: argparse.Namespace, cases: list[RunCase]) -> Iterator[Recor
     """Yield recordings in order, several made at a time, each in a process of its own."""
     text = texts([])[0]
     fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, mp_context=fresh, max_tasks_per_child=8) as pool:
+    with ProcessPoolExecutor(args.jobs, mp_context=fresh) as pool:
         yield from pool.map(kept_or_recorded, cases, [text] * len(cases), [args.keep] * len(cases))
 
 

@@ -52,4 +52,4 @@ def test_a_run_without_any_update_is_critical():
 
 def test_unknown_outcomes_do_not_part_a_burst():
     """Steps of unknown outcome are not counted."""
-    assert places(judged("a" * 30 + "susususus")) == [("skipped_updates", 38, False)]
+    assert places(judged("a" * 30 + "s" + "uuuuuu" * 3 + "ssss")) == [("skipped_updates", 52, False)]

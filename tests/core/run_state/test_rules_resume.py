@@ -95,6 +95,9 @@ def test_a_resumed_scaler_may_search_its_scale_again():
     second.load_state_dict(through_json(first))
     outcomes = dict.fromkeys(range(36, 50), "skipped")
     assert places(found(second, steps_of(36, loss=[1.0] * 60, outcomes=outcomes))) == [("skipped_updates", 60, True)]
+    third, steps = rule_of("RunOverflow"), [1.0] * 30
+    remember([third], steps_of(loss=steps))
+    assert found(third, steps_of(30, loss=steps, outcomes=dict.fromkeys(range(30, 48), "skipped"))) == []
 
 
 @pytest.mark.parametrize("name", RUN_RULES)

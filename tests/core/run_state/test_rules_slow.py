@@ -76,8 +76,18 @@ def test_the_first_steps_are_no_standard():
 
 
 def test_one_fast_stretch_is_no_standard():
-    """Sixty empty steps do not make all that follow slow."""
-    assert judged(np.where((np.arange(N) >= 200) & (np.arange(N) < 260), 0.2, 1) * USUAL) == []
+    """Seventy empty steps do not make all that follow slow."""
+    seconds = np.where((np.arange(N) >= 215) & (np.arange(N) < 285), 0.2, 1) * USUAL
+    assert judged(seconds) == []
+
+
+def test_throughput_that_is_none_is_left_out():
+    """A step whose throughput is NaN, infinite or 0 says nothing."""
+    throughput = 32 / slower(2)
+    throughput[::2] = np.resize([np.nan, np.inf, 0.0], N // 2)
+    [finding] = judged(USUAL, throughput=throughput.tolist())
+    assert finding[0] == "throughput"
+    assert 340 <= finding[1] <= 360
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])

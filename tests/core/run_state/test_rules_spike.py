@@ -112,6 +112,41 @@ def test_a_spike_does_not_hide_the_next():
     assert judged(values) == [("loss", 250, False), ("loss", 253, True), ("loss", 300, False), ("loss", 303, True)]
 
 
+def test_a_spike_is_none_of_the_values_compared_with():
+    """After six high values, the next high one is a spike again."""
+    values = 2 + noise(N, size=0.01)
+    values[300:306] = values[309] = 8.0
+    assert judged(values, cool_down=8) == [
+        ("loss", 300, False), ("loss", 308, True), ("loss", 309, False), ("loss", 312, True)
+    ]  # fmt: skip
+
+
+def test_leaps_of_next_to_nothing_are_not_reported():
+    """A loss that has fallen a thousandfold leaps a hundredfold at a few thousandths of its first level."""
+    values = np.where(STEP < 80, 4.0, 1e-5) * (1 + noise(N, size=0.1))
+    values[80:90] = 4 * np.exp(-np.arange(10) * 1.3)
+    assert judged(with_spike(values, size=100)) == []
+    assert judged(with_spike(values, size=100), share=0.0)[:1] == [("loss", 300, False)]
+    assert judged(with_spike(values, size=1e5))[:1] == [("loss", 300, False)]
+
+
+def test_the_first_value_above_a_loss_of_zeros_is_no_spike():
+    """Where there was never another value than 0, nothing is known about the size of a loss."""
+    values = np.zeros(N)
+    values[300] = 1e-6
+    assert judged(values) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "argument"), [("loss", 1.25, "min_ratio"), ("grad_norm", 7.0, "min_ratio_gradients")]
+)
+def test_a_rise_below_the_least_factor_is_no_spike(name, size, argument):
+    """However small the noise, a loss must rise by a third and a gradient norm eightfold."""
+    values = with_spike(2 * np.exp(noise(N, size=1e-3)), size=size)
+    assert judged(values, name) == []
+    assert judged(values, name, **{argument: 1.1})[:1] == [(name, 300, False)]
+
+
 def test_a_number_that_leaps_again_and_again_is_reported_three_times():
     """A loss with a spike every 25 steps is soon known to have them."""
     values = 2 + noise(1000, size=0.05)

@@ -96,6 +96,19 @@ def test_a_difference_that_is_little_of_a_step_is_no_finding():
     assert judged(columns, share=0.0) != []
 
 
+def test_a_rank_about_the_limit_is_one_matter():
+    """A rank that is 1.35 and 1.2 times as slow in turns is reported once, and over when it is near the others."""
+    columns = {f"rank__{rank}__outside_seconds": [1.0] * N for rank in range(4)}
+    columns["rank__3__outside_seconds"] = [1.0 if n >= 80 else 1.2 if n // 25 % 2 else 1.35 for n in range(N)]
+    assert judged(columns) == [("rank/3/outside_seconds", 9, False), ("rank/3/outside_seconds", 89, True)]
+
+
+def test_two_numbers_are_two_matters():
+    """A rank that is slow in one number and not in the other stays reported."""
+    columns = {**ranks({3: 1.6}), **ranks({}, "phase__data")}
+    assert len(judged(columns, numbers=("outside_seconds", "phase/data"))) == 2
+
+
 def test_a_rank_that_sends_no_more_is_not_judged_by_old_numbers():
     """Names that are no ranks, NaN and missing numbers are left out."""
     columns = ranks({3: 1.6})
