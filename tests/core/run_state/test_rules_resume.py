@@ -84,6 +84,9 @@ def test_the_best_stretch_is_remembered():
     [(_, step, _)] = places(found(rule, after))
     assert 240 <= step <= 250
     assert found(rule_of("RunSlow"), after) == []
+    later = rule_of("RunSlow")
+    later.load_state_dict(through_json(rule))
+    assert found(later, after) == []
 
 
 def test_a_resumed_scaler_may_search_its_scale_again():

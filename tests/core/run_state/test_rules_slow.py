@@ -76,8 +76,8 @@ def test_the_first_steps_are_no_standard():
 
 
 def test_one_fast_stretch_is_no_standard():
-    """Seventy empty steps do not make all that follow slow."""
-    seconds = np.where((np.arange(N) >= 215) & (np.arange(N) < 285), 0.2, 1) * USUAL
+    """Seventy steps with little to do do not make all that follow slow."""
+    seconds = np.where((np.arange(N) >= 215) & (np.arange(N) < 285), 0.62, 1) * USUAL
     assert judged(seconds) == []
 
 
@@ -88,6 +88,9 @@ def test_throughput_that_is_none_is_left_out():
     [finding] = judged(USUAL, throughput=throughput.tolist())
     assert finding[0] == "throughput"
     assert 340 <= finding[1] <= 360
+    seconds = np.where(np.arange(N) % 2 == 0, np.nan, USUAL)
+    [(_, step, _)] = judged(seconds, throughput=(32 / slower(2)).tolist())
+    assert 340 <= step <= 360
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])

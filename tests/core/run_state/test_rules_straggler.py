@@ -116,6 +116,10 @@ def test_a_rank_that_sends_no_more_is_not_judged_by_old_numbers():
     columns["rank__x__outside_seconds"] = [9.0] * N
     columns["rank__4__other"] = [9.0] * N
     assert judged(columns) == []
+    columns = ranks({3: 1.6})
+    slow = columns["rank__3__outside_seconds"]
+    columns["rank__3__outside_seconds"] = [math.nan if n % 2 else value for n, value in enumerate(slow)]
+    assert [name for name, _, _ in judged(columns)][:1] == ["rank/3/outside_seconds"]
 
 
 def test_the_message_names_the_rank_and_the_others():
