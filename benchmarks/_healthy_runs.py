@@ -456,7 +456,7 @@ def edge_of_stability(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its
     model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 1))
     x = torch.randn(64, 6)
     y = (x[:, 0] * x[:, 1]).tanh()
-    return run(model, torch.optim.SGD(model.parameters(), 0.4), lambda _: functional.mse_loss(model(x)[:, 0], y))
+    return run(model, torch.optim.SGD(model.parameters(), 0.15), lambda _: functional.mse_loss(model(x)[:, 0], y))
 
 
 def contrasts(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its points are drawn

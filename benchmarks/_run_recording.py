@@ -61,13 +61,6 @@ def break_labels(training: Training, strength: float) -> Callable[[], None]:  # 
     return training.model.register_forward_hook(lambda _module, _inputs, output: output.roll(1, 0)).remove
 
 
-def break_weights(training: Training, strength: float) -> Callable[[], None]:
-    """Multiply the largest parameter, as a flipped bit in the exponent of a scale does."""
-    with torch.no_grad():
-        max(training.model.parameters(), key=torch.Tensor.numel).mul_(strength)
-    return lambda: None
-
-
 def break_gradients(training: Training, strength: float) -> Callable[[], None]:
     """Multiply the gradients of one update."""
     hooks = [
@@ -83,7 +76,7 @@ def break_gradients(training: Training, strength: float) -> Callable[[], None]:
     return mend
 
 
-FAULTS = {"rate": break_rate, "labels": break_labels, "weights": break_weights, "gradients": break_gradients}
+FAULTS = {"rate": break_rate, "labels": break_labels, "gradients": break_gradients}
 
 
 def record(case: RunCase, text: bytes) -> Recording:

@@ -22,7 +22,9 @@ from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
 
 REPEATS = 3
 """Spikes in a window after which others of their size are usual."""
-FADING = 0.999
+ROW = 3
+"""Number of values in a row that are a spike though none of them would be alone."""
+FADING = 0.9998
 """Factor with which the greatest level is forgotten at each value."""
 CALM = 3
 """Number of usual values in a row after which a spike has ended."""
@@ -45,9 +47,9 @@ class RunSpikeArgs(Section):
     threshold: Number = Argument(6.0, gt=0)
     """Least leap that is reported, in robust standard deviations of the leaps of the window."""
     margin: Number = Argument(2.0, ge=1)
-    """Factor by which a leap must be farther out than the largest one of the window; for losses on a scale that is
-    logarithmic beyond a standard deviation, so that noisy losses with heavy tails are judged by their own tails."""
-    min_ratio: Number = Argument(1.3, ge=1)
+    """Factor by which a single leap must be farther out than the largest one of the window; for losses on a scale that
+    is logarithmic beyond a standard deviation, so that noisy losses with heavy tails are judged by their own tails."""
+    min_ratio: Number = Argument(1.2, ge=1)
     """Factor by which a loss must also rise."""
     min_ratio_gradients: Number = Argument(8.0, gt=1)
     """Factor by which a gradient norm must also rise."""
@@ -85,13 +87,16 @@ class _Track:
 class RunSpike(RunRule):
     """Report values that leap above the median of the ``args.recent`` ones before.
 
-    A leap is a value minus that median; of gradient norms, the logarithms are taken. It is a spike if it is above
+    A leap is a value minus that median; of gradient norms, the logarithms are taken. Three in a row are a spike if they
+    are larger than
 
     - ``args.threshold`` robust standard deviations ``s`` of the leaps of the window, 1.4826 times their median absolute
       deviation (Hampel's identifier; Davies and Gather, "The identification of multiple outliers", 1993),
-    - ``s sinh(args.margin asinh(t / s))``, where ``t`` is the largest of these leaps: with normal noise about fifteen
-      standard deviations, with heavy tails as much more as these are longer; of logarithms ``t + ln(args.margin)``,
+    - the largest ``t`` of these leaps,
     - the least rise, from ``args.min_ratio`` or ``args.min_ratio_gradients``, and ``args.share``.
+
+    A single one must also be larger than ``s sinh(args.margin asinh(t / s))``: with normal noise about fifteen standard
+    deviations, with heavy tails as much more as these are longer. Of logarithms that is ``t + ln(args.margin)``.
 
     Where more than half of the leaps are equal, such as those of a loss that is 0 in most steps, the limit is half of
     the highest level so far.
@@ -138,13 +143,14 @@ class RunSpike(RunRule):
         size = exp(level) if logarithmic else abs(level)
         track.peak = max(track.peak * FADING, size)
         leap, ready = x - level, len(track.leaps) >= self._args.warm_up
-        limit = self._least(track, level, logarithmic)
-        if ready and leap > limit:
-            limit = max(limit, self._limit(track, level, logarithmic))
-        spike, reported = ready and leap > limit, False
-        if spike and not track.silent:
-            track.limit, track.calm, reported = level + limit, 0, True
-            yield self._finding(name, step, x, level)
+        least = self._least(track, level, logarithmic)
+        spike, reported = False, False
+        if ready and leap > least:
+            unusual, far = (max(least, each) for each in self._limits(track, level, logarithmic))
+            spike = leap > far or (leap > unusual and (track.silent > 0 or self._continues(track, unusual)))
+            if spike and not track.silent:
+                track.limit, track.calm, reported = level + unusual, 0, True
+                yield self._finding(name, step, x, level)
         track.silent = self._args.cool_down if reported else max(track.silent - 1, 0)
         self._hold(track, x, leap, spike, reported)
 
@@ -155,16 +161,27 @@ class RunSpike(RunRule):
             return max(log(self._args.min_ratio_gradients), log(share) - level if share > 0 else 0.0)
         return max((self._args.min_ratio - 1) * abs(level), share)
 
-    def _limit(self, track: _Track, level: float, logarithmic: bool) -> float:
-        """Largest leap from ``level`` that is usual."""
+    def _limits(self, track: _Track, level: float, logarithmic: bool) -> tuple[float, float]:
+        """Largest leap from ``level`` that is usual, and largest that a single value may have."""
         middle = median(track.leaps)
         sigma = MAD_TO_SIGMA * median(abs(leap - middle) for leap in track.leaps)
         tail = self._tail(track, sigma)
         if sigma <= 1e-12 * max(tail, abs(level)):
-            return max(self._args.margin * tail, track.peak / 2) if track.peak else inf
+            limit = max(self._args.margin * tail, track.peak / 2) if track.peak else inf
+            return limit, limit
+        usual = max(self._args.threshold * sigma, tail)
         if logarithmic:
-            return max(self._args.threshold * sigma, tail + log(self._args.margin))
-        return max(self._args.threshold * sigma, sigma * sinh(min(self._args.margin * asinh(tail / sigma), 300.0)))
+            return usual, max(usual, tail + log(self._args.margin))
+        return usual, max(usual, sigma * sinh(min(self._args.margin * asinh(tail / sigma), 300.0)))
+
+    def _continues(self, track: _Track, unusual: float) -> bool:
+        """Return whether the values just before leapt too; if so, drop their leaps, which are not usual."""
+        if any(track.leaps[-n] <= unusual for n in range(1, ROW)):
+            return False
+        for _ in range(1, ROW):
+            track.leaps.pop()
+            track.reported.pop()
+        return True
 
     def _tail(self, track: _Track, sigma: float) -> float:
         """Largest of the usual leaps; as large as a spike that came again and again.

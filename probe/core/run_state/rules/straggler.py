@@ -17,7 +17,7 @@ from probe.core.rules.about import not_more_than_window
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, numbers, sequence
 from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, RANK, STEP_SECONDS, RunFinding, RunRule, RunStep
 
-FACTOR, SHARE = 1.3, 0.05
+FACTOR, SHARE = 1.5, 0.05
 
 
 class Straggler(NamedTuple):
@@ -82,9 +82,9 @@ class RunStragglerArgs(Section):
     """Factor by which a rank must take longer than the median of the others."""
     share: Threshold = SHARE
     """Least difference, as a share of the step's time."""
-    window: Integer = Argument(20, ge=2, le=10_000)
+    window: Integer = Argument(40, ge=2, le=10_000)
     """Number of latest steps whose median counts for each rank."""
-    warm_up: Integer = Argument(10, ge=1, le=10_000, validate_default=True)
+    warm_up: Integer = Argument(20, ge=1, le=10_000, validate_default=True)
     """Number of steps of a rank before it is judged. Not more than window."""
 
     @field_validator("warm_up")
