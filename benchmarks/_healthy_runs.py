@@ -450,15 +450,6 @@ def margins(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its points ar
     return run(model, torch.optim.SGD(model.parameters(), 0.3), loss)
 
 
-def edge_of_stability(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its numbers are drawn
-    """Full batches at a large rate: the loss falls in oscillations (Cohen et al., 2021)."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 1))
-    x = torch.randn(64, 6)
-    y = (x[:, 0] * x[:, 1]).tanh()
-    return run(model, torch.optim.SGD(model.parameters(), 0.15), lambda _: functional.mse_loss(model(x)[:, 0], y))
-
-
 def contrasts(seed: int, text: bytes) -> Training:  # noqa: ARG001 - its points are drawn
     """Pairs among others, with a learnt temperature."""
     torch.manual_seed(seed)
@@ -502,7 +493,6 @@ RUNS: dict[str, Callable[[int, bytes], Training]] = {
     "rare task": rare_task,
     "outliers": outliers,
     "margins": margins,
-    "edge of stability": edge_of_stability,
     "contrasts": contrasts,
 }
 """Trainings that are assumed to be healthy."""

@@ -56,11 +56,6 @@ def break_rate(training: Training, strength: float) -> Callable[[], None]:
     return lambda: None
 
 
-def break_labels(training: Training, strength: float) -> Callable[[], None]:  # noqa: ARG001 - one strength
-    """Move the outputs by one sample, so that each is compared with another one's label."""
-    return training.model.register_forward_hook(lambda _module, _inputs, output: output.roll(1, 0)).remove
-
-
 def break_gradients(training: Training, strength: float) -> Callable[[], None]:
     """Multiply the gradients of one update."""
     hooks = [
@@ -76,7 +71,7 @@ def break_gradients(training: Training, strength: float) -> Callable[[], None]:
     return mend
 
 
-FAULTS = {"rate": break_rate, "labels": break_labels, "gradients": break_gradients}
+FAULTS = {"rate": break_rate, "gradients": break_gradients}
 
 
 def record(case: RunCase, text: bytes) -> Recording:

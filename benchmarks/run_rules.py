@@ -97,8 +97,7 @@ def planted_cases(first: int) -> dict[str, list[RunCase]]:
     """Trainings with a fault that begins at one step, by the kind of number that it should raise."""
     wide = [*LANGUAGE, *IMAGES]
     at = {name: 180 if name in ("gru", "encoder", "words") else 250 for name in (*LANGUAGE, *IMAGES, *ANY, *MORE)}
-    labels = [(name, Broken("labels", at[name], 1.0, 3)) for name in wide]
-    rates = [(name, Broken("rate", at[name] + 7, 100.0)) for name in wide]
+    rates = [(name, Broken("rate", at[name] + 7, 300.0)) for name in wide]
     gradients = [
         (name, Broken("gradients", at[name] + 3, 1e4 if name in SWINGING else 100.0))
         for name in (*ENDLESS, *ANY, *MORE)
@@ -108,7 +107,7 @@ def planted_cases(first: int) -> dict[str, list[RunCase]]:
         for n in range(PLANTED)
     ]
     return {
-        "loss": [_until(name, first + 20, broken) for name, broken in (*labels, *rates)],
+        "loss": [_until(name, seed, broken) for seed in (first + 20, first + 22) for name, broken in rates],
         "grad_norm": [_until(name, first + 21, broken) for name, broken in gradients],
         "skipped_updates": bursts,
     }

@@ -204,7 +204,7 @@ def test_the_message_names_both_values():
     [first, _] = found(rule_of("RunSpike"), steps_of(grad_norm=with_spike(np.full(N, 0.5), size=40).tolist()))
     assert (first.rule, first.severity, first.value) == ("RunSpike", "warning", pytest.approx(20))
     assert first.expected == pytest.approx(0.5)
-    assert first.message == "grad_norm leapt to 20 at step 300; median of the 8 before: 0.5"
+    assert first.message == "grad_norm leapt to 20 at step 300; median of the 16 before: 0.5"
 
 
 def test_skipped_steps_are_not_judged():

@@ -26,6 +26,8 @@ ROW = 3
 """Number of values in a row that are a spike though none of them would be alone."""
 FADING = 0.9998
 """Factor with which the greatest level is forgotten at each value."""
+FIRST = 4
+"""Number of values of which the first level is made."""
 CALM = 3
 """Number of usual values in a row after which a spike has ended."""
 
@@ -37,7 +39,7 @@ class RunSpikeArgs(Section):
     """Numbers that are judged as losses: they may be 0 or negative."""
     gradients: tuple[Text, ...] = ("grad_norm",)
     """Numbers that are judged as gradient norms, by their logarithm. Zeros are left out."""
-    recent: Integer = Argument(8, ge=1, le=10_000)
+    recent: Integer = Argument(16, ge=1, le=10_000)
     """Number of values before one whose median it is compared with: a leap takes less than half as many steps; what
     takes longer, such as the rise after a restart of the learning rate, is none."""
     window: Integer = Argument(200, ge=10, le=10_000)
@@ -136,12 +138,12 @@ class RunSpike(RunRule):
         track, logarithmic = self._tracks[name], self._logarithmic[name]
         if track.limit is not None:
             yield from self._end(name, step, x)
+        level = median(track.recent) if track.recent else x
+        if len(track.recent) >= min(FIRST, self._args.recent):
+            track.peak = max(track.peak * FADING, exp(level) if logarithmic else abs(level))
         if len(track.recent) < self._args.recent:
             track.recent.append(x)
             return
-        level = median(track.recent)
-        size = exp(level) if logarithmic else abs(level)
-        track.peak = max(track.peak * FADING, size)
         leap, ready = x - level, len(track.leaps) >= self._args.warm_up
         least = self._least(track, level, logarithmic)
         spike, reported = False, False

@@ -84,7 +84,7 @@ class RunStragglerArgs(Section):
     """Least difference, as a share of the step's time."""
     window: Integer = Argument(40, ge=2, le=10_000)
     """Number of latest steps whose median counts for each rank."""
-    warm_up: Integer = Argument(20, ge=1, le=10_000, validate_default=True)
+    warm_up: Integer = Argument(40, ge=1, le=10_000, validate_default=True)
     """Number of steps of a rank before it is judged. Not more than window."""
 
     @field_validator("warm_up")
