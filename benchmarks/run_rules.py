@@ -97,7 +97,7 @@ def planted_cases(first: int) -> dict[str, list[RunCase]]:
     """Trainings with a fault that begins at one step, by the kind of number that it should raise."""
     wide = [*LANGUAGE, *IMAGES]
     at = {name: 180 if name in ("gru", "encoder", "words") else 250 for name in (*LANGUAGE, *IMAGES, *ANY, *MORE)}
-    rates = [(name, Broken("rate", at[name] + 7, 300.0)) for name in wide]
+    rates = [(name, Broken("rate", at[name] + 7, 1e4 if name == "fine-tuning" else 300.0)) for name in wide]
     gradients = [
         (name, Broken("gradients", at[name] + 3, 1e4 if name in SWINGING else 100.0))
         for name in (*ENDLESS, *ANY, *MORE)
