@@ -16,6 +16,7 @@ from probe.core.analysis.diagnosis.live_findings import LiveFindings, call_of, d
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
+from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
 from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
 from probe.core.naming import RUN
@@ -58,6 +59,8 @@ class Analysis:
     topology: Topology
     all_steps: bool = True
     """True if the findings of all steps count."""
+    of_run: tuple[RankRunFinding, ...] = ()
+    """Findings about numbers of the run, such as the loss."""
 
     @property
     def extent(self) -> Extent:
@@ -124,6 +127,7 @@ def analyse(
         main = _main(incidents)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
         notes = tuple(_notes(rows, aliens, judged))
+        of_run = tuple(run_findings(rows))
     return Analysis(
         run,
         tuple(judged),
@@ -133,6 +137,7 @@ def analyse(
         problems,
         topo,
         not wanted,
+        tuple(each for each in of_run if not wanted or each.finding.step in wanted),
     )
 
 
