@@ -7,7 +7,8 @@ A stretch is the time from one sign of progress to the next. The budget of a pha
 - else the largest of: ``floor_seconds``; 3 times the longest stretch, 10 times as long as there are fewer than 20;
   10 times the median; and the median times the fourth power of the ratio of the ninth decile to it. For log-normal
   durations, however wide, the last is five standard deviations above the median, which one stretch in four million
-  exceeds. Together they are at most ``startup_seconds``, or 3 times the longest stretch if that is more.
+  exceeds; it is at most 10 times the longest stretch. Together they are at most ``startup_seconds``, or 3 times the
+  longest stretch if that is more.
 - 1.5 times the longest pause after an alert that went by: such a pause was no standstill, and its like may come again.
 """
 
@@ -61,7 +62,7 @@ class Budget:
         """Return the budget of a phase."""
         if phase == PHASES[START] or not past.number:
             return max(self.startup_seconds, self._lived_through(phase))
-        wide = past.median * (past.ninth / past.median) ** 4
+        wide = min(past.median * (past.ninth / past.median) ** 4, 10 * past.longest)
         times = 10 if past.number < FEW else 3
         learnt = max(times * past.longest, 10 * past.median, wide)
         most = max(self.startup_seconds, 3 * past.longest)

@@ -50,7 +50,8 @@ def _free_signal() -> int:
     real_time = range(signal.SIGRTMAX - FIRST_TRIED, signal.SIGRTMIN, -1)
     pid = os.getpid()
     return next(
-        (each for each in real_time if not any(_listed(pid, field, each) for field in ("SigCgt", "SigIgn", "SigBlk"))), 0
+        (each for each in real_time if not any(_listed(pid, field, each) for field in ("SigCgt", "SigIgn", "SigBlk"))),
+        0,
     )
 
 

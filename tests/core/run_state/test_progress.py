@@ -286,7 +286,11 @@ def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
 
 def test_a_call_takes_about_a_microsecond(progress: Progress) -> None:
     """The training thread spends a microsecond on a step, a few on a busy machine."""
-    for call in (lambda: progress.step(5), lambda: progress.promise(5), lambda: (progress.enter("a"), progress.leave())):
+    for call in (
+        lambda: progress.step(5),
+        lambda: progress.promise(5),
+        lambda: (progress.enter("a"), progress.leave()),
+    ):
         assert min(timeit.repeat(call, number=2000, repeat=20)) / 2000 < 8e-6
 
 
