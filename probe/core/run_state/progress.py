@@ -176,8 +176,8 @@ class Progress:
             self.leave()
 
     def promise(self, seconds: float) -> None:
-        """Announce that the next sign of progress comes within ``seconds``; until the end of the next step this replaces
-        the budget that was learnt. A sign of life by itself."""
+        """Announce that the next sign of progress comes within ``seconds``: until the end of the next step this takes
+        the place of the budget."""
         now = monotonic_ns()
         self._until = (now + max(0, int(min(seconds, 1e9) * 1e9))) & ~PROGRESS_SINCE
         self._count(now)

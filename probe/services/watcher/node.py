@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,8 @@ class WatchedRank:
         self.row: ProgressRow = self._row()
         self.over_since = 0.0
         """Time at which the budget was first seen to be over; 0 if it is not."""
+        self._frozen: tuple[str, Sequence[int]] | None = None
+        self._pardoned: dict[str, Counter[int]] = {}
 
     def _row(self) -> ProgressRow:
         row = self.reader.row()
@@ -70,7 +73,24 @@ class WatchedRank:
 
     @property
     def past(self) -> Stretches:
-        return stretches(self.reader.counts(self.row.phase))
+        """Stretches of the present phase, without those that seemed to be standstills."""
+        pardoned = self._pardoned.get(self.row.phase, Counter())
+        counts = self.reader.counts(self.row.phase)
+        return stretches([count - pardoned[bucket] for bucket, count in enumerate(counts)] if pardoned else counts)
+
+    def stand_still(self) -> None:
+        """Remember the stretches before a standstill."""
+        self._frozen = self.row.phase, self.reader.counts(self.row.phase)
+
+    def go_on(self, phase: str, seconds: float) -> None:
+        """Learn from a standstill of ``seconds`` that has ended: not as from an ordinary stretch."""
+        phase, before = self._frozen or (phase, None)
+        self._frozen = None
+        self.budget.survive(phase, seconds)
+        if before is not None:
+            now = self.reader.counts(phase)
+            grown = [bucket for bucket, count in enumerate(now) if count > before[bucket]]
+            self._pardoned.setdefault(phase, Counter()).update(grown[-1:])
 
     @property
     def subject(self) -> StackSubject:
@@ -147,7 +167,7 @@ class NodeWatcher:
             self.look()
             self._wait()
         if self._hang:
-            self._resolve("the ranks of this node have ended")
+            self._resolve(f"the ranks of {self.host} have ended")
 
     def _wait(self) -> None:
         """Wait for the next look, or for the end of a process, whose exit code may soon be fetched by its parent."""
@@ -224,7 +244,8 @@ class NodeWatcher:
         before = {rank: rank.row.time for rank in running}
         for rank in running:
             rank.read()
-        if all(each.rank.row.time != before[each.rank] for each in over):
+        over = [each for each in over if each.rank.row.time == before[each.rank]]
+        if not over:
             return
         views = [rank.view(self._seconds(rank), stacks) for rank, stacks in zip(running, found, strict=True)]
         seconds = max(self._seconds(each.rank) for each in over)
@@ -240,6 +261,8 @@ class NodeWatcher:
         step = min(view.step for view in views)
         stuck = {each.rank.reader.path.name: each.rank.row.time for each in over}
         longest = max(over, key=lambda each: self._seconds(each.rank))
+        for each in over:
+            each.rank.stand_still()
         self._hang = self._file.begin(step, longest.rank.row.phase, stuck)
         where = self._write(views, running, verdict)
         self.alerts.send(self._alert(self._hang, views, verdict, longest, where))
@@ -301,15 +324,14 @@ class NodeWatcher:
         still = [name for name, time in hang.stuck.items() if name in ranks and ranks[name].row.time == time]
         for name, rank in ranks.items():
             if name in hang.stuck and name not in still:
-                rank.budget.survive(hang.phase, (rank.row.time - hang.stuck[name]) / 1e9)
+                rank.go_on(hang.phase, (rank.row.time - hang.stuck.pop(name)) / 1e9)
         if still or any(each.rank.reader.path.name not in hang.stuck for each in over):
             return
-        went_on = sorted(ranks[name].header.rank for name in hang.stuck if name in ranks)
-        if went_on:
-            numbers = ", ".join(map(str, went_on))
-            self._resolve(f"{plural(len(went_on), 'rank')} {numbers} went on after step {hang.step}")
-        elif not self._ranks:
-            self._resolve("the ranks of this node have ended")
+        if ranks:
+            steps = ", ".join(sorted({str(rank.row.step) for rank in ranks.values()}))
+            self._resolve(f"training goes on: {plural(len(ranks), 'rank')} of {self.host} at step {steps}")
+        else:
+            self._resolve(f"the ranks of {self.host} have ended")
 
     def _resolve(self, text: str) -> None:
         if self._hang:

@@ -65,7 +65,7 @@ class RankProcess:
             ready.register(self._handle, select.POLLIN)
             if ready.poll(0):
                 return False
-        state, started = self._fields()
+        state, started, _ = self._fields()
         self._memory.look()
         return started == self._started and state not in "ZX"
 

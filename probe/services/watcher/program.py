@@ -69,7 +69,7 @@ def _watch(folder: Path, queue: Callable[[WatcherSettings], AlertSender]) -> Non
         alerts.close(CLOSE_SECONDS)
 
 
-def _leave(number: int, frame: object) -> None:
+def _leave(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 

@@ -223,7 +223,7 @@ def test_stretches_are_counted_by_phase(progress: Progress) -> None:
 
 def test_buckets_hold_what_falls_into_them() -> None:
     """The end of a bucket is above every duration in it, by a quarter at most, up to twelve days."""
-    for exponent in range(0, 300):
+    for exponent in range(300):
         units = int(1.07**exponent)
         unit = (1 << UNIT_BITS) / 1e9
         if units >= 1 << 32:
