@@ -50,7 +50,7 @@ class Node:
                 "ranks": len(scripts),
                 "settings": FAST | settings,
             }
-            command = [sys.executable, "-m", program, json.dumps(specification), json.dumps(script)]
+            command = [*before, sys.executable, "-m", program, json.dumps(specification), json.dumps(script)]
             self.ranks.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
 
     def signal(self, name: str) -> None:

@@ -101,7 +101,7 @@ def test_a_standstill_in_a_phase(node: Node, script: list, words: str) -> None:
     """The start and a save have budgets of their own, and standing still in them is found too."""
     node.signal("saved")
     node.signal("still")
-    node.start([["steps", "one"], *script] if len(script) > 1 else script)
+    node.start([["steps", "one"], *script] if len(script) > 1 else script, startup_seconds=1.5)
     if len(script) > 1:
         node.trained(0)
         node.signal("one")
@@ -113,16 +113,16 @@ def test_a_standstill_in_a_phase(node: Node, script: list, words: str) -> None:
 def test_no_alarm_while_it_saves_evaluates_compiles_or_is_frozen(node: Node) -> None:
     """Phases seen for the first time, a rank that waits for another one's, a promise, an evaluation that is not marked
     and a machine that was frozen may take longer than the floor; a process that is killed or exits is told apart."""
+    train = ["train", "20"]
     waits = [["load_batch", "saved"], ["steps", "promised"], ["end"]]
     node.start(
-        [STEPS, ["phase", "checkpoint", "saved"], ["steps", "evaluated"], ["evaluate", "done"], ["steps", "never"]],
-        [STEPS, *waits],
-        [STEPS, ["promise", "60"], ["load_batch", "promised"], ["steps", "exit"], ["leave", "3"]],
+        [train, ["phase", "checkpoint", "saved"], ["steps", "evaluated"], ["evaluate", "done"], ["steps", "never"]],
+        [train, *waits],
+        [train, ["promise", "60"], ["load_batch", "promised"], ["steps", "exit"], ["leave", "3"]],
     )
     for rank in range(3):
         node.trained(rank)
     watcher = node.watcher
-    node.signal("still")
     reader = node.reader(2)
     until(lambda: reader.row().until)
     end = time.monotonic() + 2
@@ -193,13 +193,14 @@ def test_out_of_memory_is_told_apart(node: Node) -> None:
     group = Path(f"/sys/fs/cgroup/memory/probe-test-{os.getpid()}")
     try:
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(150 * 2**20))
+        (group / "memory.limit_in_bytes").write_text(str(200 * 2**20))
     except OSError:
         pytest.skip("no control group can be made here")
     try:
-        node.start([STEPS, ["allocate"]])
+        shell = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+        node.start([STEPS, ["allocate"]], before=["sh", "-c", shell, "sh"])
         node.trained(0)
-        (group / "cgroup.procs").write_text(str(node.ranks[0].pid))
+        until(lambda: node.watcher)
         node.signal("still")
         lost = node.alert("gone")
         assert "killed by SIGKILL; out of memory" in lost["title"]

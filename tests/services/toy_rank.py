@@ -51,6 +51,13 @@ class ToyRank:
             self.number += 1
             self.progress.step(self.number)
 
+    def train(self, steps: str) -> None:
+        """Train some steps."""
+        for _ in range(int(steps)):
+            time.sleep(STEP_SECONDS)
+            self.number += 1
+            self.progress.step(self.number)
+
     def load_batch(self, name: str) -> None:
         """Stand still until a file is there."""
         while not self.there(name):

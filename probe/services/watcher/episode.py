@@ -21,7 +21,7 @@ class HangEpisode(NamedTuple):
     number: int
     """Position among the standstills at this step, from 1."""
     phase: str
-    stuck: Mapping[str, int]
+    stuck: dict[str, int]
     """Time of the last sign of progress of each rank whose budget is over, by the name of its file."""
 
     @property

@@ -217,8 +217,9 @@ class NodeWatcher:
         over, longer = [], []
         for rank in running:
             excused = self._clock.excused(rank.row.time, now)
-            past = rank.past
-            if rank.budget.left(rank.row, past, now - excused) < 0:
+            young = now - excused - rank.row.time < self.settings.floor_seconds * 1e9 and not rank.row.until
+            past = Stretches(0, 0, 0, 0) if young else rank.past
+            if not young and rank.budget.left(rank.row, past, now - excused) < 0:
                 rank.over_since = rank.over_since or now / 1e9
                 over.append(_Over(rank, rank.budget.seconds(rank.row.phase, past)))
             else:
