@@ -39,7 +39,11 @@ class Node:
         self.ranks: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, *scripts: Sequence[Sequence[str]], program: str = "tests.services.toy_rank", **settings: Any
+        self,
+        *scripts: Sequence[Sequence[str]],
+        before: Sequence[str] = (),
+        program: str = "tests.services.toy_rank",
+        **settings: Any,
     ) -> None:
         for rank, script in enumerate(scripts):
             specification = {

@@ -33,9 +33,9 @@ def test_the_rank_outside_the_collective_is_named() -> None:
     verdict = judge([view(0, LOADER), view(1, ALL_REDUCE), view(2, ALL_REDUCE), view(3, ALL_REDUCE)])
     assert verdict.culprits == (0,)
     assert verdict.line == (
-        "3 of 4 ranks wait in all_reduce (torch/distributed/distributed_c10d.py:3000, called at train.py:12) after step "
-        "5; rank 0 does not: it is in _try_get_data (torch/utils/data/dataloader.py:1100, called at train.py:10) after "
-        "step 5"
+        "3 of 4 ranks wait in all_reduce (torch/distributed/distributed_c10d.py:3000, called at train.py:12) after "
+        "step 5; rank 0 does not: it is in _try_get_data (torch/utils/data/dataloader.py:1100, called at train.py:10) "
+        "after step 5"
     )
 
 
