@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def stacks(node: Node, alert: dict) -> dict[str, str]:
     folder = Path(re.search(r"^Stacks of all ranks of .*: (.*)$", alert["text"], re.M)[1])
     assert folder.parent == node.output / "hang"
     return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def removed(group: Path) -> bool:
+    """Whether a control group, whose last process may still be on its way out, could be removed."""
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def test_a_standstill_its_end_and_another_one(node: Node) -> None:
@@ -207,4 +215,4 @@ def test_out_of_memory_is_told_apart(node: Node) -> None:
         node.alert("closed")
     finally:
         node.close()
-        group.rmdir()
+        until(lambda: removed(group))

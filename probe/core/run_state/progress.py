@@ -179,9 +179,7 @@ class Progress:
         """Announce that the next sign of progress comes within ``seconds``: until the end of the next step this takes
         the place of the budget."""
         now = monotonic_ns()
-        self._until = (now + max(0, int(min(seconds, 1e9) * 1e9))) & ~PROGRESS_SINCE
-        self._count(now)
-        self._write(now)
+        self._mark(now, self._state, (now + max(0, int(min(seconds, 1e9) * 1e9))) & ~PROGRESS_SINCE)
 
     def ended(self) -> None:
         """Record that training has ended on this rank in an orderly way: it is watched no longer."""
@@ -195,26 +193,19 @@ class Progress:
         self._signal.close()
 
     def _turn(self, phase: int) -> None:
-        now = monotonic_ns()
-        self._count(now)
-        self._state = phase * WAYS + self._state % WAYS
-        self._until |= PROGRESS_SINCE if self._until else 0
+        until = self._until
+        self._mark(monotonic_ns(), phase * WAYS + self._state % WAYS, until | PROGRESS_SINCE if until else 0)
+
+    def _mark(self, now: int, state: int, until: int) -> None:
+        """Record a sign of progress that is no step."""
+        units = now - self._since >> UNIT_BITS
+        self._counts[self._state // WAYS * BUCKETS + (bucket_of(units) if units > 3 else units)] += 1
+        self._since, self._state, self._until = now, state, until
         self._write(now)
 
-    def _count(self, now: int) -> None:
-        self._counts[self._state // WAYS * BUCKETS + bucket_of(now - self._since >> UNIT_BITS)] += 1
-        self._since = now
-
     def _write(self, now: int) -> None:
-        _store(
-            self._buffer,
-            ROW_AT,
-            self._step,
-            now,
-            self._until,
-            self._state,
-            check(self._step, now, self._until, self._state),
-        )
+        step, until, state = self._step, self._until, self._state
+        _store(self._buffer, ROW_AT, step, now, until, state, check(step, now, until, state))
 
     def _finish(self, way: int) -> None:
         self._state = self._state // WAYS * WAYS + way

@@ -42,7 +42,7 @@ class StackSignal:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether the process has a handler of the signal, so that it does not end by it."""
+    """Return true if the process has a handler of the signal, so that it does not end by it."""
     return _listed(pid, "SigCgt", number)
 
 
@@ -56,7 +56,7 @@ def _free_signal() -> int:
 
 
 def _listed(pid: int, field: str, number: int) -> bool:
-    """Whether a mask of signals in the status of a process has the signal; also those of handlers set by C code."""
+    """Return true if a mask of signals in the status of a process has the signal; also those of handlers set by C code."""
     try:
         status = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
     except OSError:

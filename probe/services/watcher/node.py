@@ -163,9 +163,10 @@ class NodeWatcher:
 
     def run(self) -> None:
         """Watch until no rank has been there for a while."""
+        self.look()
         while time.monotonic() - self._alone_since < self.settings.linger_seconds:
-            self.look()
             self._wait()
+            self.look()
         if self._hang:
             self._resolve(f"the ranks of {self.host} have ended")
 
@@ -229,7 +230,7 @@ class NodeWatcher:
         return [each for each in over if not any(step <= each.rank.row.step for step in longer)]
 
     def _confirmed(self, over: Sequence[_Over]) -> bool:
-        """Whether a budget has been over for the time between two looks."""
+        """Return true if a budget has been over for the time between two looks."""
         now = time.monotonic()
         return any(now - each.rank.over_since >= 0.9 * self.settings.poll_seconds for each in over)
 

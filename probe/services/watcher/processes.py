@@ -40,7 +40,7 @@ class RankProcess:
 
     Args:
         pid: its id.
-        started: time of its start in clock ticks since boot, by which a later process of the same id is told apart.
+        started: time of its start in clock ticks since boot, which a later process of the same id does not share.
     """
 
     def __init__(self, pid: int, started: int) -> None:
@@ -59,7 +59,7 @@ class RankProcess:
         return self._handle
 
     def alive(self) -> bool:
-        """Whether the process runs or is stopped."""
+        """Return true if the process runs or is stopped."""
         if self._handle >= 0:
             ready = select.poll()
             ready.register(self._handle, select.POLLIN)

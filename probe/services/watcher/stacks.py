@@ -58,7 +58,7 @@ class RankStacks(NamedTuple):
 
     @property
     def training(self) -> Sequence[StackFrame]:
-        """Calls of the training thread."""
+        """Stack of the training thread."""
         return next((thread.frames for thread in self.threads if thread.trains), ())
 
 

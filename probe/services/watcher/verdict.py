@@ -29,7 +29,7 @@ _LONG = (
         "checkpoint",
         re.compile(r"^_*(save(?!_for_backward|d)|dump_checkpoint|load_(checkpoint|state_dict|pretrained))(_|$)"),
     ),
-    ("evaluation", re.compile(r"^_*(evaluat\w*|validat\w*|eval(_\w+)?|test_(step|loop|epoch))$")),
+    ("evaluation", re.compile(r"^_*(evaluat(e|ion)(_\w+)?|validat(e|ion)(_\w+)?|eval(_\w+)?|test_(step|loop|epoch))$")),
     ("compile", re.compile(r"^_*(compile(_\w+)?|compile_fx\w*|inductor\w*)$")),
 )
 """Phases by the names of functions on the stack of a program that does not mark them."""
@@ -120,7 +120,7 @@ def _minority(views: Sequence[RankView], marks: Sequence[str]) -> list[RankView]
 
 
 def _collective(view: RankView) -> bool:
-    """Whether the training thread is in a call that waits for other ranks."""
+    """Return true if the training thread is in a call that waits for other ranks."""
     return any(
         _COLLECTIVES.match(frame.function.rpartition(".")[2]) and _COMMUNICATION.search(frame.file)
         for frame in view.stacks.training
