@@ -106,7 +106,9 @@ def test_a_stopped_rank_and_one_that_holds_the_lock(node: Node) -> None:
     ids=["before step 1", "in a save"],
 )
 def test_a_standstill_in_a_phase(node: Node, script: list, words: str) -> None:
-    """The start and a save have budgets of their own, and standing still in them is found too."""
+    """The start and a save have budgets of their own, and standing still in them is found too; stacks stay on the node
+    if the output directory cannot be written."""
+    (node.output / "hang").touch()
     node.signal("saved")
     node.signal("still")
     node.start([["steps", "one"], *script] if len(script) > 1 else script, startup_seconds=1.5)
@@ -115,6 +117,9 @@ def test_a_standstill_in_a_phase(node: Node, script: list, words: str) -> None:
         node.signal("one")
     alert = node.alert("hang")
     assert words in alert["title"]
+    folder = Path(alert["text"].rpartition(": ")[2])
+    assert folder.parent.parent == node.folder, "the output directory cannot be written"
+    assert "load_batch" in (folder / "rank0.txt").read_text()
     assert "load_batch" in alert["title"]
 
 

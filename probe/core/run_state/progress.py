@@ -179,7 +179,7 @@ class Progress:
         """Announce that the next sign of progress comes within ``seconds``: until the end of the next step this takes
         the place of the budget."""
         now = monotonic_ns()
-        self._mark(now, self._state, (now + max(0, int(min(seconds, 1e9) * 1e9))) & ~PROGRESS_SINCE)
+        self._mark(now, self._state, (now + int(min(1e9, max(0.0, seconds)) * 1e9)) & ~PROGRESS_SINCE)
 
     def ended(self) -> None:
         """Record that training has ended on this rank in an orderly way: it is watched no longer."""

@@ -56,7 +56,7 @@ def _free_signal() -> int:
 
 
 def _listed(pid: int, field: str, number: int) -> bool:
-    """Return true if a mask of signals in the status of a process has the signal; also those of handlers set by C code."""
+    """Return true if a mask of signals in the status of a process has the signal, also one that C code handles."""
     try:
         status = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
     except OSError:

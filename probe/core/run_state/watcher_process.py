@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import probe
 from probe.core.faults import Faults
+
+if TYPE_CHECKING:  # the watcher reads this module before it needs the configuration
+    from probe.core.config.schema import Settings
 
 MODULE = "probe.services.watcher"
 SETTINGS, LOCK, LOG = "watcher.json", "watcher.lock", "watcher.log"
@@ -52,6 +55,20 @@ class WatcherSettings:
     poll_seconds: float = 0.5
     linger_seconds: float = 15.0
     """Time after the last rank of the node has ended, in which another may begin."""
+
+    @classmethod
+    def of(cls, settings: Settings, job: str, output: Path) -> WatcherSettings:
+        """Choose the settings of a watcher from a configuration."""
+        hang = settings.run.hang
+        return cls(
+            job=job,
+            output=str(output.resolve()),
+            alert=settings.alert.model_dump(mode="json", exclude={"rules"}),
+            on_hang=hang.on_hang,
+            floor_seconds=hang.floor_seconds,
+            startup_seconds=hang.startup_seconds,
+            grace_seconds=settings.alert.grace_seconds,
+        )
 
     def write(self, folder: Path) -> None:
         """Write the file of the watcher in one move."""

@@ -104,6 +104,9 @@ class WatchedRank:
         for path in (self.reader.path, self.reader.path.with_suffix(".stacks")):
             with suppress(OSError):
                 path.unlink()
+        self.close()
+
+    def close(self) -> None:
         self.reader.close()
         self.process.close()
 
@@ -204,6 +207,8 @@ class NodeWatcher:
             known = self._ranks.get(name)
             if known is None or known.reader.inode != entry.inode():
                 budget = Budget(self.settings.floor_seconds, self.settings.startup_seconds)
+                if known is not None:
+                    known.close()
                 try:
                     self._ranks[name] = WatchedRank(Path(entry.path), budget)
                 except FileNotFoundError:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +26,9 @@ LOCK_SECONDS = 2.0
 """Time for which the lock is tried: a rank that looks whether a watcher lives holds it for a moment."""
 CLOSE_SECONDS = 10.0
 NICENESS = 10
+OLD_SECONDS = 24 * 3600.0
+_NAME = re.compile("[0-9a-f]{16}")
+_SUFFIXES, _PREFIXES = (".progress", ".stacks"), (".rank", ".watcher", ".hangs")
 
 _log = logging.getLogger("probe.hang")
 
@@ -49,6 +54,8 @@ def main(arguments: Sequence[str], queue: Callable[[WatcherSettings], AlertSende
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.raiseExceptions = False
+    with suppress(OSError):
+        sweep(folder.parent)
     _watch(folder, queue or _queue)
     with suppress(OSError):
         _clear(folder)
@@ -108,6 +115,27 @@ def _locked(folder: Path) -> int:
         if time.monotonic() > end:
             return -1
         time.sleep(0.05)
+
+
+def sweep(above: Path) -> None:
+    """Remove folders that jobs left which were killed as a whole: a day old, without a watcher and without a living
+    rank."""
+    for folder in above.iterdir():
+        if _NAME.fullmatch(folder.name) and _abandoned(folder):
+            for path in folder.iterdir():
+                if path.is_file() and (path.suffix in _SUFFIXES or path.name.startswith(_PREFIXES)):
+                    path.unlink()
+            _clear(folder)
+
+
+def _abandoned(folder: Path) -> bool:
+    from probe.core.run_state.watcher_process import watcher_pid
+
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or time.time() - found.st_mtime < OLD_SECONDS:
+        return False
+    pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank*-*.progress")]
+    return not watcher_pid(folder) and not any(Path("/proc", pid).exists() for pid in pids)
 
 
 def _clear(folder: Path) -> None:

@@ -120,8 +120,7 @@ def _read(dump: subprocess.Popen[bytes] | OSError, header: ProgressHeader, end: 
         out, err = dump.communicate(timeout=max(0.1, end - time.monotonic()))
         return RankStacks("py-spy", [_thread(each, header) for each in json.loads(out)])
     except subprocess.TimeoutExpired:
-        dump.kill()
-        dump.communicate()
+        dump.kill()  # not waited for: it may hang in the kernel, as may the process that it reads
         return RankStacks("", (), f"py-spy took longer than {SECONDS:g} s")
     except (ValueError, KeyError, TypeError):
         lines = err.decode("utf-8", "replace").strip().splitlines()

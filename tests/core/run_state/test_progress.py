@@ -107,10 +107,11 @@ def test_a_promise_lasts_until_the_next_step(progress: Progress) -> None:
 
 
 def test_a_promise_of_any_length_is_taken(progress: Progress) -> None:
-    """Neither a negative nor an endless promise raises into training."""
+    """Neither a negative promise, nor one of NaN, nor an endless one raises into training."""
     reader = ProgressReader(progress.path)
-    progress.promise(-1)
-    assert reader.row().until <= time.monotonic_ns()
+    for seconds in (-1, float("nan")):
+        progress.promise(seconds)
+        assert reader.row().until <= time.monotonic_ns()
     progress.promise(float("inf"))
     assert reader.row().until > time.monotonic_ns()
 
