@@ -77,6 +77,9 @@ def progress_folder(job: str, root: Path, ranks: int, environ: Mapping[str, str]
         OSError: if it cannot be made, or if it belongs to another user.
     """
     launch = [f"{name}={environ.get(name, '')}" for name in _RENDEZVOUS] if ranks > 1 else [str(os.getpid())]
+    # Containers may share this memory, and with it names of files, though neither sees the processes of the other.
+    with suppress(OSError):
+        launch.append(str(Path("/proc/self/ns/pid").readlink()))
     digest = hashlib.sha256("\0".join([job, str(root.resolve()), *launch]).encode("utf-8", "replace")).hexdigest()[:16]
     chosen = environ.get(FOLDER)
     if chosen:
