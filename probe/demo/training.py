@@ -37,7 +37,7 @@ class DemoPlan(NamedTuple):
     size: recipe.Size = recipe.Size()
 
 
-class Progress(NamedTuple):
+class DemoProgress(NamedTuple):
     """Progress of a run."""
 
     step: int
@@ -107,7 +107,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def run(plan: DemoPlan, observe: Callable[[Progress], None]) -> DemoOutcome:
+def run(plan: DemoPlan, observe: Callable[[DemoProgress], None]) -> DemoOutcome:
     """Train, inject the fault and monitor; call ``observe`` after every step."""
     framework = _framework(plan.framework)
     training = framework.begin(plan.size, plan.seed)
@@ -121,7 +121,7 @@ def run(plan: DemoPlan, observe: Callable[[Progress], None]) -> DemoOutcome:
         with monitor:
             for step, loss in enumerate(_train(training, fault, plan, monitor.log)):
                 each = (time.perf_counter() - began) / (step + 1)
-                observe(Progress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
+                observe(DemoProgress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
     injection = fault.injection if fault else None
     return DemoOutcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
