@@ -8,8 +8,9 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
+from probe.core.alerting.channels import AlertSender
 from probe.core.messages import plural
 from probe.core.naming import row_name
 from probe.core.records import Alert, Finding, Severity
@@ -24,19 +25,6 @@ MOST_LINES = 5
 """Findings that an alert lists."""
 MOST_TRACEBACK = 20
 """Last lines of a traceback in an alert."""
-
-
-class AlertSender(Protocol):
-    """Receiver of alerts, which never blocks and never raises."""
-
-    def send(self, alert: Alert) -> None:
-        """Send ``alert``."""
-
-    def resolve(self, key: str, text: str) -> None:
-        """Send a notice that the matter called ``key`` has ended, if an alert about it was sent."""
-
-    def close(self, seconds: float) -> None:
-        """Send what is pending within ``seconds``, and end."""
 
 
 def job_name(configured: str | None) -> str:

@@ -31,7 +31,9 @@ from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output
 from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.text_files import StructureOutput
+from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
 from probe.core.storage.manifest import FILE
 from probe.core.storage.run_directory import output_root, time_text
 
@@ -98,6 +100,7 @@ class Collector:
         self._folder: OutputFolder | None = None
         self._folding = threading.RLock()
         self._ended_at: int | None = None
+        self._watcher: WatcherProcess | None = None
         self._retired = False
         """True once the files about tensors are closed, while steps are still counted."""
         with ExitStack() as undo:
@@ -174,10 +177,25 @@ class Collector:
                 raise RuntimeError("the run has ended")
             return make()
 
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, context)
+        marks = self._new_marks(settings)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, marks)
+        if self._watcher is not None:
+            numbers.looks.append(self._watcher.look)
         if self._alarms is not None:
             numbers.on_findings(self._alarms.run_found)
         return numbers
+
+    def _new_marks(self, settings: Settings) -> Progress | None:
+        """Return the progress file of this rank, and see to a watcher on this node; None if hangs are not detected."""
+        if not settings.run.hang.enable:
+            return None
+        groups, job = self._subject.framework.groups, job_name(settings.run.job)
+        root = output_root(os.environ).absolute()
+        folder = progress_folder(job, root, groups.world_size())
+        marks = Progress(folder, groups.rank(), groups.world_size(), job)
+        first = os.environ.get("LOCAL_RANK", str(groups.rank())) == "0"
+        self._watcher = ensure_watcher(folder, WatcherSettings.of(settings, job, root), first, self.faults)
+        return marks
 
     def _new_alarms(self, settings: Settings) -> Alarms | None:
         """Return the alerts of the run; None if no channel is configured."""
@@ -293,11 +311,11 @@ class Collector:
         alarms = self._alarms if self.session is not None else None
         if alarms is not None:  # to the disk first: the files may take all the time there is
             self._try(alarms.ended, cause, self.run.clock.step, error)
-        self._end(error is not None, deadline)
+        self._end(error is not None, deadline, cause == "exit" and error is None)
         if alarms is not None:
             self._try(alarms.close, max(LAST_SECONDS, deadline - time.monotonic()))
 
-    def _end(self, partial: bool, deadline: float) -> None:
+    def _end(self, partial: bool, deadline: float, well: bool) -> None:
         session, self.session = self.session, None
         if session is None:
             self._collectives.stop()
@@ -312,7 +330,7 @@ class Collector:
         with ExitStack() as ending:  # each runs even if others fail
             if self.output is not None and not self._retired:
                 ending.callback(self._try, self._close_output, partial, deadline)
-            ending.callback(self._try, self._close_numbers, deadline)
+            ending.callback(self._try, self._close_numbers, deadline, well)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)
@@ -348,8 +366,8 @@ class Collector:
         if self.output is not None:
             self.output.close(incident, max(0.0, deadline - time.monotonic()))
 
-    def _close_numbers(self, deadline: float) -> None:
-        self.numbers.close(max(0.0, deadline - time.monotonic()))
+    def _close_numbers(self, deadline: float, well: bool) -> None:
+        self.numbers.close(max(0.0, deadline - time.monotonic()), well)
 
     def _process_ends(self, cause: Cause, error: BaseException | None) -> None:
         self._try(self.end, cause, error)

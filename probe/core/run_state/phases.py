@@ -5,9 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-STEP = "step"
-"""The phase outside of every phase that the program names."""
+
+class PhaseMarks(Protocol):
+    """Marks of phases, which another process reads."""
+
+    def enter(self, phase: str) -> None:
+        """Note that ``phase`` begins, perhaps inside another."""
+
+    def leave(self) -> None:
+        """Note that the innermost phase ends."""
 
 
 class Phases:
@@ -16,11 +24,11 @@ class Phases:
     Within a phase inside another, time counts for the inner one alone.
 
     Args:
-        entered: called with the name of the phase that the thread is in from now on.
+        marks: receives the beginning and the end of each phase.
     """
 
-    def __init__(self, entered: Callable[[str], None], now: Callable[[], float] = time.perf_counter) -> None:
-        self._entered, self._now = entered, now
+    def __init__(self, marks: PhaseMarks | None = None, now: Callable[[], float] = time.perf_counter) -> None:
+        self._marks, self._now = marks, now
         self._open: list[str] = []
         self._seconds: dict[str, float] = {}
         self._since = 0.0
@@ -30,19 +38,16 @@ class Phases:
         """Context whose time counts for the phase ``name``."""
         self._turn()
         self._open.append(name)
-        self._entered(name)
+        if self._marks is not None:
+            self._marks.enter(name)
         try:
             yield
         finally:
             self._turn()
             if self._open:
                 self._open.pop()
-            self._entered(self.current)
-
-    @property
-    def current(self) -> str:
-        """The innermost phase in progress."""
-        return self._open[-1] if self._open else STEP
+            if self._marks is not None:
+                self._marks.leave()
 
     def take(self) -> dict[str, float]:
         """Return the seconds since the last call by phase, without those outside of every phase."""

@@ -23,7 +23,7 @@ from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
 from probe.core.run_state.numbers import NumberLog
-from probe.core.run_state.phases import Phases
+from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.run_state.state_thread import EndedStep, StateThread
 from probe.core.run_state.writer import RunWriter
@@ -36,19 +36,16 @@ Listener = Callable[[RunStep], None]
 _log = logging.getLogger("probe")
 
 
-class ProgressMarks(Protocol):
+class ProgressMarks(PhaseMarks, Protocol):
     """Marks of this rank's progress, which another process reads."""
 
     def step(self, step: int) -> None:
         """Note the end of ``step``."""
 
-    def phase(self, name: str) -> None:
-        """Note that the phase ``name`` begins."""
-
     def promise(self, seconds: float) -> None:
         """Note that the next progress may take ``seconds``."""
 
-    def ended(self) -> None:
+    def close(self) -> None:
         """Note that the run has ended as it should."""
 
 
@@ -72,7 +69,7 @@ class RunNumbers:
         self._settings, self._framework, self._faults = settings.run, framework, faults
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
-        self._phases = Phases(marks.phase if marks is not None else _nowhere)
+        self._phases = Phases(marks)
         self._read: dict[str, object] = {}
         """Numbers that the optimizers have, of the step in progress."""
         self._ended_at = math.nan
@@ -87,7 +84,7 @@ class RunNumbers:
         """Functions that receive every step, on the thread."""
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
-        if settings.run.enable:
+        if settings.run.enable or marks is not None:
             self.begin()
 
     @property
@@ -97,7 +94,11 @@ class RunNumbers:
 
     def begin(self) -> None:
         """Record numbers from now on, unless the configuration forbids it or the run has ended."""
-        if self._thread is None and not self._closed and self._settings.enable is not False:
+        if (
+            self._thread is None
+            and not self._closed
+            and (self._settings.enable is not False or self._marks is not None)
+        ):
             self._thread = StateThread(self._take, self._look, self._faults)
 
     # Called by the program, on the training thread.
@@ -231,10 +232,6 @@ class RunNumbers:
         """
         thread, self._thread, self._closed = self._thread, None, True
         if self._marks is not None and well:
-            self._marks.ended()
+            self._marks.close()
         if thread is not None:
             thread.close(timeout, self._writer.close)
-
-
-def _nowhere(_: str) -> None:
-    """Do nothing: no process reads the progress."""

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from probe.core.alerting.channels import AlertSender
 from probe.core.messages import plural
 from probe.core.records import Alert, Severity
 from probe.core.run_state.budget import Budget, Stretches, stretches
@@ -33,19 +34,6 @@ AFTERMATH_SECONDS = 120.0
 """Time after the loss of one rank in which the loss of others is its likely consequence."""
 
 _log = logging.getLogger("probe.hang")
-
-
-class AlertSender(Protocol):
-    """Queue of alerts, as the watcher uses it."""
-
-    def send(self, alert: Alert) -> object:
-        """Take an alert without waiting for its delivery."""
-
-    def resolve(self, key: str, text: str) -> object:
-        """Announce that the matter ``key`` has ended."""
-
-    def close(self, seconds: float) -> object:
-        """Deliver what is left within ``seconds``."""
 
 
 class WatchedRank:

@@ -84,12 +84,12 @@ def _queue(settings: WatcherSettings) -> AlertSender:
     """Queue of alerts that the configuration describes."""
     from importlib import import_module
 
-    from probe.core.config.schema import Alert
+    from probe.core.config.schema import AlertSettings
     from probe.core.faults import Faults
 
     alerts: Any = import_module("probe.core.alerting.alerts")
     made: AlertSender = alerts.Alerts(
-        Alert.model_validate(dict(settings.alert)),
+        AlertSettings.model_validate(dict(settings.alert)),
         job=settings.job,
         rank=-1,
         directory=Path(settings.output),

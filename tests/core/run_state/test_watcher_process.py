@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.config.schema import Alert, Hang, RunState, Settings
+from probe.core.config.schema import AlertSettings, RunSettings, Settings
 from probe.core.faults import Faults
 from probe.core.run_state import watcher_process
 from probe.core.run_state.watcher_process import LOCK, SETTINGS, WatcherSettings, ensure_watcher, watcher_pid
@@ -16,15 +16,15 @@ from probe.core.run_state.watcher_process import LOCK, SETTINGS, WatcherSettings
 
 def test_settings_come_through_their_file(tmp_path: Path) -> None:
     """The watcher reads the configuration that the rank has written, which only this user can read."""
-    hang = Hang(enable=True, on_hang="end", floor_seconds=5.0, startup_seconds=7.0)
-    settings = Settings(run=RunState(hang=hang), alert=Alert(grace_seconds=3.0, group_seconds=2.0, rules=()))
+    hang = HangSettings(enable=True, on_hang="end", floor_seconds=5.0, startup_seconds=7.0)
+    settings = Settings(run=RunSettings(hang=hang), alert=AlertSettings(grace_seconds=3.0, group_seconds=2.0, rules=()))
     written = WatcherSettings.of(settings, "job", tmp_path / "a" / ".." / "output")
     written.write(tmp_path)
     assert WatcherSettings.read(tmp_path) == written
     assert (tmp_path / SETTINGS).stat().st_mode & 0o777 == 0o600
     assert written.output == str(tmp_path / "output")
     assert (written.on_hang, written.floor_seconds, written.startup_seconds, written.grace_seconds) == ("end", 5, 7, 3)
-    assert Alert.model_validate({**written.alert, "rules": []}) == settings.alert
+    assert AlertSettings.model_validate({**written.alert, "rules": []}) == settings.alert
 
 
 def test_a_lock_tells_whether_a_watcher_lives(tmp_path: Path) -> None:
