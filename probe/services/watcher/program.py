@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probe.core.alerting.channels import AlertSender
     from probe.core.run_state.watcher_process import WatcherSettings
-    from probe.services.watcher.node import AlertSender
 
 LOCK_SECONDS = 2.0
 """Time for which the lock is tried: a rank that looks whether a watcher lives holds it for a moment."""

@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-import timeit
 from pathlib import Path
 
 import pytest
@@ -284,16 +283,6 @@ def test_files_of_another_layout_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="expected a file of progress"):
             ProgressReader(path)
-
-
-def test_a_call_takes_about_a_microsecond(progress: Progress) -> None:
-    """The training thread spends a microsecond on a step, a few on a busy machine."""
-    for call in (
-        lambda: progress.step(5),
-        lambda: progress.promise(5),
-        lambda: (progress.enter("a"), progress.leave()),
-    ):
-        assert min(timeit.repeat(call, number=2000, repeat=20)) / 2000 < 8e-6
 
 
 def test_the_signal_for_stacks_is_one_that_nobody_uses(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.config.schema import AlertSettings, RunSettings, Settings
+from probe.core.config.schema import AlertSettings, HangSettings, RunSettings, Settings
 from probe.core.faults import Faults
 from probe.core.run_state import watcher_process
 from probe.core.run_state.watcher_process import LOCK, SETTINGS, WatcherSettings, ensure_watcher, watcher_pid
