@@ -138,14 +138,14 @@ def test_no_alarm_while_it_saves_evaluates_compiles_or_is_frozen(node: Node) -> 
     watcher = node.watcher
     reader = node.reader(2)
     until(lambda: reader.row().until)
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1.5
     until(lambda: time.monotonic() > end)
     node.signal("saved")
     reader = node.reader(0)
     step = reader.row().step
     until(lambda: reader.row().step > step + 5)
     node.signal("evaluated")
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1.5
     until(lambda: time.monotonic() > end)
     node.signal("done")
     node.signal("promised")
@@ -153,7 +153,7 @@ def test_no_alarm_while_it_saves_evaluates_compiles_or_is_frozen(node: Node) -> 
     until(lambda: reader.row().step > step + 5)
     for pid in (frozen := [rank.pid for rank in node.ranks] + [watcher]):
         os.kill(pid, signal.SIGSTOP)
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1.5
     until(lambda: time.monotonic() > end)
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
