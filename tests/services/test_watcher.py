@@ -144,16 +144,21 @@ def test_no_alarm_while_it_saves_evaluates_compiles_or_is_frozen(node: Node) -> 
     reader = node.reader(0)
     step = reader.row().step
     until(lambda: reader.row().step > step + 5)
+    node.signal("promised")
+    promised = node.reader(2)
+    until(lambda: not promised.row().until)
     node.signal("evaluated")
     end = time.monotonic() + 1.5
     until(lambda: time.monotonic() > end)
     node.signal("done")
-    node.signal("promised")
     step = reader.row().step
     until(lambda: reader.row().step > step + 5)
     for pid in (frozen := [rank.pid for rank in node.ranks] + [watcher]):
         os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + 1.5
+    until(lambda: time.monotonic() > end)
+    os.kill(frozen.pop(), signal.SIGCONT)
+    end = time.monotonic() + 0.5
     until(lambda: time.monotonic() > end)
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
