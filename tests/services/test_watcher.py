@@ -135,7 +135,6 @@ def test_no_alarm_while_it_saves_evaluates_or_waits(node: Node) -> None:
     )
     for rank in range(3):
         node.trained(rank)
-    watcher = node.watcher
     reader = node.reader(2)
     until(lambda: reader.row().until)
     end = time.monotonic() + 1.5
@@ -191,6 +190,7 @@ def test_the_first_rank_is_killed_and_the_watcher_stays(node: Node) -> None:
     watcher = node.watcher
     assert (node.folder / SETTINGS).stat().st_mode & 0o777 == 0o600
     assert "toy" not in Path(f"/proc/{watcher}/cmdline").read_text()
+    until(lambda: "begins" in (node.folder / LOG).read_text())
     for pid in (frozen := [rank.pid for rank in node.ranks] + [watcher]):
         os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + 1.5
