@@ -154,6 +154,7 @@ class NodeWatcher:
 
     def run(self) -> None:
         """Watch until no rank has been there for a while."""
+        _log.info("the watch over %s begins", self.folder)
         self.look()
         while time.monotonic() - self._alone_since < self.settings.linger_seconds:
             self._wait()

@@ -53,6 +53,8 @@ def test_short_steps_have_the_floor() -> None:
 def test_long_phases_have_a_multiple_of_what_they_took() -> None:
     """The budget of a phase grows with its longest stretch: tenfold as long as few are known, then threefold."""
     assert 1000 <= budget([100.0] * 3, "checkpoint") <= 1250
+    assert 1500 <= budget([150.0] + [10.0] * 9, "checkpoint") <= 1875, "ten times the longest"
+    assert 400 <= budget([10.0] * 80 + [40.0] * 20) <= 500, "as widely as they vary"
     assert 1000 <= budget([100.0] * 500) <= 1250, "ten times the median"
     assert 900 <= budget([10.0] * 499 + [300.0]) <= 1125, "three times the longest"
     assert 10800 <= budget([3600.0], "evaluation") <= 13500, "not ten hours"

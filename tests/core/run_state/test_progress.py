@@ -135,7 +135,7 @@ def test_the_exit_of_python_is_seen(tmp_path: Path) -> None:
     children = [run(code.format(rank=0, last=""), tmp_path)]
     children += [run(code.format(rank=1, last="os.kill(os.getpid(), signal.SIGKILL)"), tmp_path)]
     assert [child.wait(20) for child in children] == [0, -signal.SIGKILL]
-    ways = {reader.header.rank: reader.row().way for reader in map(ProgressReader, tmp_path.glob("*.progress"))}
+    ways = {reader.header.rank: reader.row().way for reader in map(ProgressReader, tmp_path.glob("rank*.progress"))}
     assert ways == {0: EXITING, 1: RUNNING}
 
 
@@ -188,7 +188,7 @@ def test_rows_are_whole_while_another_process_writes(tmp_path: Path) -> None:
     )
     try:
         end = time.monotonic() + 20
-        while not (found := list(tmp_path.glob("*.progress"))):
+        while not (found := list(tmp_path.glob("rank*.progress"))):
             assert time.monotonic() < end
         reader = ProgressReader(found[0])
         steps, whole = set(), 0
@@ -318,7 +318,9 @@ def test_stacks_are_written_while_the_interpreter_is_locked(tmp_path: Path) -> N
     )
     try:
         end = time.monotonic() + 20
-        while not (found := list(tmp_path.glob("*.progress"))) or (reader := ProgressReader(found[0])).row().step < 1:
+        while (
+            not (found := list(tmp_path.glob("rank*.progress"))) or (reader := ProgressReader(found[0])).row().step < 1
+        ):
             assert time.monotonic() < end
         os.kill(child.pid, reader.header.signal)
         stacks = found[0].with_suffix(".stacks")
