@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from probe.core.messages import complain, printable
+
+if TYPE_CHECKING:
+    from probe.core.config.schema import Settings
 
 DAY = 86_400.0
 
@@ -35,14 +38,13 @@ def serve(
     code 0 after that; 1 if not everything could be committed; 2 if it cannot start.
     """
     from probe.core.config.errors import ConfigError
-    from probe.core.config.load import load
     from probe.services.server.serving import TOKEN_VARIABLE, ServerError, ServerOptions, serve_until_ended
     from probe.services.server.store import StoreError
 
     try:
         token = _first_line(token_file, "--token-file") or os.environ.get(TOKEN_VARIABLE, "").strip() or None
         address = _first_line(dead_man_file, "--dead-man-file") or dead_man
-        settings = load(config if config is not None else {})
+        settings = None if config is None else _settings(config)
         options = ServerOptions(
             host, port, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
         )
@@ -56,6 +58,12 @@ def serve(
     if not committed:
         complain(f"{database}: not everything was committed")
         raise typer.Exit(1)
+
+
+def _settings(config: Path) -> Settings:
+    from probe.core.config.load import load
+
+    return load(config)
 
 
 def _first_line(file: Path | None, option: str) -> str | None:

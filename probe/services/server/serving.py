@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from probe.core.config.schema import Settings
 from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.records import Alert
@@ -26,12 +25,16 @@ from probe.services.server.judge import AlertSender
 if TYPE_CHECKING:
     import uvicorn
 
+    from probe.core.config.schema import Settings
+
 _log = logging.getLogger("probe.server")
 
 TOKEN_VARIABLE = "PROBE_SERVER_TOKEN"  # noqa: S105 - its name
 """Environment variable that holds the token."""
 BACKLOG = 2_048
 """Most connections that wait to be accepted."""
+ALERT_SECONDS = 10.0
+"""Longest time in seconds in which alerts are delivered at the end, if no configuration names another."""
 COMMIT_SECONDS = 60.0
 """Longest time in seconds for the last commit."""
 
@@ -57,7 +60,8 @@ class ServerOptions(NamedTuple):
     """0: any that is free."""
     database: Path
     token: str | None
-    settings: Settings
+    settings: Settings | None
+    """Configuration with the channels of alerts and the rules; None: neither."""
     dead_man: str | None = None
     dead_man_seconds: float = EVERY_SECONDS
     keep_seconds: float = 7 * 86_400.0
@@ -88,7 +92,9 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
         listening = stack.enter_context(_bound(options.host, options.port))
         _raise_limit_of_files()
         alerts = alert_sender(options.settings, options.database.parent, faults)
-        stack.callback(lambda: alerts.close(options.settings.alert.grace_seconds))
+        stack.callback(
+            alerts.close, ALERT_SECONDS if options.settings is None else options.settings.alert.grace_seconds
+        )
         service = HeartbeatService(
             options.database, alerts, faults, options.keep_seconds, options.keep_messages, rules_of(options.settings)
         )
@@ -117,9 +123,9 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
     return committed == [True]
 
 
-def alert_sender(settings: Settings, directory: Path, faults: Faults) -> AlertSender:
+def alert_sender(settings: Settings | None, directory: Path, faults: Faults) -> AlertSender:
     """Return the sender of alerts that ``settings`` configure, which writes them to ``directory`` first."""
-    if not settings.alert.channels:
+    if settings is None or not settings.alert.channels:
         return SilentSender()
     alerts = import_module("probe.core.alerting.alerts").Alerts
     return cast(AlertSender, alerts(settings.alert, job="probe serve", rank=0, directory=directory, faults=faults))
@@ -140,9 +146,9 @@ class SilentSender:
         """Do nothing."""
 
 
-def rules_of(settings: Settings) -> list[Callable[[], RunRule]]:
+def rules_of(settings: Settings | None) -> list[Callable[[], RunRule]]:
     """Return makers of the rules about numbers of a run that ``settings`` choose."""
-    return [partial(RUN_RULES[each.rule_name], each.args) for each in settings.run.rules]
+    return [] if settings is None else [partial(RUN_RULES[each.rule_name], each.args) for each in settings.run.rules]
 
 
 def _check_token(options: ServerOptions, loopback: bool) -> None:
@@ -165,7 +171,8 @@ def _check_token(options: ServerOptions, loopback: bool) -> None:
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
     """Listen on ``host`` and ``port``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol by name: asyncio switches Nagle's algorithm off, which delays each answer by 40 ms, only where it is.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
