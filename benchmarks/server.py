@@ -57,8 +57,8 @@ def request(rank: int, number: int) -> bytes:
     message = {"number": number, "kind": "train_metrics", "time": time.time(), "promise": 60.0, "values": values}
     origin = {"job": "benchmark", "rank": rank, "world": 1000, "run": f"run-{rank}", "launch": "one"}
     content = json.dumps({**origin, "late": False, "messages": [message]}).encode()
-    head = f"POST /v1/heartbeats HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    return f"{head}\r\n\r\n".encode() + content
+    lines = "POST /v1/heartbeats HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"
+    return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
 
 async def client(address: str, rank: int, seconds: float, load: Load) -> None:
@@ -110,9 +110,7 @@ def largest_memory(process: int) -> float:
 def stored(database: Path) -> list[tuple[int, int]]:
     """Rank and number of each message in the database, read by SQLite alone."""
     with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(
-            "SELECT rank, number FROM messages JOIN sources ON sources.id = source"
-        ).fetchall()
+        return connection.execute("SELECT rank, number FROM messages JOIN sources ON sources.id = source").fetchall()
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ class JobView:
     launch: str
     ranks: dict[tuple[int, str], RankView] = field(default_factory=dict)
     """Processes by rank and run."""
+    runs: dict[int, list[str]] = field(default_factory=dict)
+    """Processes of each rank, in the order of their first messages."""
     curve: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS))
     leader: tuple[int, str] | None = None
     """Process whose numbers stand for the job: that of the lowest rank that has a loss."""
@@ -130,9 +132,11 @@ class RunBoard:
         if job is None:
             identity = hashlib.sha256(f"{origin.job}\0{origin.launch}".encode()).hexdigest()[:16]
             job = self._jobs[origin.job, origin.launch] = JobView(identity, origin.job, origin.launch)
-        for other in job.ranks.values():
-            if other.origin.rank == origin.rank and other.state != "ended" and not late:
+        runs = job.runs.setdefault(origin.rank, [])
+        for other in [] if late else [job.ranks[origin.rank, run] for run in runs]:
+            if other.state != "ended":
                 other.state, other.deadline = "replaced", math.inf
+        runs.append(origin.run)
         self._number += 1
         rank = job.ranks[key] = RankView(origin, now)
         return rank
@@ -190,6 +194,7 @@ class RunBoard:
                 gone = ended and rank.state in ("ended", "replaced")
                 if gone or now - rank.received > self._keep_seconds:
                     del job.ranks[key]
+                    job.runs[key[0]].remove(key[1])
                     self._number -= 1
             if not job.ranks:
                 del self._jobs[place]
