@@ -53,7 +53,7 @@ class Network:
     def __init__(self, server: Served, behaviour: Behaviour, failing: int) -> None:
         self.server, self._behaviour, self._failing = server, behaviour, failing
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = "http://127.0.0.1:{}".format(self._listening.getsockname()[1])
+        self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self.failed, self.ended = 0, threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -273,7 +273,7 @@ def test_a_message_that_the_server_refuses_takes_no_other_with_it(server: Served
 def test_unsent_messages_are_kept_for_the_next_process(server: Served, tmp_path: Path) -> None:
     """They arrive once, from the next process of the rank, as late messages of the first; then the files are gone."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        address = "http://127.0.0.1:{}".format(free.getsockname()[1])
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with client(address, "kept", spool=tmp_path / "spool") as (sender, faults):
         for step in range(700):
             sender.send("finding" if step == 600 else "train_metrics", {"step": step, "loss": math.nan}, promise=1)
@@ -380,7 +380,7 @@ def test_faults_are_logged_without_a_flood(caplog: pytest.LogCaptureFixture) -> 
     """A server that is away is one line a minute, not one an attempt."""
     caplog.set_level(logging.WARNING)
     with socket.create_server(("127.0.0.1", 0)) as free:
-        address = "http://127.0.0.1:{}".format(free.getsockname()[1])
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with client(address, "away", token=None) as (sender, faults):
         sender.send("progress", {})
         wait_for(lambda: faults.counts.get("heartbeats: ConnectionError", 0) >= 3)
