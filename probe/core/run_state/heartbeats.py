@@ -22,6 +22,7 @@ from probe.core.run_state.deadline_client import Answer, DeadlineClient, Unanswe
 from probe.core.run_state.heartbeat_messages import (
     ENDED,
     KINDS,
+    LONGEST_NAME,
     MOST_BYTES,
     MOST_MESSAGES,
     HeartbeatMessage,
@@ -104,7 +105,8 @@ class Heartbeats:
         self._headers = {"Content-Type": "application/json", **_authorization(token)}
         self._client = DeadlineClient("Sending heartbeats", self._address.startswith("https"))
         run = unique_name()
-        self._origin = Origin(job or "unnamed", rank, max(world_size, 1), run, launch_name(os.environ, lambda: run))
+        name, launch = job[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
+        self._origin = Origin(name, max(rank, 0), max(world_size, 1), run, launch)
         self._faults, self._process, self._random = faults, os.getpid(), Random()  # noqa: S311 - spreads attempts
         self._spool = None if spool is None else HeartbeatSpool(spool, self._origin.job, rank, faults)
         self._changed = threading.Condition()  # reentrant: a signal handler may send while its thread holds it
@@ -189,7 +191,12 @@ class Heartbeats:
                 if self._deadline is not None and (self._nothing_waits() or time.monotonic() >= self._deadline):
                     return None
                 self._changed.wait(self._patience())
-            return self._next()
+            late = self._late[0] if self._nothing_waits() else None
+            chosen = self._flying if late is not None else self._next()
+        if late is not None:
+            return late
+        messages = tuple(encoded(each.message) for each in chosen)  # without the lock: training may want to send
+        return _Parcel(KINDS[chosen[0].message.kind], messages, self._origin)
 
     def _nothing_waits(self) -> bool:
         return not (self._flying or self._buffer)
@@ -207,10 +214,8 @@ class Heartbeats:
         until += [] if self._deadline is None else [self._deadline]
         return max(min(until) - now, 0.0) if until else None
 
-    def _next(self) -> _Parcel:
+    def _next(self) -> tuple[_Waiting, ...]:
         """Return the messages to send now: those of the attempt before, else the oldest that wait."""
-        if not self._flying and not self._buffer:
-            return self._late[0]
         if not self._flying:
             path, size, chosen = KINDS[self._buffer[0].message.kind], 0, list[_Waiting]()
             most = 1 if self._singly else MOST_MESSAGES
@@ -222,8 +227,7 @@ class Heartbeats:
                 self._size -= chosen[-1].size
             self._flying = tuple(chosen)
             self._singly = max(self._singly - 1, 0)
-        path = KINDS[self._flying[0].message.kind]
-        return _Parcel(path, tuple(encoded(each.message) for each in self._flying), self._origin)
+        return self._flying
 
     def _deliver(self, parcel: _Parcel) -> None:
         """Make one attempt and act on its outcome."""

@@ -89,7 +89,7 @@ class JobView:
 
     def of(self, *states: str) -> list[RankView]:
         """Return the processes in one of ``states``, in the order of their ranks."""
-        return [self.ranks[key] for key in sorted(self.ranks) if self.ranks[key].state in states]
+        return [self.ranks[key] for key in sorted(key for key, rank in self.ranks.items() if rank.state in states)]
 
 
 class RunBoard:
@@ -199,11 +199,10 @@ class RunBoard:
             if not job.ranks:
                 del self._jobs[place]
 
-    def each_rank(self) -> Iterator[tuple[JobView, RankView]]:
-        """Yield every process with its job."""
+    def each_rank(self) -> Iterator[RankView]:
+        """Yield every process."""
         for job in self._jobs.values():
-            for rank in job.ranks.values():
-                yield job, rank
+            yield from job.ranks.values()
 
 
 def _is_end(message: HeartbeatMessage) -> bool:

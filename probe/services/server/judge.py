@@ -72,13 +72,12 @@ class RunJudge:
         """Look at the promises of all ranks; called every second or so."""
         if now - self._ticked > LONGEST_TICK and not math.isinf(self._ticked):
             _log.warning("this server stood still for %.0f s: promises begin anew", now - self._ticked)
-            for _, rank in self._board.each_rank():
+            for rank in self._board.each_rank():
                 rank.deadline += now - self._ticked
         self._ticked = now
-        for job, rank in self._board.each_rank():
+        for rank in self._board.each_rank():
             if rank.state in LIVE and now > rank.deadline + self._grace_seconds:
                 rank.state = "silent"
-                _log.warning("job=%s rank=%d silent", job.job, rank.origin.rank)
         for job in self._board.jobs:
             self._judge_silence(job, now)
         self._board.sweep(now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ class HeartbeatService:
         rules: Sequence[Callable[[], RunRule]] = (),
     ) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._faults = faults
+        self._faults, self._began = faults, threading.Event()
         self.counts: Counter[tuple[str, str]] = Counter()
         """Answers by status, messages by result."""
         self.store = HeartbeatStore(database, self._settle, keep_seconds, keep_messages)
@@ -70,6 +71,7 @@ class HeartbeatService:
     async def follow(self) -> None:
         """Look at the promises as long as the server lives."""
         self._loop = asyncio.get_running_loop()
+        self._began.set()
         while True:
             try:
                 self.judge.tick(time.monotonic())
@@ -115,7 +117,7 @@ class HeartbeatService:
 
     def works_from_outside(self, seconds: float) -> bool:
         """Return the same to another thread: false too if the event loop takes longer than ``seconds``."""
-        if self._loop is None:
+        if not self._began.wait(seconds) or self._loop is None:
             return False
         try:
             return asyncio.run_coroutine_threadsafe(self.works(), self._loop).result(seconds)

@@ -105,6 +105,7 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
                 lifespan="on",
                 ws="none",
                 log_config=None,
+                log_level="error",  # a warning for each malformed request would let strangers fill a disk
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,

@@ -41,6 +41,8 @@ MOST_SOURCES = 50_000
 """Most sources whose ids are kept in memory."""
 EVENTS = ("finding", "exception")
 _EVENTS = "('finding', 'exception')"
+COMPLAINT_SECONDS = 60.0
+"""Seconds between two log lines about failed transactions."""
 LAST_MESSAGES = 20
 """Messages of each source from which its state is restored."""
 TABLES = f"""
@@ -124,7 +126,7 @@ class HeartbeatStore:
         self._waiting: deque[_Request] = deque()
         self._size, self._closing = 0, False
         self._sources: dict[tuple[str, int, str], tuple[int, int]] = {}
-        self._pruned_to, self._pruned_at = 0, 0.0
+        self._pruned_to, self._pruned_at, self._complained = 0, 0.0, -COMPLAINT_SECONDS
         self.commits, self.commit_seconds, self.failures = 0, 0.0, 0
         self._thread = threading.Thread(target=self._run, name="probe-store", daemon=True)
         self._thread.start()
@@ -206,13 +208,20 @@ class HeartbeatStore:
                 for each in group:
                     self._commit([each])
                 return
-            _log.warning("%s: a transaction failed: %s", self.path, error)
+            self._complain(error)
             outcomes = [(each.ticket, error) for each in group]
         self.commits += 1
         self.commit_seconds += time.perf_counter() - began
         found = [pair for pair in outcomes if pair[0] is not None]
         if found:
             self._settle(found)
+
+    def _complain(self, error: Exception) -> None:
+        """Log a failed transaction, once a minute."""
+        now = time.monotonic()
+        if now - self._complained >= COMPLAINT_SECONDS:
+            self._complained = now
+            _log.warning("%s: a transaction failed (%d so far): %s", self.path, self.failures, error)
 
     def _transaction(self, group: list[_Request]) -> list[tuple[object, Outcome]]:
         cursor = self._connection.cursor()
