@@ -62,11 +62,12 @@ class RunJudge:
         self._board, self._alerts, self._faults, self._remember = board, alerts, faults, remember
         self._makers, self._rules = rules, dict[str, list[RunRule]]()
         self._grace_seconds, self._ticked = grace_seconds, -math.inf
-        self._open: set[str] = set()
+        self._open, self._restored = set[str](), set[str]()
 
     def restore(self, keys: Iterable[str]) -> None:
         """Take over the matters that were open when the server ended."""
-        self._open.update(keys)
+        self._restored.update(keys)
+        self._open |= self._restored
 
     def tick(self, now: float) -> None:
         """Look at the promises of all ranks; called every second or so."""
@@ -109,28 +110,33 @@ class RunJudge:
 
     def _raise(self, job: JobView, key: str, silent: Sequence[RankView], number: str, now: float) -> None:
         first = min(silent, key=lambda rank: rank.received)
-        word = "rank" if number == "1" else "ranks"
+        word, named = "rank" if number == "1" else "ranks", ranges([rank.origin.rank for rank in silent])
         phase = f", in phase {first.phase}" if first.phase else ""
         step = f", at step {first.step:g}" if not math.isnan(first.step) else ""
         last = (
             f"last message {now - first.received:.0f} s ago, the next promised within {first.promise:g} s{phase}{step}"
         )
         lines = [
-            f"silent: {word} {ranges([rank.origin.rank for rank in silent])}",
+            f"silent: {word} {named}",
             f"rank {first.origin.rank}: {last}",
             f"alive: {len(job.of(*LIVE))} of {job.world}",
         ]
         self._open.add(key)
         self._remember(key, True)
-        title = f"{job.job}: {number} {word} silent"
-        self._send(job, Alert(key, "hang", "critical", title, "\n".join(lines), _labels(job), time.time()))
+        title, labels = f"{job.job}: {number} {word} silent", {**_labels(job), "rank": named}
+        self._send(job, Alert(key, "hang", "critical", title, "\n".join(lines), labels, time.time()))
 
     def _resolve(self, job: JobView, key: str) -> None:
         self._open.discard(key)
         self._remember(key, False)
-        alive, ended = len(job.of("alive")), len(job.of("ended"))
+        title = f"{job.job}: no rank is silent any more"
+        text = f"{title}; {len(job.of('alive'))} alive, {len(job.of('ended'))} ended"
+        if key in self._restored:  # the sender knows the matters of its own process alone
+            self._restored.discard(key)
+            self._send(job, Alert(f"{key} over", "hang", "critical", title, text, _labels(job), time.time()))
+            return
         try:
-            self._alerts.resolve(key, f"{job.job}: no rank is silent any more; {alive} alive, {ended} ended")
+            self._alerts.resolve(key, text)
         except Exception as error:  # noqa: BLE001 - the server goes on
             self._faults.note("server: alerts", error)
 

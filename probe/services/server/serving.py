@@ -129,7 +129,9 @@ def alert_sender(settings: Settings | None, directory: Path, faults: Faults) -> 
     if settings is None or not settings.alert.channels:
         return SilentSender()
     alerts = import_module("probe.core.alerting.alerts").Alerts
-    return cast(AlertSender, alerts(settings.alert, job="probe serve", rank=0, directory=directory, faults=faults))
+    sender = alerts(settings.alert, job="probe serve", rank=0, directory=directory, faults=faults)
+    sender.start()
+    return cast(AlertSender, sender)
 
 
 class SilentSender:
