@@ -28,7 +28,7 @@ def serve(
     ] = None,
     dead_man: Annotated[str | None, typer.Option(help="An address that is called as long as the server works.")] = None,
     dead_man_file: Annotated[Path | None, typer.Option(help="The file that holds this address, if secret.")] = None,
-    dead_man_seconds: Annotated[float, typer.Option(min=1, help="Seconds from one call to the next.")] = 60.0,
+    dead_man_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds from one call to the next.")] = 60.0,
     keep_days: Annotated[float, typer.Option(min=0.01, help="Days for which messages are kept.")] = 7.0,
     keep_messages: Annotated[int, typer.Option(min=1000, help="The most messages that are kept.")] = 5_000_000,
 ) -> None:

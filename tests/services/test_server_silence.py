@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -267,4 +268,22 @@ def test_a_server_notices_silence_and_return(tmp_path: Path) -> None:
         server.post(batch(promise=60, numbers=[1]))
         wait_for(lambda: "no rank is silent any more" in server.errors.read_text(), server.process)
         assert server.job("job")["states"] == {"alive": 1}
-        assert server.errors.read_text().count("silent\n") == 2
+        assert server.errors.read_text().count("all ranks silent") == 1
+
+
+@pytest.mark.slow
+def test_alerts_reach_the_channels_of_the_configuration(tmp_path: Path) -> None:
+    """Silence and its end, one line each in the file of the channel."""
+    require("probe.core.alerting.alerts")
+    channel = {"channel": "file", "args": {"path": str(tmp_path / "lines.jsonl")}}
+    config = tmp_path / "server.json"
+    config.write_text(json.dumps({"alert": {"channels": [channel], "group_seconds": 0}}))
+    lines = tmp_path / "lines.jsonl"
+    with serving(tmp_path / "server.sqlite", "--config", str(config)) as server:
+        server.post(batch(promise=0.1, numbers=[0]))
+        wait_for(lambda: lines.exists() and lines.read_text().count("\n") == 1, server.process)
+        server.post(batch(promise=60, numbers=[1]))
+        wait_for(lambda: lines.read_text().count("\n") == 2, server.process)
+        assert server.end() == 0
+    alert, notice = map(json.loads, lines.read_text().splitlines())
+    assert (alert["title"], alert["resolved"], notice["resolved"]) == ("job: all ranks silent", False, True)

@@ -42,9 +42,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts that fail soon."""
-    monkeypatch.setattr(heartbeats, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeats, "ATTEMPT_SECONDS", 0.3)
     monkeypatch.setattr(heartbeats, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(heartbeats, "LINGER", 0.05)
+    monkeypatch.setattr(heartbeats, "LINGER", 0.01)
 
 
 class Network:
@@ -270,8 +270,11 @@ def test_a_message_that_the_server_refuses_takes_no_other_with_it(server: Served
     assert faults.counts == {"heartbeats: messages that the server refused with status 400": 1}
 
 
-def test_unsent_messages_are_kept_for_the_next_process(server: Served, tmp_path: Path) -> None:
+def test_unsent_messages_are_kept_for_the_next_process(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They arrive once, from the next process of the rank, as late messages of the first; then the files are gone."""
+    monkeypatch.setenv("PROBE_LAUNCH", "one")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with client(address, "kept", spool=tmp_path / "spool") as (sender, faults):
