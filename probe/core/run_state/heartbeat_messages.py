@@ -27,6 +27,8 @@ KINDS = {
     "exception": PATHS["exceptions"],
 }
 """Kinds of messages, each with the endpoint that takes it."""
+EVENTS = ("finding", "exception")
+"""Kinds that are about one matter; their values are no numbers of the run."""
 ENDED = {"state": "ended"}
 """Values of the last message of a process, of the kind ``progress``: no further one follows."""
 MOST_MESSAGES = 500

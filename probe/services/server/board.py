@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from probe.core.run_state.heartbeat_messages import ENDED, HeartbeatBatch, HeartbeatMessage, Origin, Value
+from probe.core.run_state.heartbeat_messages import ENDED, EVENTS, HeartbeatBatch, HeartbeatMessage, Origin, Value
 
 MOST_JOBS = 1_000
 """Most jobs at one time."""
@@ -154,6 +154,8 @@ class RunBoard:
 
     def apply(self, rank: RankView, message: HeartbeatMessage) -> bool:
         """Take the numbers of a message over; return whether it adds a point to the curves of its job."""
+        if message.kind in EVENTS:
+            return False
         values = message.values
         if isinstance(phase := values.get("phase"), str):
             rank.phase = phase[:80]

@@ -14,10 +14,9 @@ from typing import Protocol, cast
 from probe.core.faults import Faults
 from probe.core.messages import plural
 from probe.core.records import SEVERITIES, Alert, Severity
-from probe.core.run_state.heartbeat_messages import HeartbeatMessage
+from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
 from probe.core.run_state.rules import RunFinding, RunRule, RunStep
 from probe.services.server.board import LIVE, JobView, RankView, RunBoard
-from probe.services.server.store import EVENTS
 
 _log = logging.getLogger("probe.server")
 

@@ -19,7 +19,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from probe.core.run_state.heartbeat_messages import HeartbeatBatch, HeartbeatMessage, Origin, numeric, travelling
+from probe.core.run_state.heartbeat_messages import (
+    EVENTS,
+    HeartbeatBatch,
+    HeartbeatMessage,
+    Origin,
+    numeric,
+    travelling,
+)
 
 _log = logging.getLogger("probe.server")
 
@@ -39,7 +46,6 @@ MOST_EVENTS = 100_000
 """Most findings and exceptions that are kept: more precious than other messages, and counted apart."""
 MOST_SOURCES = 50_000
 """Most sources whose ids are kept in memory."""
-EVENTS = ("finding", "exception")
 _EVENTS = "('finding', 'exception')"
 COMPLAINT_SECONDS = 60.0
 """Seconds between two log lines about failed transactions."""
