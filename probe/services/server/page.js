@@ -62,7 +62,7 @@ function ranks(job) {
 
 function jobRow(job) {
   const element = row([
-    cell(job.job), cell(job.launch), ranks(job), cell(number(job.step, 12)), cell(number(job.loss), broken(job.loss)),
+    cell(job.job, "long"), cell(job.launch, "long"), ranks(job), cell(number(job.step, 12)), cell(number(job.loss), broken(job.loss)),
     curve(job.curve), cell(number(job.grad_norm), broken(job.grad_norm)), cell(seconds(job.step_seconds)),
     cell(`${number(job.age)} s ago`), cell(number(job.events)),
   ]);
@@ -77,7 +77,7 @@ function jobRow(job) {
 
 function rankRow(rank) {
   return row([
-    cell(rank.rank), cell(rank.state, rank.state), cell(rank.phase), cell(number(rank.step, 12)),
+    cell(rank.rank), cell(rank.state, rank.state), cell(rank.phase, "long"), cell(number(rank.step, 12)),
     cell(number(rank.loss), broken(rank.loss)), cell(number(rank.grad_norm), broken(rank.grad_norm)),
     cell(seconds(rank.step_seconds)), cell(`${number(rank.age)} s ago`),
     cell(rank.promise === "Infinity" ? "no promise" : seconds(rank.promise)),
@@ -88,7 +88,7 @@ function eventRow(event) {
   const text = Object.entries(event.values).map(([name, value]) => `${name}: ${value}`).join("\n");
   const moment = new Date(event.time * 1000);
   return row([
-    cell(Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString()), cell(event.job), cell(event.rank),
+    cell(Number.isNaN(moment.valueOf()) ? "" : moment.toLocaleString()), cell(event.job, "long"), cell(event.rank),
     cell(event.kind), cell(text, "text"),
   ]);
 }
@@ -108,7 +108,9 @@ async function show() {
   at("none").hidden = Boolean(found.jobs.length);
   at("jobs").tBodies[0].replaceChildren(...found.jobs.map(jobRow));
   const more = found.more ? `, ${found.more} more jobs not shown` : "";
-  at("status").textContent = `${found.jobs.length} jobs, ${found.ranks} processes${more}`;
+  const plural = (count, noun, several) => `${count} ${count === 1 ? noun : several}`;
+  const jobs = plural(found.jobs.length, "job", "jobs");
+  at("status").textContent = `${jobs}, ${plural(found.ranks, "process", "processes")}${more}`;
   const chosen = found.jobs.find((job) => job.id === state.chosen) ?? found.jobs[0];
   at("chosen").hidden = !chosen;
   if (chosen) {
