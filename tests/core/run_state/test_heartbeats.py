@@ -298,15 +298,27 @@ def test_unsent_messages_are_kept_for_the_next_process(
 
 
 def test_a_forked_child_sends_nothing(server: Served) -> None:
-    """Its messages would have the numbers of its parent's."""
+    """Its messages would have the numbers of its parent's; a lock that is held at the fork is never released there."""
+    held, release = threading.Event(), threading.Event()
+
+    def hold(sender: Heartbeats) -> None:
+        with sender._changed:
+            held.set()
+            release.wait(30)
+
     with client(server.address, "fork") as (sender, _):
         sender.send("progress", {"step": 1})
+        threading.Thread(target=hold, args=(sender,), daemon=True).start()
+        held.wait(30)
         child = os.fork()
         if not child:
             sender.send("progress", {"step": 2})
             sender.close(5)
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        try:
+            wait_for(lambda: os.waitpid(child, os.WNOHANG)[0])
+        finally:
+            release.set()
         sender.close(10)
     assert [row["values"] for row in server.stored("fork")] == [{"step": 1}, {"state": "ended"}]
 
