@@ -40,7 +40,7 @@ WHERE = "heartbeats"
 """The place at which failures are counted."""
 CONNECT_SECONDS = 0.1
 """Longest time in seconds to connect."""
-ATTEMPT_SECONDS = 2.0
+ATTEMPT_SECONDS = 5.0
 """Longest time in seconds of one attempt: until the server has stored the messages and answered."""
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
 """Seconds between attempts: doubled after each failure, up to the longest, less up to a half at random."""

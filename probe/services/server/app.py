@@ -95,11 +95,11 @@ class Gate:
         if self._expected is None:
             # A page of another site can make a browser here send requests, under a name that resolves to this machine.
             if not is_loopback(_host(headers.get(b"host", b"").decode("latin-1"))):
-                return _json(403, {"error": "expected the host name localhost or a loopback address"}, close=True)
+                return _json(403, {"error": "expected the host name localhost or a loopback address"})
         elif scope["path"] not in PUBLIC and not hmac.compare_digest(
             _digest(headers.get(b"authorization", b"")), self._expected
         ):
-            refusal = _json(401, {"error": "expected the token of this server"}, close=True)
+            refusal = _json(401, {"error": "expected the token of this server"})
             refusal.headers["WWW-Authenticate"] = "Bearer"
             return refusal
         return None
@@ -198,9 +198,9 @@ def _unreadable(request: Request) -> Response | None:
     """Return the refusal of a request whose body is not worth reading. Its type matters, since a browser asks before it
     sends JSON to another site."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return _json(415, {"error": "expected Content-Type: application/json"}, close=True)
+        return _json(415, {"error": "expected Content-Type: application/json"})
     if "content-encoding" in request.headers:
-        return _json(415, {"error": "expected no Content-Encoding"}, close=True)
+        return _json(415, {"error": "expected no Content-Encoding"})
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or len(declared) > 18 or int(declared) > MOST_BYTES:
         return _too_large()
@@ -228,7 +228,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _too_large() -> Response:
-    return _json(413, {"error": f"expected a body of at most {MOST_BYTES} bytes"}, close=True)
+    return _json(413, {"error": f"expected a body of at most {MOST_BYTES} bytes"})
 
 
 def _reply(reply: Reply) -> Response:
@@ -236,7 +236,8 @@ def _reply(reply: Reply) -> Response:
 
 
 def _json(status: int, body: object, *, retry_after: int | None = None, close: bool = False) -> Response:
-    """Return an answer; ``close`` ends the connection, since the body of the request was not read."""
+    """Return an answer; ``close`` ends the connection. Otherwise uvicorn discards what is left of the request's body,
+    so that its sender gets the answer and not a broken connection."""
     text = json.dumps(body, separators=(",", ":"), allow_nan=False)
     response = Response(text, status, media_type="application/json")
     response.headers["Cache-Control"] = "no-store"
