@@ -92,7 +92,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["probe", "probe.*"]),
-    package_data={"probe": ["py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js"]},
+    package_data={"probe": ["py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js", "services/server/page.*"]},
     # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.
     ext_modules=[
         Extension(

@@ -15,6 +15,7 @@ FOLDERS = {
     "matrix": "",
     "contract": "",
     "core": "",
+    "services": "",
     "cli": "",
 }
 """Those whose files take longest first, so that processes side by side end together; the framework that each needs."""

@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",
+    "serve": "probe.cli.serve:serve",
     "targets": "probe.cli.targets:targets",
 }
 """Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""

@@ -1,0 +1,81 @@
+"""``probe serve``: the heartbeat server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from probe.core.messages import complain, printable
+
+if TYPE_CHECKING:
+    from probe.core.config.schema import Settings
+
+DAY = 86_400.0
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8765,
+    database: Annotated[Path, typer.Option(help="The SQLite file; made if missing.")] = Path("heartbeats.sqlite"),
+    token_file: Annotated[
+        Path | None, typer.Option(help="The file that holds the token; else the variable PROBE_SERVER_TOKEN.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A configuration (JSON or YAML) with alert.channels and run.rules.")
+    ] = None,
+    dead_man: Annotated[str | None, typer.Option(help="An address that is called as long as the server works.")] = None,
+    dead_man_file: Annotated[Path | None, typer.Option(help="The file that holds this address, if secret.")] = None,
+    dead_man_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds from one call to the next.")] = 60.0,
+    keep_days: Annotated[float, typer.Option(min=0.01, help="Days for which messages are kept.")] = 7.0,
+    keep_messages: Annotated[int, typer.Option(min=1000, help="The most messages that are kept.")] = 5_000_000,
+) -> None:
+    """Store the heartbeats of many ranks, alert when one falls silent, and show all jobs on a page.
+
+    Without a token the server listens on this machine alone. SIGTERM and Ctrl-C end it with everything committed. Exit
+    code 0 after that; 1 if not everything could be committed; 2 if it cannot start.
+    """
+    from probe.core.config.errors import ConfigError
+    from probe.services.server.serving import TOKEN_VARIABLE, ServerError, ServerOptions, serve_until_ended
+    from probe.services.server.store import StoreError
+
+    try:
+        token = _first_line(token_file, "--token-file") or os.environ.get(TOKEN_VARIABLE, "").strip() or None
+        address = _first_line(dead_man_file, "--dead-man-file") or dead_man
+        settings = None if config is None else _settings(config)
+        options = ServerOptions(
+            host, port, database, token, settings, address, dead_man_seconds, keep_days * DAY, keep_messages
+        )
+        committed = serve_until_ended(options, lambda at: typer.echo(f"probe: listening at {printable(at)}"))
+    except ConfigError as error:
+        complain("\n".join(error.problems))
+        raise typer.Exit(2) from None
+    except (ServerError, StoreError, ValueError, ImportError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+    if not committed:
+        complain(f"{database}: not everything was committed")
+        raise typer.Exit(1)
+
+
+def _settings(config: Path) -> Settings:
+    from probe.core.config.load import load
+
+    return load(config)
+
+
+def _first_line(file: Path | None, option: str) -> str | None:
+    """Return the secret in ``file``; no message has any of it."""
+    if file is None:
+        return None
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{option} {file}: expected UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{option} {file}: cannot be read: {error.strerror}") from None
+    if not text or "\n" in text:
+        raise ValueError(f"{option} {file}: expected one line")
+    return text

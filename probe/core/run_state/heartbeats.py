@@ -1,0 +1,346 @@
+"""Heartbeats: small messages from every rank to a server, which never hold training up.
+
+A message is put into a bounded buffer; a thread sends what is there, in order, again and again until the server has
+confirmed that it is stored. Each message has a number, so that the server stores it once however often it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from probe.core.faults import Faults
+from probe.core.run_state.deadline_client import Answer, DeadlineClient, Unanswered, checked_address
+from probe.core.run_state.heartbeat_messages import (
+    ENDED,
+    KINDS,
+    LONGEST_NAME,
+    MOST_BYTES,
+    MOST_MESSAGES,
+    HeartbeatMessage,
+    Origin,
+    Value,
+    body,
+    encoded,
+    flattened,
+    launch_name,
+    unique_name,
+)
+from probe.core.run_state.heartbeat_spool import HeartbeatSpool, KeptMessages
+
+WHERE = "heartbeats"
+"""The place at which failures are counted."""
+CONNECT_SECONDS = 0.1
+"""Longest time in seconds to connect."""
+ATTEMPT_SECONDS = 5.0
+"""Longest time in seconds of one attempt: until the server has stored the messages and answered."""
+FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
+"""Seconds between attempts: doubled after each failure, up to the longest, less up to a half at random."""
+REFUSED_WAIT = 60.0
+"""Seconds after an answer that only a person can change, such as a wrong token."""
+LONGEST_RETRY_AFTER = 300.0
+"""Longest time in seconds that a server can ask this client to wait."""
+LINGER = 0.5
+"""Seconds from one batch to the next: messages in between travel together."""
+BUFFER_MESSAGES, BUFFER_BYTES = 10_000, 8 << 20
+"""Most messages that wait, and most bytes of them; beyond either the oldest are dropped."""
+BATCH_BYTES = MOST_BYTES - (1 << 16)
+
+
+class _Waiting(NamedTuple):
+    """Message that waits."""
+
+    message: HeartbeatMessage
+    size: int
+
+
+class _Parcel(NamedTuple):
+    """Messages of one request."""
+
+    path: str
+    messages: tuple[bytes, ...]
+    origin: Origin
+    file: Path | None = None
+    """File that holds them, if an earlier process made them."""
+    last: bool = False
+    """True if no other messages of that file follow."""
+
+
+class Heartbeats:
+    """Sender of the heartbeats of this process.
+
+    Args:
+        address: of the server, such as ``http://10.0.0.1:8765``.
+        token: the server's token, if it has one.
+        job: name of the job, the same on all ranks.
+        faults: counts of what failed or was dropped.
+        spool: folder in which messages that could not be sent by :meth:`close` are kept; the next process of this job
+            and rank sends them. Without one they are dropped and counted.
+
+    Raises:
+        ValueError: if the address or the token cannot be one.
+        ImportError: if httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None,
+        job: str,
+        rank: int,
+        world_size: int,
+        faults: Faults,
+        spool: Path | None,
+    ) -> None:
+        self._address = checked_address(address, "address of the heartbeat server")
+        self._headers = {"Content-Type": "application/json", **_authorization(token)}
+        self._client = DeadlineClient("Sending heartbeats", self._address.startswith("https"))
+        run = unique_name()
+        name, launch = job[:LONGEST_NAME] or "unnamed", launch_name(os.environ, lambda: run)
+        self._origin = Origin(name, max(rank, 0), max(world_size, 1), run, launch)
+        self._faults, self._process, self._random = faults, os.getpid(), Random()  # noqa: S311 - spreads attempts
+        self._spool = None if spool is None else HeartbeatSpool(spool, self._origin.job, rank, faults)
+        self._changed = threading.Condition()  # reentrant: a signal handler may send while its thread holds it
+        self._buffer: deque[_Waiting] = deque()
+        self._flying: tuple[_Waiting, ...] = ()
+        self._size, self._number, self._failures, self._singly = 0, 0, 0, 0
+        self._not_before = 0.0
+        self._deadline: float | None = None
+        self._late: deque[_Parcel] = deque()
+        self._thread = threading.Thread(target=self._run, name="probe-heartbeats", daemon=True)
+        self._thread.start()
+
+    def send(self, kind: str, message: Mapping[str, object], promise: float | None = None) -> None:
+        """Send a message some time soon. Returns at once, from any thread, and raises nothing.
+
+        Args:
+            kind: ``train_metrics``, ``init_time``, ``stage_time``, ``progress``, ``finding`` or ``exception``.
+            message: numbers and texts by name; nested mappings are flattened. Other values are left out and counted: a
+                tensor would have to be waited for.
+            promise: longest time in seconds until the next message; None: as before; infinite: none needs to follow.
+        """
+        if os.getpid() != self._process:
+            return
+        try:
+            self._put(kind, message, promise)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._faults.note(WHERE, error)
+
+    def close(self, seconds: float) -> None:
+        """Send the last message, and wait at most ``seconds`` until all are sent. The rest is kept in files if there is
+        a folder for them, else dropped and counted."""
+        if os.getpid() != self._process or self._deadline is not None:
+            return
+        self.send("progress", ENDED, math.inf)
+        with self._changed:
+            self._deadline = time.monotonic() + max(seconds, 0.0)
+            self._not_before = 0.0
+            self._changed.notify_all()
+        self._thread.join(max(seconds, 0.0))
+        self._leave()
+
+    def _put(self, kind: str, message: Mapping[str, object], promise: float | None) -> None:
+        if kind not in KINDS:
+            self._faults.lost(f"{WHERE}: kinds that are none", 1)
+            return
+        values, lost = flattened(message)
+        if lost:
+            self._faults.lost(f"{WHERE}: values that are neither numbers nor texts", lost)
+        promised = None if promise is None or not promise >= 0 else float(promise)
+        size = _size(values)
+        with self._changed:
+            if self._deadline is not None:
+                self._faults.lost(f"{WHERE}: messages after the end", 1)
+                return
+            waiting = HeartbeatMessage(self._number, kind, time.time(), promised, values)
+            self._number += 1
+            self._buffer.append(_Waiting(waiting, size))
+            self._size += size
+            while len(self._buffer) > BUFFER_MESSAGES or self._size > BUFFER_BYTES:
+                self._size -= self._buffer.popleft().size
+                self._faults.lost(f"{WHERE}: messages dropped, since too many waited", 1)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        if self._spool is not None:
+            self._late.extend(each for kept in self._spool.waiting() for each in _parcels(kept))
+        while True:
+            try:
+                parcel = self._take()
+                if parcel is None:
+                    break
+                self._deliver(parcel)
+            except Exception as error:  # noqa: BLE001 - the thread goes on
+                self._faults.note(WHERE, error)
+                self._pause(self._backoff())
+        self._client.close()
+
+    def _take(self) -> _Parcel | None:
+        """Wait until something may be sent and return it; None at the end."""
+        with self._changed:
+            while not self._ready():
+                if self._deadline is not None and (self._nothing_waits() or time.monotonic() >= self._deadline):
+                    return None
+                self._changed.wait(self._patience())
+            late = self._late[0] if self._nothing_waits() else None
+            chosen = self._flying if late is not None else self._next()
+        if late is not None:
+            return late
+        messages = tuple(encoded(each.message) for each in chosen)  # without the lock: training may want to send
+        return _Parcel(KINDS[chosen[0].message.kind], messages, self._origin)
+
+    def _nothing_waits(self) -> bool:
+        return not (self._flying or self._buffer)
+
+    def _ready(self) -> bool:
+        now = time.monotonic()
+        if now < self._not_before or (self._deadline is not None and now >= self._deadline):
+            return False
+        return not self._nothing_waits() or bool(self._late and self._deadline is None)
+
+    def _patience(self) -> float | None:
+        """Return the seconds to wait for: none if only a message can change anything."""
+        now = time.monotonic()
+        until = [self._not_before] if self._not_before > now else []
+        until += [] if self._deadline is None else [self._deadline]
+        return max(min(until) - now, 0.0) if until else None
+
+    def _next(self) -> tuple[_Waiting, ...]:
+        """Return the messages to send now: those of the attempt before, else the oldest that wait."""
+        if not self._flying:
+            path, size, chosen = KINDS[self._buffer[0].message.kind], 0, list[_Waiting]()
+            most = 1 if self._singly else MOST_MESSAGES
+            while self._buffer and len(chosen) < most and KINDS[self._buffer[0].message.kind] == path:
+                size += self._buffer[0].size
+                if chosen and size > BATCH_BYTES:
+                    break
+                chosen.append(self._buffer.popleft())
+                self._size -= chosen[-1].size
+            self._flying = tuple(chosen)
+            self._singly = max(self._singly - 1, 0)
+        return self._flying
+
+    def _deliver(self, parcel: _Parcel) -> None:
+        """Make one attempt and act on its outcome."""
+        content = body(parcel.origin, parcel.messages, late=parcel.file is not None)
+        url, left = f"{self._address}{parcel.path}", ATTEMPT_SECONDS
+        if self._deadline is not None:
+            left = max(min(left, self._deadline - time.monotonic()), 0.01)
+        try:
+            answer = self._client.request(
+                "POST", url, connect_seconds=CONNECT_SECONDS, seconds=left, headers=self._headers, body=content
+            )
+        except Unanswered as error:
+            self._failed(str(error), self._backoff())
+            return
+        if 200 <= answer.status < 300 and _confirmed(answer, len(parcel.messages)):
+            self._stored(parcel)
+        elif answer.status in (400, 413, 422):
+            self._refused(parcel, answer.status)
+        elif answer.status in (429, 503) and (asked := _retry_after(answer)) is not None:
+            self._failed(f"the server asks for a pause: status {answer.status}", asked)
+        elif 400 <= answer.status < 500 and answer.status not in (408, 425, 429):
+            self._failed(f"the server takes no messages: status {answer.status}", REFUSED_WAIT)
+        else:
+            self._failed(f"an answer without confirmation: status {answer.status}", self._backoff())
+
+    def _stored(self, parcel: _Parcel) -> None:
+        with self._changed:
+            self._failures = 0
+            if parcel.file is None:
+                self._flying = ()
+            else:
+                self._late.popleft()
+            self._not_before = 0.0 if self._deadline is not None else time.monotonic() + LINGER
+        if parcel.file is not None and parcel.last and self._spool is not None:
+            self._spool.remove(parcel.file)
+
+    def _refused(self, parcel: _Parcel, status: int) -> None:
+        """Send the messages of a refused batch one by one; drop one that was alone."""
+        with self._changed:
+            if parcel.file is None and len(self._flying) > 1:
+                self._singly = len(self._flying)
+                self._buffer.extendleft(reversed(self._flying))
+                self._size += sum(each.size for each in self._flying)
+                self._flying = ()
+                return
+        self._faults.lost(f"{WHERE}: messages that the server refused with status {status}", len(parcel.messages))
+        self._stored(parcel)
+
+    def _failed(self, reason: str, seconds: float) -> None:
+        self._faults.note(WHERE, ConnectionError(reason))
+        self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._not_before = time.monotonic() + seconds
+
+    def _backoff(self) -> float:
+        self._failures = min(self._failures + 1, 30)
+        longest = min(FIRST_WAIT * 2.0 ** (self._failures - 1), LONGEST_WAIT)
+        return longest * self._random.uniform(0.5, 1.0)
+
+    def _leave(self) -> None:
+        """Keep or count the messages that were not sent."""
+        with self._changed:
+            left = [encoded(each.message) for each in (*self._flying, *self._buffer)]
+            self._buffer.clear()
+        if left and not (self._spool is not None and self._spool.keep(self._origin, left)):
+            self._faults.lost(f"{WHERE}: messages that were not sent before the end", len(left))
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    if not token or not token.isascii() or any(letter <= " " or letter == "\x7f" for letter in token):
+        raise ValueError("token of the heartbeat server: expected printable ASCII characters without spaces")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _size(values: Mapping[str, Value]) -> int:
+    """Return about as many bytes as the JSON of a message has at most."""
+    texts = (6 * len(value) if isinstance(value, str) else 26 for value in values.values())
+    return 160 + sum(6 * len(name) + 6 for name in values) + sum(texts)
+
+
+def _parcels(kept: KeptMessages) -> Sequence[_Parcel]:
+    groups: list[tuple[str, list[bytes]]] = []
+    size = 0
+    for path, message in kept.messages:
+        size += len(message)
+        if not groups or groups[-1][0] != path or len(groups[-1][1]) >= MOST_MESSAGES or size > BATCH_BYTES:
+            groups.append((path, []))
+            size = len(message)
+        groups[-1][1].append(message)
+    last = len(groups) - 1
+    return [
+        _Parcel(path, tuple(messages), kept.origin, kept.file, place == last)
+        for place, (path, messages) in enumerate(groups)
+    ]
+
+
+def _confirmed(answer: Answer, number: int) -> bool:
+    """Return whether the server has confirmed ``number`` messages: any page can have status 200."""
+    try:
+        found = json.loads(answer.body)
+        return bool(found["stored"] + found["known"] == number)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _retry_after(answer: Answer) -> float | None:
+    """Return the seconds that the server asks for; None if it asks for none."""
+    try:
+        seconds = float(answer.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if not math.isnan(seconds) else None

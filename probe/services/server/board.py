@@ -1,0 +1,223 @@
+"""State of all jobs and ranks as their messages describe it: in memory, of bounded size."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from probe.core.run_state.heartbeat_messages import ENDED, EVENTS, HeartbeatBatch, HeartbeatMessage, Origin, Value
+
+MOST_JOBS = 1_000
+"""Most jobs at one time."""
+MOST_RANKS = 20_000
+"""Most processes of all jobs at one time."""
+POINTS = 300
+"""Points of a curve."""
+LIVE = ("alive", "waiting")
+"""States in which a rank is judged by its promise."""
+
+Liveness = Literal["alive", "waiting", "silent", "ended", "replaced"]
+"""``waiting``: not seen since this server started; ``replaced``: another process has taken this rank's place."""
+
+NUMBERS = {
+    "loss": ("loss", "train_loss"),
+    "grad_norm": ("grad_norm", "grad_norm_"),
+    "step_seconds": ("step_seconds", "fwd_bwd_time", "step_time"),
+    "throughput": ("throughput", "tgs"),
+    "learning_rate": ("learning_rate", "lr"),
+}
+"""Numbers that are shown, each by the names under which runs send it; a name that ends in ``_`` is a beginning."""
+STEPS = ("step", "global_step", "batch_count")
+"""Names under which runs send the number of the step."""
+
+
+class Point(NamedTuple):
+    """Point of the curves of a job."""
+
+    step: float
+    loss: float
+    grad_norm: float
+    step_seconds: float
+
+
+@dataclass
+class RankView:
+    """State of one process."""
+
+    origin: Origin
+    received: float
+    """Time of the last message, by this server's monotonic clock."""
+    promise: float = math.inf
+    deadline: float = math.inf
+    """Time by the same clock at which it is silent if no message has come."""
+    state: Liveness = "alive"
+    step: float = math.nan
+    phase: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class JobView:
+    """State of one launch of a job."""
+
+    id: str
+    job: str
+    launch: str
+    ranks: dict[tuple[int, str], RankView] = field(default_factory=dict)
+    """Processes by rank and run."""
+    runs: dict[int, list[str]] = field(default_factory=dict)
+    """Processes of each rank, in the order of their first messages."""
+    curve: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS))
+    leader: tuple[int, str] | None = None
+    """Process whose numbers stand for the job: that of the lowest rank that has a loss."""
+    events: int = 0
+    """Findings and exceptions since this server started."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that the job has by its own account."""
+        return max((rank.origin.world for rank in self.ranks.values()), default=0)
+
+    @property
+    def received(self) -> float:
+        """Time of the last message."""
+        return max((rank.received for rank in self.ranks.values()), default=0.0)
+
+    def of(self, *states: str) -> list[RankView]:
+        """Return the processes in one of ``states``, in the order of their ranks."""
+        return [self.ranks[key] for key in sorted(key for key, rank in self.ranks.items() if rank.state in states)]
+
+
+class RunBoard:
+    """State of all jobs."""
+
+    def __init__(self, keep_seconds: float) -> None:
+        self._keep_seconds = keep_seconds
+        self._jobs: dict[tuple[str, str], JobView] = {}
+        self._number, self._swept = 0, -math.inf
+
+    @property
+    def jobs(self) -> Iterable[JobView]:
+        """All jobs."""
+        return self._jobs.values()
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+        return self._number
+
+    def job(self, identity: str) -> JobView | None:
+        """Return the job with the id ``identity``."""
+        return next((job for job in self._jobs.values() if job.id == identity), None)
+
+    def view_of(self, origin: Origin) -> JobView | None:
+        """Return the job of ``origin``."""
+        return self._jobs.get((origin.job, origin.launch))
+
+    def admit(self, origin: Origin, now: float, late: bool = False) -> RankView | None:
+        """Return the state of a process, made if it is new; None if there are too many. A new process takes the place
+        of others with its rank, unless it is ``late``, which means ended."""
+        job = self._jobs.get((origin.job, origin.launch))
+        key = (origin.rank, origin.run)
+        if job is not None and (rank := job.ranks.get(key)) is not None:
+            return rank
+        if self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS):
+            self.sweep(now, every=1.0, ended=True)
+            if self._number >= MOST_RANKS or (job is None and len(self._jobs) >= MOST_JOBS):
+                return None
+        if job is None:
+            identity = hashlib.sha256(f"{origin.job}\0{origin.launch}".encode()).hexdigest()[:16]
+            job = self._jobs[origin.job, origin.launch] = JobView(identity, origin.job, origin.launch)
+        runs = job.runs.setdefault(origin.rank, [])
+        for other in [] if late else [job.ranks[origin.rank, run] for run in runs]:
+            if other.state != "ended":
+                other.state, other.deadline = "replaced", math.inf
+        runs.append(origin.run)
+        self._number += 1
+        rank = job.ranks[key] = RankView(origin, now)
+        return rank
+
+    def receive(self, rank: RankView, batch: HeartbeatBatch, now: float) -> None:
+        """Note that a process lives, before anything is stored: a full disk here is no silence there."""
+        if batch.late:
+            rank.state, rank.deadline = "ended", math.inf
+            return
+        promises = [message.promise for message in batch.messages if message.promise is not None]
+        rank.promise = promises[-1] if promises else rank.promise
+        rank.received, rank.deadline, rank.state = now, now + rank.promise, "alive"
+        if _is_end(batch.messages[-1]):
+            rank.state, rank.deadline = "ended", math.inf
+
+    def apply(self, rank: RankView, message: HeartbeatMessage) -> bool:
+        """Take the numbers of a message over; return whether it adds a point to the curves of its job."""
+        if message.kind in EVENTS:
+            return False
+        values = message.values
+        if isinstance(phase := values.get("phase"), str):
+            rank.phase = phase[:80]
+        if (step := _number(values, STEPS)) is not None:
+            rank.step = step
+        found = {name: value for name, names in NUMBERS.items() if (value := _number(values, names)) is not None}
+        rank.numbers.update(found)
+        job = self.view_of(rank.origin)
+        if job is None or "loss" not in found:
+            return False
+        key = (rank.origin.rank, rank.origin.run)
+        leader = job.ranks.get(job.leader) if job.leader is not None else None
+        if leader is None or leader.state in ("ended", "replaced") or key[0] < leader.origin.rank:
+            job.leader = key
+        if job.leader != key:
+            return False
+        numbers = rank.numbers
+        job.curve.append(
+            Point(rank.step, numbers["loss"], numbers.get("grad_norm", math.nan), numbers.get("step_seconds", math.nan))
+        )
+        return True
+
+    def restore(self, origin: Origin, message: HeartbeatMessage, late: bool, now: float) -> None:
+        """Take over a message of the time before this server started: its rank gets all of its promise again."""
+        if (rank := self.admit(origin, now, late)) is None:
+            return
+        self.receive(rank, HeartbeatBatch(origin, (message,), late), now)
+        rank.state = "waiting" if rank.state == "alive" else rank.state
+        self.apply(rank, message)
+
+    def sweep(self, now: float, every: float = 60.0, ended: bool = False) -> None:
+        """Forget processes without messages for long; with ``ended`` also those that have ended."""
+        if now - self._swept < every:
+            return
+        self._swept = now
+        for place, job in list(self._jobs.items()):
+            for key, rank in list(job.ranks.items()):
+                gone = ended and rank.state in ("ended", "replaced")
+                if gone or now - rank.received > self._keep_seconds:
+                    del job.ranks[key]
+                    job.runs[key[0]].remove(key[1])
+                    self._number -= 1
+            if not job.ranks:
+                del self._jobs[place]
+
+    def each_rank(self) -> Iterator[RankView]:
+        """Yield every process."""
+        for job in self._jobs.values():
+            yield from job.ranks.values()
+
+
+def _is_end(message: HeartbeatMessage) -> bool:
+    return message.kind == "progress" and message.values.get("state") == ENDED["state"]
+
+
+def _number(values: Mapping[str, Value], names: Iterable[str]) -> float | None:
+    """Return the first of ``values`` with one of ``names`` that is a number."""
+    for name in names:
+        if name.endswith("_"):
+            found: Value = next((value for key, value in values.items() if key.startswith(name)), None)
+        else:
+            found = values.get(name)
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return float(found)
+    return None

@@ -1,0 +1,214 @@
+"""Judge of the jobs: ranks that are silent by their own promise, findings, exceptions, rules about their numbers.
+
+Time is this server's monotonic clock alone: clocks of ranks may differ, and this one's time of day may be set.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, cast
+
+from probe.core.faults import Faults
+from probe.core.messages import plural
+from probe.core.records import SEVERITIES, Alert, Severity
+from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
+from probe.core.run_state.rules import RunFinding, RunRule, RunStep
+from probe.services.server.board import LIVE, JobView, RankView, RunBoard
+
+_log = logging.getLogger("probe.server")
+
+GRACE_SECONDS = 2.0
+"""Time in seconds on top of each promise: the way here."""
+LONGEST_TICK = 5.0
+"""Seconds between two looks after which this server itself stood still: no promise ran meanwhile."""
+MOST_NAMED = 32
+"""Most ranges of ranks in a message."""
+
+
+class AlertSender(Protocol):
+    """Sender of alerts, as :mod:`probe.core.alerting` has it."""
+
+    def send(self, alert: Alert) -> object:
+        """Send ``alert`` some time soon."""
+
+    def resolve(self, key: str, text: str) -> object:
+        """Send a notice that the matter ``key`` has ended."""
+
+    def close(self, seconds: float) -> object:
+        """Send what waits, within ``seconds``."""
+
+
+class RunJudge:
+    """Judge of all jobs, called on one thread.
+
+    Args:
+        remember: function that stores whether a matter is open, so that a restart of this server repeats no alert.
+        rules: makers of rules about the numbers of a run, made anew for each job.
+    """
+
+    def __init__(
+        self,
+        board: RunBoard,
+        alerts: AlertSender,
+        faults: Faults,
+        remember: Callable[[str, bool], None],
+        rules: Sequence[Callable[[], RunRule]] = (),
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._board, self._alerts, self._faults, self._remember = board, alerts, faults, remember
+        self._makers, self._rules = rules, dict[str, list[RunRule]]()
+        self._grace_seconds, self._ticked = grace_seconds, -math.inf
+        self._open, self._restored = set[str](), set[str]()
+
+    def restore(self, keys: Iterable[str]) -> None:
+        """Take over the matters that were open when the server ended."""
+        self._restored.update(keys)
+        self._open |= self._restored
+
+    def tick(self, now: float) -> None:
+        """Look at the promises of all ranks; called every second or so."""
+        if now - self._ticked > LONGEST_TICK and not math.isinf(self._ticked):
+            _log.warning("this server stood still for %.0f s: promises begin anew", now - self._ticked)
+            for rank in self._board.each_rank():
+                rank.deadline += now - self._ticked
+        self._ticked = now
+        for rank in self._board.each_rank():
+            if rank.state in LIVE and now > rank.deadline + self._grace_seconds:
+                rank.state = "silent"
+        for job in self._board.jobs:
+            self._judge_silence(job, now)
+        self._board.sweep(now)
+        self._forget({job.id for job in self._board.jobs})
+
+    def _forget(self, known: set[str]) -> None:
+        """Forget rules and matters of jobs that the board has forgotten."""
+        for job in self._rules.keys() - known:
+            del self._rules[job]
+        for key in [key for key in self._open if key.split()[-1] not in known]:
+            self._open.discard(key)
+            self._remember(key, False)
+
+    def _judge_silence(self, job: JobView, now: float) -> None:
+        """Alert when the first ranks of a job are silent, and again when all are; resolve when none is."""
+        silent = job.of("silent")
+        some, every = f"silent {job.id}", f"silent all {job.id}"
+        if not silent and some not in self._open and every not in self._open:
+            return
+        judged = [*silent, *job.of(*LIVE)]
+        whole = bool(silent) and len(silent) == len(judged)
+        if whole and every not in self._open:
+            self._raise(job, every, silent, "all", now)
+        if silent and not whole and not {some, every} & self._open:
+            self._raise(job, some, silent, str(len(silent)), now)
+        if not silent and not job.of("waiting"):
+            for key in sorted({some, every} & self._open):
+                self._resolve(job, key)
+
+    def _raise(self, job: JobView, key: str, silent: Sequence[RankView], number: str, now: float) -> None:
+        first = min(silent, key=lambda rank: rank.received)
+        word, named = "rank" if number == "1" else "ranks", ranges([rank.origin.rank for rank in silent])
+        phase = f", in phase {first.phase}" if first.phase else ""
+        step = f", at step {first.step:g}" if not math.isnan(first.step) else ""
+        last = (
+            f"last message {now - first.received:.0f} s ago, the next promised within {first.promise:g} s{phase}{step}"
+        )
+        lines = [
+            f"silent: {word} {named}",
+            f"rank {first.origin.rank}: {last}",
+            f"alive: {len(job.of(*LIVE))} of {job.world}",
+        ]
+        self._open.add(key)
+        self._remember(key, True)
+        title, labels = f"{job.job}: {number} {word} silent", {**_labels(job), "rank": named}
+        self._send(job, Alert(key, "hang", "critical", title, "\n".join(lines), labels, time.time()))
+
+    def _resolve(self, job: JobView, key: str) -> None:
+        self._open.discard(key)
+        self._remember(key, False)
+        title = f"{job.job}: no rank is silent any more"
+        text = f"{title}; {len(job.of('alive'))} alive, {len(job.of('ended'))} ended"
+        if key in self._restored:  # the sender knows the matters of its own process alone
+            self._restored.discard(key)
+            self._send(job, Alert(f"{key} over", "hang", "critical", title, text, _labels(job), time.time()))
+            return
+        try:
+            self._alerts.resolve(key, text)
+        except Exception as error:  # noqa: BLE001 - the server goes on
+            self._faults.note("server: alerts", error)
+
+    def judge(self, rank: RankView, messages: Iterable[HeartbeatMessage], late: bool = False) -> None:
+        """Judge messages that were stored now: findings and exceptions of a run, and its numbers by the rules, unless
+        they are ``late``."""
+        job = self._board.view_of(rank.origin)
+        for message in messages:
+            if job is not None and message.kind in EVENTS:
+                job.events += 1
+                self._send(job, _event_alert(job, rank, message))
+            if not late and self._board.apply(rank, message) and job is not None and self._makers:
+                self._judge_numbers(job, rank, message)
+
+    def _judge_numbers(self, job: JobView, rank: RankView, message: HeartbeatMessage) -> None:
+        if job.id not in self._rules:
+            self._rules[job.id] = [make() for make in self._makers]
+        values = {
+            name: float(value)
+            for name, value in {**message.values, **rank.numbers}.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        number = 0 if math.isnan(rank.step) or math.isinf(rank.step) else int(rank.step)
+        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values)
+        for rule in self._rules[job.id]:
+            try:
+                for finding in rule.judge(step):
+                    self._report(job, rank, finding)
+            except Exception as error:  # noqa: BLE001 - a rule that fails is no reason to stop the server
+                self._faults.note(f"server: rule {type(rule).__name__}", error)
+
+    def _report(self, job: JobView, rank: RankView, finding: RunFinding) -> None:
+        key = f"run {job.id} {finding.rule} {finding.name}"
+        if finding.resolved:
+            self._alerts.resolve(key, finding.message)
+            return
+        labels = {**_labels(job), "rank": str(rank.origin.rank), "step": str(finding.step), "rule": finding.rule}
+        title = f"{job.job}: {finding.rule} of {finding.name}"
+        self._send(job, Alert(key, "run", finding.severity, title, finding.message, labels, time.time()))
+
+    def _send(self, job: JobView, alert: Alert) -> None:
+        try:
+            self._alerts.send(alert)
+        except Exception as error:  # noqa: BLE001 - the server goes on
+            self._faults.note(f"server: alerts of {job.job}", error)
+
+
+def _event_alert(job: JobView, rank: RankView, message: HeartbeatMessage) -> Alert:
+    """Alert about a finding or an exception; its key is the same for all ranks of the job."""
+    values = message.values
+    about = " ".join(str(values[name]) for name in ("rule", "type", "name", "op") if values.get(name) is not None)
+    asked = values.get("severity")
+    severity = cast(Severity, asked) if asked in SEVERITIES else "critical"
+    labels = {**_labels(job), "rank": str(rank.origin.rank)}
+    labels |= {name: str(values[name]) for name in ("host", "rule", "step") if values.get(name) is not None}
+    text = "\n".join(f"{name}: {value}" for name, value in values.items())
+    title = f"{job.job}: {message.kind} {about}".strip()
+    key = f"{message.kind} {job.id} {about}".strip()
+    return Alert(key, message.kind, severity, title, text, labels, message.time, values.get("resolved") is True)
+
+
+def _labels(job: JobView) -> Mapping[str, str]:
+    return {"job": job.job, "launch": job.launch}
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ``0-3, 7`` for 0, 1, 2, 3 and 7."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in found]
+    more = len(texts) - MOST_NAMED
+    return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more {plural(more, 'range')}" if more > 0 else "")

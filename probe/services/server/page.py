@@ -1,0 +1,115 @@
+"""Live page, and the data that it shows: aggregated by job, with the worst ranks, so that 1,000 ranks stay readable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from probe.core.run_state.heartbeat_messages import number_text, travelling
+from probe.services.server.board import NUMBERS, JobView, RankView, RunBoard
+from probe.services.server.judge import ranges
+from probe.services.server.store import StoredMessage
+
+HERE = Path(__file__).parent
+FILES = {"page.js": "text/javascript", "page.css": "text/css"}
+"""Files of the page, by name, with their types."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+"""Permissions of the page: its own files and this server alone."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+MOST_JOBS_LISTED = 100
+WORST = 20
+"""Ranks of a job that are shown."""
+ORDER = ("silent", "waiting", "alive", "replaced", "ended")
+"""States, the worst first."""
+
+
+def text(name: str) -> str:
+    """Return a file of the page."""
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def jobs(board: RunBoard, now: float) -> dict[str, Any]:
+    """Return all jobs, those with silent ranks first, then the newest."""
+    found = sorted(board.jobs, key=lambda job: (not job.of("silent"), not job.of("alive"), -job.received))
+    return {
+        "jobs": [_job(job, now) for job in found[:MOST_JOBS_LISTED]],
+        "more": max(len(found) - MOST_JOBS_LISTED, 0),
+        "ranks": board.ranks,
+    }
+
+
+def _job(job: JobView, now: float) -> dict[str, Any]:
+    last = job.curve[-1] if job.curve else None
+    steps = [rank.step for rank in job.of("alive", "silent") if not math.isnan(rank.step)]
+    return {
+        "id": job.id,
+        "job": job.job,
+        "launch": job.launch,
+        "world": job.world,
+        "states": {state: number for state in ORDER if (number := len(job.of(state)))},
+        "silent": ranges([rank.origin.rank for rank in job.of("silent")]),
+        "age": round(now - job.received, 1),
+        "step": number_text(last.step) if last else None,
+        "behind": number_text(max(steps) - min(steps)) if steps else None,
+        "loss": number_text(last.loss) if last else None,
+        "grad_norm": number_text(last.grad_norm) if last else None,
+        "step_seconds": number_text(last.step_seconds) if last else None,
+        "events": job.events,
+        "curve": [[number_text(point.step), number_text(point.loss)] for point in job.curve],
+    }
+
+
+def worst_ranks(job: JobView, now: float) -> dict[str, Any]:
+    """Return the ranks of a job that need attention: silent ones, those furthest behind, the slowest."""
+    chosen = sorted(job.ranks.values(), key=_urgency)[:WORST]
+    return {**_job(job, now), "worst": [_rank(rank, now) for rank in chosen], "processes": len(job.ranks)}
+
+
+def _urgency(rank: RankView) -> tuple[int, bool, float, float, int]:
+    broken = any(not math.isfinite(value) for value in rank.numbers.values())
+    step = rank.step if math.isfinite(rank.step) else math.inf
+    seconds = rank.numbers.get("step_seconds", 0.0)
+    seconds = seconds if math.isfinite(seconds) else math.inf
+    return ORDER.index(rank.state), not broken, step, -seconds, rank.origin.rank
+
+
+def _rank(rank: RankView, now: float) -> dict[str, Any]:
+    numbers = {name: number_text(rank.numbers[name]) for name in NUMBERS if name in rank.numbers}
+    return {
+        "rank": rank.origin.rank,
+        "run": rank.origin.run,
+        "state": rank.state,
+        "age": round(now - rank.received, 1),
+        "promise": number_text(rank.promise),
+        "step": number_text(rank.step),
+        "phase": rank.phase,
+        **numbers,
+    }
+
+
+def rows(messages: Iterable[StoredMessage]) -> list[Mapping[str, Any]]:
+    """Return stored messages as JSON has them."""
+    return [
+        {
+            "id": each.id,
+            **each.origin._asdict(),
+            "number": each.message.number,
+            "kind": each.message.kind,
+            "time": each.message.time,
+            "received": each.received,
+            "promise": None if each.message.promise is None else number_text(each.message.promise),
+            "late": each.late,
+            "values": travelling(each.message.values),
+        }
+        for each in messages
+    ]

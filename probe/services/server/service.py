@@ -1,0 +1,140 @@
+"""Work of the server between HTTP and the database: each function returns a status and a body."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.faults import Faults
+from probe.core.run_state.heartbeat_messages import MalformedBatchError, parsed
+from probe.core.run_state.rules import RunRule
+from probe.services.server.board import RunBoard
+from probe.services.server.judge import AlertSender, RunJudge
+from probe.services.server.store import HeartbeatStore, Outcome, Receipt
+
+_log = logging.getLogger("probe.server")
+
+TICK_SECONDS = 0.5
+"""Seconds between two looks at the promises."""
+PULSE_SECONDS = 1.0
+"""Least time in seconds between two proofs that the database can be written."""
+PULSE_LIMIT = 5.0
+"""Longest time in seconds that such a proof may take."""
+
+
+class Reply(NamedTuple):
+    """Answer to a request."""
+
+    status: int
+    body: dict[str, Any]
+    retry_after: int | None = None
+    """Seconds after which the same request may succeed."""
+
+
+class HeartbeatService:
+    """Store, board and judge behind the endpoints. Its coroutines run on one event loop, which :meth:`begin` names.
+
+    Raises:
+        StoreError: if the database cannot be used.
+    """
+
+    def __init__(
+        self,
+        database: Path,
+        alerts: AlertSender,
+        faults: Faults,
+        keep_seconds: float,
+        keep_messages: int,
+        rules: Sequence[Callable[[], RunRule]] = (),
+    ) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._faults, self._began = faults, threading.Event()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Answers by status, messages by result."""
+        self.store = HeartbeatStore(database, self._settle, keep_seconds, keep_messages)
+        self.board = RunBoard(keep_seconds)
+        self.judge = RunJudge(self.board, alerts, faults, self.store.remember, rules)
+        self._pulse: asyncio.Future[bool] | None = None
+        self._pulsed = 0.0
+        rows, keys = self.store.restored()
+        now = time.monotonic()
+        for row in rows:
+            self.board.restore(row.origin, row.message, row.late, now)
+        self.judge.restore(keys)
+
+    async def follow(self) -> None:
+        """Look at the promises as long as the server lives."""
+        self._loop = asyncio.get_running_loop()
+        self._began.set()
+        while True:
+            try:
+                self.judge.tick(time.monotonic())
+            except Exception as error:  # noqa: BLE001 - the next look may succeed
+                self._faults.note("server: promises", error)
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def receive(self, data: bytes, path: str) -> Reply:
+        """Store the messages of a request; the reply follows their commit."""
+        try:
+            batch = parsed(data, path)
+        except MalformedBatchError as error:
+            return Reply(400, {"error": str(error)})
+        now = time.monotonic()
+        rank = self.board.admit(batch.origin, now, batch.late)
+        if rank is None:
+            return Reply(429, {"error": "too many jobs or ranks"}, 60)
+        self.board.receive(rank, batch, now)
+        future = self._future()
+        if not self.store.submit(batch, len(data), future):
+            return Reply(503, {"error": "too many messages wait to be stored"}, 1)
+        outcome = await future
+        if not isinstance(outcome, Receipt):
+            return Reply(503, {"error": "the messages could not be stored"}, 2)
+        self.counts["messages", "stored"] += len(outcome.fresh)
+        self.counts["messages", "known"] += outcome.known
+        self.judge.judge(rank, outcome.fresh, batch.late)
+        return Reply(200, {"stored": len(outcome.fresh), "known": outcome.known})
+
+    async def works(self) -> bool:
+        """Return whether the database can be written: proved by a commit, at most once a second."""
+        now = time.monotonic()
+        if self._pulse is None or (self._pulse.done() and now - self._pulsed > PULSE_SECONDS):
+            self._pulse, self._pulsed = asyncio.ensure_future(self._prove()), now
+        return await asyncio.shield(self._pulse)
+
+    async def _prove(self) -> bool:
+        future = self._future()
+        if not self.store.run(HeartbeatStore.pulse, future):
+            return False
+        done, _ = await asyncio.wait([future], timeout=PULSE_LIMIT)
+        return bool(done) and not isinstance(future.result(), Exception)
+
+    def works_from_outside(self, seconds: float) -> bool:
+        """Return the same to another thread: false too if the event loop takes longer than ``seconds``."""
+        if not self._began.wait(seconds) or self._loop is None:
+            return False
+        try:
+            return asyncio.run_coroutine_threadsafe(self.works(), self._loop).result(seconds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
+            _log.warning("the server does not answer itself: %s", type(error).__name__)
+            return False
+
+    def _future(self) -> asyncio.Future[Outcome]:
+        return asyncio.get_running_loop().create_future()
+
+    def _settle(self, outcomes: list[tuple[object, Outcome]]) -> None:
+        """Pass the outcomes of a transaction to the event loop; called on the thread of the store."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_complete, outcomes)
+
+
+def _complete(outcomes: list[tuple[object, Outcome]]) -> None:
+    for future, outcome in outcomes:
+        if isinstance(future, asyncio.Future) and not future.done():
+            future.set_result(outcome)

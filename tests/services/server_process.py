@@ -1,0 +1,125 @@
+"""The heartbeat server in a process of its own, and requests to it by a client that is not ours."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit
+
+import probe
+
+ROOT = Path(probe.__file__).parents[1]
+PATIENCE = 30.0
+"""Seconds after which something that must happen counts as missing."""
+Found = TypeVar("Found")
+
+
+class Served(NamedTuple):
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    address: str
+    token: str | None
+    errors: Path
+    """What it writes to standard error."""
+
+    def request(
+        self, method: str, path: str, content: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=PATIENCE)
+        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        sent |= {"Content-Type": "application/json"} if content is not None else {}
+        try:
+            connection.request(method, path, content, sent | (headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        status, content = self.request("GET", path)
+        assert status == 200, content
+        return json.loads(content)
+
+    def post(self, content: object, path: str = "/v1/heartbeats") -> tuple[int, Any]:
+        status, answer = self.request("POST", path, json.dumps(content).encode())
+        return status, json.loads(answer)
+
+    def stored(self, job: str | None = None) -> list[dict[str, Any]]:
+        """All stored messages, of one job or of all, in the order of their commits."""
+        found: list[dict[str, Any]] = []
+        while True:
+            after = found[-1]["id"] if found else 0
+            more = self.get(f"/v1/messages?after={after}{f'&job={quote(job)}' if job else ''}")["messages"]
+            if not more:
+                return found
+            found += more
+
+    def job(self, name: str) -> dict[str, Any]:
+        """The entry of a job on the page; empty if it has none."""
+        return next((job for job in self.get("/v1/board")["jobs"] if job["job"] == name), {})
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """The exit code after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def serving(database: Path, *options: str, token: str | None = None) -> Iterator[Served]:
+    """A server that is killed at the end, if it still runs."""
+    errors = database.with_suffix(".errors")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"PROBE_SERVER_TOKEN": token} if token else {})
+    command = [sys.executable, "-m", "probe", "serve", "--database", str(database)]
+    command += [*options] if "--port" in options else ["--port", "0", *options]
+    with (
+        errors.open("a") as file,
+        subprocess.Popen(
+            command, env=environment, stdout=-1, stderr=file, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("probe: listening at http://"), errors.read_text()
+            yield Served(process, line.split()[-1], token, errors)
+        finally:
+            process.kill()
+
+
+def wait_for(find: Callable[[], Found], process: subprocess.Popen[str] | None = None) -> Found:
+    """The first true value of ``find()``."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := find()):
+        assert time.monotonic() < deadline, "it does not happen"
+        assert process is None or process.poll() is None, "the process has ended"
+        time.sleep(0.02)  # between two looks
+    return found
+
+
+def batch(
+    job: str = "job",
+    *,
+    rank: int = 0,
+    run: str = "run",
+    launch: str = "launch",
+    numbers: Sequence[int] = (0,),
+    **more: Any,
+) -> dict[str, Any]:
+    """A batch of metrics, as any client may send it."""
+    promise, values, kind = more.pop("promise", None), more.pop("values", {}), more.pop("kind", "train_metrics")
+    messages = [
+        {"number": n, "kind": kind, "time": 1.7e9 + n, "promise": promise, "values": {"step": n, "loss": 1.0, **values}}
+        for n in numbers
+    ]
+    return {"job": job, "rank": rank, "world": 1, "run": run, "launch": launch, "messages": messages, **more}
