@@ -23,7 +23,7 @@ from probe.pytorch.engines import models, names, native, pipelining
 from probe.pytorch.engines.homes import home, ready
 from probe.pytorch.engines.names import modules
 from probe.pytorch.engines.steps import adam, check, gradient, holds, on_step, owned, state, state_names, value
-from probe.pytorch.hook_handles import Own, on_accumulated, on_own
+from probe.pytorch.hook_handles import Own
 from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs
 from probe.pytorch.loss_scale import held_scale, loss_scale
 
@@ -141,17 +141,9 @@ def on_gradient(
     parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
     """Listen once a backward: to the gradient of this backward alone (``own``), or to the sum after it."""
-    if (kept := home(parameter)) is not None:
-        return kept.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
-    if own:
-        return on_own(parameter, guard(listen))
-
-    def accumulated(held: torch.nn.Parameter) -> None:
-        total = native.held(held, main_grad)
-        if total is not None:
-            listen(total)
-
-    return on_accumulated(parameter, guard(accumulated))
+    kept = home(parameter)
+    place = native.on_gradient if kept is None else kept.on_gradient
+    return place(parameter, listen, own=own, main_grad=main_grad, guard=guard)
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:
