@@ -30,7 +30,7 @@ from _report import arguments, publish, table, verdict
 from _run_recording import STEPS, USUAL, Broken, Recording, RunCase, kept_or_recorded, steps_of
 from _straggler_recording import BROKEN_AT, Episode, record_episodes
 
-from probe.core.config.schema import RUN_RULE_ARGS, RunState
+from probe.core.config.schema import RUN_RULE_ARGS, RunSettings
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
 
 PLANTED = 20
@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
 
 def default_rules() -> list[RunRule]:
     """Rules of a configuration that names none."""
-    names = [each.rule_name for each in RunState().rules]
+    names = [each.rule_name for each in RunSettings().rules]
     return [RUN_RULES[name](RUN_RULE_ARGS[name]()) for name in names]
 
 

@@ -22,7 +22,7 @@ from probe.pytorch import compiled, input_gradients
 from probe.pytorch import loss_scale as scaling
 from probe.pytorch.engines import names, native, pipelining, steps, table
 from probe.pytorch.engines.homes import home, ready
-from probe.pytorch.hook_handles import Own, on_accumulated, on_own
+from probe.pytorch.hook_handles import Own
 from probe.pytorch.input_gradients import edge_of, some
 
 adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
@@ -106,17 +106,9 @@ def on_gradient(
     parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
 ) -> Remove:
     """Listen once a backward: to the gradient of this backward alone (``own``), or to the sum after it."""
-    if (kept := home(parameter)) is not None:
-        return kept.on_gradient(parameter, listen, own=own, main_grad=main_grad, guard=guard)
-    if own:
-        return on_own(parameter, guard(listen))
-
-    def accumulated(held: torch.nn.Parameter) -> None:
-        total = native.held(held, main_grad)
-        if total is not None:
-            listen(total)
-
-    return on_accumulated(parameter, guard(accumulated))
+    kept = home(parameter)
+    place = native.on_gradient if kept is None else kept.on_gradient
+    return place(parameter, listen, own=own, main_grad=main_grad, guard=guard)
 
 
 def on_tensor_gradient(tensor: torch.Tensor, listen: Listen) -> None:

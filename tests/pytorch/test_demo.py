@@ -138,6 +138,7 @@ def finding(name, step, part=""):
         ([finding("layers.1.mlp.fc1", 5, "output")], True),
         ([finding("layers.1.mlp.fc1.weight", 5)], True),
         ([finding("layers.1.mlp.fc1", 4, "output")], False),
+        ([finding("layers.1.mlp.fc1", 6, "output")], False),
         ([finding("layers.1.mlp", 5, "output")], False),
         ([finding("layers.1.mlp.fc1", 5, "output"), finding("layers.0.norm1.weight", 5)], False),
     ],

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from probe.core.backend.protocols import Optimizer
 from probe.core.instrumentation.context import PendingRows, Run
 from probe.core.instrumentation.overhead import Spent
-from probe.core.records import Batch, Outcome, TextFile
+from probe.core.records import Outcome, TextFile
 
 
 class Turns:
@@ -64,10 +64,6 @@ class FinishedStep(NamedTuple):
     ops: tuple[str, ...]
     spent: Spent
     outcome: Outcome
-
-    def batches(self) -> list[Batch]:
-        """Return every row; wait for the device."""
-        return [batch for rows in self.pending for batch in rows.batches(self.number)]
 
 
 class StepConsumer(Protocol):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 from probe.core.distributed.global_stats import GlobalStats
 from probe.core.distributed.replicas import compared
 from probe.core.distributed.whole_tensors import Line, Wholes
 from probe.core.instrumentation.context import Run
 from probe.core.output.delivery import Delivery
-from probe.core.records import Batch
+from probe.core.records import Snapshot
 
 SAME = {"ops", "eps", "start_step", "step_interval", "collect_times"}
 """Configuration keys in which ranks must agree."""
@@ -39,11 +40,11 @@ class GlobalExchange:
         """True if a delivered step is not written yet."""
         return bool(self._line)
 
-    def write(self, step: int, batches: Sequence[Batch], write: Callable[[list[Batch] | None], None]) -> None:
-        """Call ``write`` when all steps before ``step`` are written, with the batches that all ranks know, or None
-        without an exchange. Call on the delivery thread."""
-        offer = None if self._wholes is None else self._wholes.offer(step, batches)
-        self._line.add(offer, lambda known: write(known if offer is not None else None))
+    def write(self, snapshot: Snapshot, write: Callable[[Snapshot], None]) -> None:
+        """Call ``write`` when all steps before ``snapshot`` are written, with the batches that all ranks know if they
+        exchange numbers. Call on the delivery thread."""
+        offer = None if self._wholes is None else self._wholes.offer(snapshot.step, snapshot.batches)
+        self._line.add(offer, lambda known: write(snapshot if offer is None else replace(snapshot, batches=known)))
 
     def change(self, run: Run, then: Callable[[], None]) -> Callable[[], None]:
         """Return a function that begins the exchange for ``run`` and calls ``then`` once all steps before it are

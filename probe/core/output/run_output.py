@@ -6,7 +6,6 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.stages import Stages
 from probe.core.output.text_files import write_text
-from probe.core.records import Batch, Finding, Snapshot, TextFile
+from probe.core.records import Finding, Snapshot, TextFile
 from probe.core.storage import run_directory
 from probe.core.storage.manifest import identity
 
@@ -128,7 +127,7 @@ class Output:
 
     def submit(self, step: FinishedStep) -> None:
         """Hand ``step`` to the delivery thread."""
-        self._delivery.submit(lambda: self._take(self._snapshot(step)))
+        self._delivery.submit(lambda: self._exchange.write(self._snapshot(step), self._writer.write))
 
     def write(self, file: TextFile) -> None:
         """Hand ``file`` to the delivery thread, which writes it before the steps that are submitted later."""
@@ -136,7 +135,7 @@ class Output:
 
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
-        batches, spent = step.batches(), step.spent
+        batches, spent = [batch for rows in step.pending for batch in rows.batches(step.number)], step.spent
         device = self._overhead.add_device(spent)
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
@@ -149,14 +148,6 @@ class Output:
             cost=cost,
             outcome=step.outcome,
         )
-
-    def _take(self, snapshot: Snapshot) -> None:
-        """Write ``snapshot`` when all steps before it are written. Call on the delivery thread."""
-
-        def write(batches: list[Batch] | None) -> None:
-            self._writer.write(snapshot if batches is None else replace(snapshot, batches=batches))
-
-        self._exchange.write(snapshot.step, snapshot.batches, write)
 
     def flush(self, timeout: float) -> bool:
         """Wait until every submitted step is written; return False if that takes longer than ``timeout`` seconds."""

@@ -1,4 +1,4 @@
-"""Optimizers of torch itself, and other objects with ``step`` and ``param_groups``."""
+"""Parameters and optimizers of torch itself, and other objects with ``step`` and ``param_groups``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 from probe.core.backend.call_stack import callers
 from probe.core.backend.optimizer_kinds import evaluating, shielded
 from probe.core.backend.patch import replace
-from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
+from probe.core.backend.protocols import Adam, Guard, Remove, Shard, StepListener
 from probe.core.records import Outcome
 from probe.pytorch.engines.homes import absent, piece
+from probe.pytorch.hook_handles import on_accumulated, on_own
 from probe.pytorch.loss_scale import on_scaled_step
 
 
@@ -38,6 +39,21 @@ def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> 
     """Return the gradient that the parameter holds."""
     found = held(parameter, main_grad)
     return absent(parameter) if found is None else piece(parameter, found)
+
+
+def on_gradient(
+    parameter: torch.nn.Parameter, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
+) -> Remove:
+    """Listen to the gradient of a parameter that holds its own numbers."""
+    if own:
+        return on_own(parameter, guard(listen))
+
+    def accumulated(parameter: torch.nn.Parameter) -> None:
+        total = held(parameter, main_grad)
+        if total is not None:
+            listen(total)
+
+    return on_accumulated(parameter, guard(accumulated))
 
 
 def held(parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | None:

@@ -9,8 +9,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
+from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.messages import plural
 from probe.core.records import SEVERITIES, Alert, Severity
@@ -26,19 +27,6 @@ LONGEST_TICK = 5.0
 """Seconds between two looks after which this server itself stood still: no promise ran meanwhile."""
 MOST_NAMED = 32
 """Most ranges of ranks in a message."""
-
-
-class AlertSender(Protocol):
-    """Sender of alerts, as :mod:`probe.core.alerting` has it."""
-
-    def send(self, alert: Alert) -> object:
-        """Send ``alert`` some time soon."""
-
-    def resolve(self, key: str, text: str) -> object:
-        """Send a notice that the matter ``key`` has ended."""
-
-    def close(self, seconds: float) -> object:
-        """Send what waits, within ``seconds``."""
 
 
 class RunJudge:

@@ -12,7 +12,17 @@ import pytest
 from probe.core.analysis.compare.compare import Comparison, compare
 from probe.core.analysis.compare.pairing import Options
 from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
-from tests.core.analysis.compare_data import MICRO_STEPS, MODULES, Array, Change, Where, rounding, same, write_run
+from tests.core.analysis.compare_data import (
+    MICRO_STEPS,
+    MODULES,
+    WEIGHT,
+    Array,
+    Change,
+    Where,
+    rounding,
+    same,
+    write_run,
+)
 from tests.required import require
 
 pytestmark = pytest.mark.slow
@@ -171,11 +181,25 @@ def test_a_mean_around_zero_is_measured_by_its_elements(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_dies_differs_in_zeros(tmp_path: Path) -> None:
-    """Fractions of zeros may differ by noise, not from none to all."""
+    """Fractions of zeros may differ by noise, not from none to all; their difference is not relative."""
     place = PLACES[1]
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", scaled(place, 0))
     (row,) = compare(a, b, Options(ops=("zeros",))).first
     assert (row.name, row.numbers[0].a, row.numbers[0].b) == ("layers.1.fc1.output", 0.0, 1.0)
+    assert row.numbers[0].difference == 1
+
+
+def test_counts_differ_by_their_number(tmp_path: Path) -> None:
+    """Any other count is beyond the tolerance, and the difference is that of the counts."""
+    place = PLACES[0]
+
+    def with_nans(columns: int) -> Change:
+        return lambda at, x: np.where(np.arange(x.shape[-1]) < columns, np.nan, x) if at == place else x
+
+    a, b = write_run(tmp_path / "a", with_nans(1)), write_run(tmp_path / "b", with_nans(3))
+    (row,) = compare(a, b, Options(ops=("nans",))).first
+    rows, _ = WEIGHT
+    assert [(number.a, number.b, number.difference) for number in row.numbers] == [(rows, 3 * rows, 2 * rows)]
 
 
 @pytest.mark.parametrize(

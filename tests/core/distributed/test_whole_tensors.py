@@ -150,6 +150,20 @@ def test_what_waits_for_late_ranks_is_bounded(other: Other, monkeypatch: pytest.
     writing.end()
 
 
+def test_steps_that_are_done_wait_no_longer(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is on the bytes that wait at one time: ranks that come in time exchange any number of steps."""
+    a_step = sum(column.nbytes for column in batch_of(0, 2).columns.values())
+    monkeypatch.setattr(whole_tensors, "MOST_BYTES", 3 * a_step)
+    writing, steps = Writing(other), 8
+    other.awake.set()
+    for step in range(steps):
+        writing.submit(step)
+        until(lambda after=step + 1: len(writing.written) == after)
+    writing.end()
+    assert writing.written == [(step, "whole") for step in range(steps)]
+    assert writing.faults.counts == {}
+
+
 def test_what_changes_has_its_turn_after_what_was_collected_before(other: Other) -> None:
     """Steps of the configuration before are written first, though another exchange is done earlier."""
     writing, awake = Writing(other), Other()

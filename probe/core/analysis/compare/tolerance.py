@@ -3,9 +3,8 @@
 A difference is relative to a size: that of a norm to the larger of the two norms; that of a mean or standard deviation
 to the root mean square of the elements or, if that is larger, to the largest magnitude; that of a minimum or maximum to
 the largest magnitude; that of a fraction of zeros to 1; any other to the larger value. Rows of pure rounding noise,
-such
-as the gradient of a bias that a softmax cancels, are small but differ as much as they are large: so every row counts as
-at least ``FLOOR`` times the largest root mean square of its signal, rank and step.
+such as the gradient of a bias that a softmax cancels, are small but differ as much as they are large: so every row
+counts as at least ``FLOOR`` times the largest root mean square of its signal, rank and step.
 """
 
 from __future__ import annotations
