@@ -22,8 +22,7 @@ from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject
-from probe.core.output.run_output import FLUSH_SECONDS, Output
-from probe.core.output.text_files import StructureOutput
+from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
