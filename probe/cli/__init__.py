@@ -1,4 +1,4 @@
-"""The ``probe`` command. To add a verb, write it in ``probe/cli`` and add one line to ``VERBS``."""
+"""The ``probe`` command. To add a verb, write ``probe/cli/<verb>.py`` and one line in ``VERBS``."""
 
 from __future__ import annotations
 

@@ -70,11 +70,7 @@ class Resumed:
 
     def __init__(self, before: RankDirectory, first: int) -> None:
         self.directory, self.first = before.path, first
-        self._rank, self._done = before.rank, False
-        self.changes = before.manifest.changes
-        """Changes of the configuration that the manifest lists."""
-        self.described = before.manifest.continued(before.first_step, first)
-        """Fields that the manifest keeps."""
+        self.before, self._done = before, False
         self._aside = self.directory / superseded_name(time.time(), first)
 
     @property
@@ -111,7 +107,7 @@ class Resumed:
             raise failures[0]
 
     def _files(self) -> Iterator[tuple[Path, Callable[[Path], None]]]:
-        rank = self._rank
+        rank = self.before.rank
         for path in sorted(self.directory.iterdir()):
             named = table_name(path.name)
             if named and named.last >= self.first:

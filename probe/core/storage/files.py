@@ -97,7 +97,8 @@ _log = logging.getLogger("probe.files")
 
 def open_for_append(path: Path) -> FileIO:
     """Open ``path`` for reading and appending, unbuffered; the file and its directory are made if missing."""
-    return _made(path, "a+b", buffering=0)
+    file: FileIO = _made(path, "a+b", buffering=0)
+    return file
 
 
 def append(file: FileIO, data: bytes) -> None:
