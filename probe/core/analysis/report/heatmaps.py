@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
 from probe.core.storage.duckdb_reader import Rows, fill
+from probe.core.storage.layout import NAME, PP_STAGE, STAGE
 from probe.core.storage.sql import quoted
 
 Array = npt.NDArray[np.float64]
@@ -110,7 +111,7 @@ def _list_members(rows: Rows, signal: SignalPlan) -> None:
         for row, members in enumerate(signal.members)
         for n, member in enumerate(members)
     ]
-    columns = dict.fromkeys(("pp_stage", "vpp_stage", "name", "row", "member"), "INTEGER") | {"name": "VARCHAR"}
+    columns = dict.fromkeys((PP_STAGE, STAGE, NAME, "row", "member"), "INTEGER") | {NAME: "VARCHAR"}
     fill(rows.connection, "members", columns, listed)
 
 

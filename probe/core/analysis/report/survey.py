@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from probe.core.naming import signal_of
 from probe.core.storage.duckdb_reader import Rows, fill
+from probe.core.storage.layout import PP_STAGE
 from probe.core.storage.table_files import TableFile
 
 BACKWARD = frozenset({"actv_grad", "grad_unreduced"})
@@ -62,7 +63,7 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     Args:
         stages: pipeline stage of each directory of ``rows``.
     """
-    fill(rows.connection, "stages", {"directory": "INTEGER", "pp_stage": "INTEGER"}, stages.items())
+    fill(rows.connection, "stages", {"directory": "INTEGER", PP_STAGE: "INTEGER"}, stages.items())
     found = Survey()
     steps: set[int] = set()
     ends: list[int] = []
