@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probe.demo.text import LIMIT, standard_library
+from probe.demo.recipe import LIMIT, standard_library
 
 
 class Training(NamedTuple):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from probe.demo.diagnosis import FirstBad, name_first_bad
 from probe.demo.faults import KINDS
+from probe.demo.report import matches
 from probe.demo.training import DemoPlan, run
-from probe.demo.verdict import matches
 
 
 def named(diagnosis: FirstBad | None) -> str:

@@ -104,15 +104,15 @@ MUTATIONS = (
     Mutation("core/monitor/subject.py", "min(settings.module_ranks) >= ranks:", "max(settings.module_ranks) >= ranks:", "test_doubts.py test_vain.py test_wrong_uses.py", "numpy"),
     # analysis
     Mutation("core/analysis/merge.py", "complete = (counted == numels(shapes)) & ~terms", "complete = ~terms", "test_merging.py"),
-    Mutation("core/analysis/compare/tolerance.py", "return abs(a - b) if op == \"zeros\" or op in EXACT else excess * relative", "return excess * relative", "test_compare.py test_compare_cli.py", "not pytorch and not mindspore"),
+    Mutation("core/analysis/compare/differences.py", "return abs(a - b) if op == \"zeros\" or op in EXACT else excess * relative", "return excess * relative", "test_compare.py test_compare_cli.py", "not pytorch and not mindspore"),
     Mutation("core/analysis/diagnosis/causality.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
     Mutation("core/analysis/convert/curves.py", "while number > 0x7F:", "while number > 0xFF:", "test_csv2tb.py"),
-    Mutation("core/analysis/report/encode.py", "<= low and high < 1 << (8 * size - 1))", "<= low and high <= 1 << (8 * size - 1))", "test_report_cells.py test_report_sizes.py test_report.py"),
+    Mutation("core/analysis/report/payload.py", "<= low and high < 1 << (8 * size - 1))", "<= low and high <= 1 << (8 * size - 1))", "test_report_cells.py test_report_sizes.py test_report.py"),
     # frameworks, command line, demonstration
     Mutation("pytorch/host_moments.py", "squares - total * total / x.numel()", "squares - total / x.numel()", "test_moments.py test_numbers.py", "torch"),
     Mutation("mindspore/device_moments.py", "_POWERS = {\"sum\": 1, \"sumsq\": 2, \"m2\": 2}", "_POWERS = {\"sum\": 1, \"sumsq\": 2, \"m2\": 1}", "test_moments.py test_tensors.py", "mindspore-device or device"),
     Mutation("cli/anomalies.py", "int(last) < int(first)", "int(last) < 0", "test_anomaly_processor.py test_anomaly_order.py test_causes_cli.py"),
-    Mutation("demo/verdict.py", "diagnosis.first.step == injection.step", "diagnosis.first.step >= injection.step", "test_demo.py", "very_place"),
+    Mutation("demo/report.py", "diagnosis.first.step == injection.step", "diagnosis.first.step >= injection.step", "test_demo.py", "very_place"),
 )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
@@ -18,8 +20,8 @@ VERBS: dict[str, str] = {
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",
     "control": "probe.cli.control:app",
-    "csv2db": "probe.cli.csv2db:csv2db",
-    "csv2tb": "probe.cli.csv2tb:csv2tb",
+    "csv2db": "probe.cli.convert:csv2db",
+    "csv2tb": "probe.cli.convert:csv2tb",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",
@@ -73,6 +75,18 @@ def _probe(
     ] = False,
 ) -> None:
     """Watch the inside of a training run and name the first bad layer."""
+
+
+@contextmanager
+def refusing(*wrong: type[Exception]) -> Iterator[None]:
+    """End the command with exit code 2 if the block raises one of ``wrong``: print its problems, else its text."""
+    try:
+        yield
+    except wrong as error:
+        from probe.core.messages import complain
+
+        complain("\n".join(getattr(error, "problems", [str(error)])))
+        raise typer.Exit(2) from None
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.core.analysis.anomaly_processor import first, write
-from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis, analyse
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
+from probe.core.analysis.diagnosis.evaluate import nothing_judged
 from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
-from probe.core.analysis.diagnosis.extent import nothing_judged
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import run_lines
 from probe.core.analysis.report.findings import summary
@@ -55,7 +55,8 @@ def anomalies(
         wanted = chosen(steps)
         with errors.status("reading") as status:
             analysis = analyse(directory, wanted, status.update)
-        written = _write(out, analysis, topk) if out else None
+        shown = [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in _first(analysis, topk)]
+        written = write(out, shown) if out else None
     except (ValueError, ImportError) as error:
         complain(str(error))
         _show_dumped(directory, topk)
@@ -93,11 +94,6 @@ def chosen(text: str) -> list[int]:
     return found
 
 
-def _write(out: Path, analysis: Analysis, topk: int) -> Path:
-    chosen = _first(analysis, topk)
-    return write(out, [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in chosen])
-
-
 def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
     """First findings of the main incident, then of the others."""
     main = analysis.diagnosis.incident.findings if analysis.diagnosis else []
@@ -105,7 +101,9 @@ def _first(analysis: Analysis, topk: int) -> list[tuple[Located, Cause]]:
 
 
 def _show(analysis: Analysis, topk: int) -> None:
-    console, number = _console(), analysis.number
+    console, number = Console(), analysis.number
+    if not console.is_terminal:  # wide, so that no name is cut
+        console = Console(width=WIDTH)
     of = f"{analysis.extent.text}; " if analysis.extent.rows and analysis.diagnosis else ""
     head = f"{analysis.run.name}: {of}{number:,} finding{'s' * (number != 1)}"
     for line in [head, *summary(analysis)]:
@@ -119,7 +117,8 @@ def _show(analysis: Analysis, topk: int) -> None:
     console.print()
     console.print(_table(analysis, topk))
     for other in analysis.others:
-        console.print(printable(_brief(other)), highlight=False, markup=False)
+        brief = f"Separate incident, steps {other.incident.first} to {other.incident.last}: {other.text}"
+        console.print(printable(brief), highlight=False, markup=False)
 
 
 def _show_dumped(directory: Path, topk: int) -> None:
@@ -137,12 +136,6 @@ def _show_dumped(directory: Path, topk: int) -> None:
         typer.echo(printable(each.message))
 
 
-def _console() -> Console:
-    """Console as wide as the terminal; wide if there is none, so that no name is cut."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
-
-
 def _table(analysis: Analysis, topk: int) -> Table:
     table = Table("cause", "step", "rank", "signal", box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("row", overflow="fold")
@@ -155,7 +148,3 @@ def _table(analysis: Analysis, topk: int) -> Table:
         cells = cause.value, step, f"{finding.rank}{stage}", finding.signal, cell_name(finding.key), value(finding)
         table.add_row(*(escape(printable(cell)) for cell in (*cells, finding.rule)))
     return table
-
-
-def _brief(other: IncidentDiagnosis) -> str:
-    return f"Separate incident, steps {other.incident.first} to {other.incident.last}: {other.text}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probe.core.messages import complain
+from probe.cli import refusing
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
@@ -41,14 +41,11 @@ def compare(
     """
     from probe.core.analysis.compare.compare import compare as compared
 
-    try:
+    with refusing(ValueError, ImportError):
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
         found = compared(a, b, options, most)
         if out:
             _write(out, found)
-    except (ValueError, ImportError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
     from probe.core.analysis.compare import explain
 
     if as_json:
@@ -60,7 +57,7 @@ def compare(
 
 def _write(out: Path, found: Comparison) -> None:
     from probe.core.analysis.compare.page import page
-    from probe.core.storage.atomic_files import replacing
+    from probe.core.storage.files import replacing
 
     if not out.resolve().parent.is_dir():
         raise ValueError(f"{out}: expected a folder that exists")

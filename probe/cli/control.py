@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from probe.core.config.errors import ConfigError
+from probe.cli import refusing
 from probe.core.control import status as live
 from probe.core.messages import complain, printable
 
@@ -44,10 +44,8 @@ SECONDS = 60.0
 @app.command()
 def status(directory: Directory) -> None:
     """Show the state of every rank. Exit code 0; 2 if there is no run."""
-    try:
+    with refusing(ValueError):
         _show(live.states(directory))
-    except ValueError as error:
-        raise _refused(error) from None
 
 
 @app.command()
@@ -69,20 +67,16 @@ def put(
     wait: Wait = SECONDS,
 ) -> None:
     """Change the configuration; a change with mistakes is refused, and they are listed. Exit codes as of start."""
-    try:
+    with refusing(ValueError):
         values = live.assigned(assignments)
-    except ValueError as error:
-        raise _refused(error) from None
     _change(directory, values, wait)
 
 
 def _change(directory: Path, values: dict[str, Any], wait: float) -> None:
-    try:
+    with refusing(ValueError, OSError):
         file, before = live.configuration(directory), live.states(directory)
         with live.turn(file):
             changed = live.put(file, values)
-    except (ValueError, OSError) as error:
-        raise _refused(error) from None
     typer.echo(printable(f"{file}: {', '.join(f'{key} = {value}' for key, value in values.items())}"))
     begins = values.get("dynamic_on") is True and any(state.state == "at rest" for state in before)
     if not changed and not begins:
@@ -104,8 +98,3 @@ def _show(states: list[live.RankState]) -> None:
         cells = str(state.rank), state.state, str(state.step), state.directory.name
         table.add_row(*(escape(printable(cell)) for cell in cells))
     Console().print(table)
-
-
-def _refused(error: Exception) -> typer.Exit:
-    complain("\n".join(error.problems) if isinstance(error, ConfigError) else str(error))
-    return typer.Exit(2)

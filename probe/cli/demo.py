@@ -50,12 +50,16 @@ def demo(
     Exit code 0 if the named place and step are the broken ones (or if nothing was broken and nothing found), 1 if not,
     2 if the demonstration cannot run.
     """
-    _check(framework)
+    title, package = PACKAGES[framework]
+    if find_spec(package) is None:
+        advice = f"pip install {package}, or in the clone of probe {install(framework.value)}"
+        complain(f"{title} is not installed: {advice}")
+        raise typer.Exit(2)
     from rich.console import Console
 
     from probe.demo import report, training
     from probe.demo.diagnosis import name_first_bad
-    from probe.demo.verdict import matches
+    from probe.demo.report import matches
 
     console = Console()
     seed = secrets.randbelow(10_000) if seed is None else seed
@@ -68,18 +72,6 @@ def demo(
     matched = matches(outcome.injection, diagnosis)
     report.show(console, plan, outcome, diagnosis, matched)
     raise typer.Exit(0 if matched else 1)
-
-
-def _check(framework: FrameworkChoice) -> None:
-    """End the command if its framework is not installed."""
-    title, package = PACKAGES[framework]
-    if find_spec(package) is None:
-        _refuse(f"{title} is not installed: pip install {package}, or in the clone of probe {install(framework.value)}")
-
-
-def _refuse(why: str) -> None:
-    complain(why)
-    raise typer.Exit(2)
 
 
 def _formats() -> list[str]:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from probe.cli import refusing
 from probe.core.analysis.merge import merge_directory
-from probe.core.messages import complain, plural, printable
+from probe.core.messages import plural, printable
 
 
 def merge(
@@ -23,12 +24,8 @@ def merge(
     """
     console = Console()
     target = out or directory / "merged"
-    try:
-        with console.status("merging") as status:
-            report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
-    except (ValueError, OSError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+    with refusing(ValueError, OSError), console.status("merging") as status:
+        report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
     rows, files = plural(report.rows, "row"), plural(len(report.files), "file")
     console.print(printable(f"{report.rows} {rows} in {len(report.files)} {files} in {target}"), markup=False)
     for problem in report.problems:

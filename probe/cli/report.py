@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from probe.cli import refusing
 from probe.core.messages import complain, plural
 
 
@@ -15,8 +16,7 @@ def report(
     directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     judge: Annotated[
-        bool,
-        typer.Option(help="Judge the files for the first cause; else show the run's own findings."),
+        bool, typer.Option(help="Judge the files for the first cause; else show the run's own findings.")
     ] = True,
 ) -> None:
     """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
@@ -30,17 +30,13 @@ def report(
     from probe.core.messages import printable, printable_lines
 
     console = Console()
-    try:
-        with console.status("reading") as status:
-            check_target(out)
-            analysis = analyse(directory, progress=status.update) if judge else None
-            if analysis is None:
-                written = write_report(directory, out, observe=status.update)
-            else:
-                written = write_report(directory, out, card(analysis), status.update, analysis.problems)
-    except (ValueError, ImportError, OSError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+    with refusing(ValueError, ImportError, OSError), console.status("reading") as status:
+        check_target(out)
+        analysis = analyse(directory, progress=status.update) if judge else None
+        if analysis is None:
+            written = write_report(directory, out, observe=status.update)
+        else:
+            written = write_report(directory, out, card(analysis), status.update, analysis.problems)
     typer.echo(printable_lines(written.diagnosis.paragraph))
     ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
     typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))

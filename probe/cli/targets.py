@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from probe.cli import refusing
 from probe.core.config.errors import nearest
 from probe.core.instrumentation.selection import PLACES
 from probe.core.messages import complain, plural, printable_json
@@ -28,16 +29,16 @@ def targets(
     A module with one tensor in each place gets element selectors; any other gets {}: all tensors in all places. Modules
     that did not run are left out. Exit code 1 if entries could not be read and were left out, 2 if nothing could be.
     """
-    try:
-        structure = _read(file)
-        chosen = _matching(structure, match)
-    except (OSError, ValueError) as error:
-        complain(str(error))
-        raise typer.Exit(2) from None
+    with refusing(OSError, ValueError):
+        chosen = _matching(_read(file), match)
     wrong = [name for name, entry in chosen.items() if not _readable(entry)]
     block = {name: target(entry) for name, entry in chosen.items() if name not in wrong and _runs(entry)}
     if block:
-        typer.echo(_yaml(block) if as_yaml else _json(block))
+        lines = [
+            f"{printable_json(json.dumps(name, ensure_ascii=False))}: {json.dumps(e)}" for name, e in block.items()
+        ]
+        indented = "".join(f"\n  {line}" for line in lines) if as_yaml else ",".join(f"\n    {line}" for line in lines)
+        typer.echo(f"targets:{indented}" if as_yaml else f'{{\n  "targets": {{{indented}\n  }}\n}}')
     else:  # an empty block would watch everything
         complain(f"{file}: no tensor was seen in any of {len(chosen)} {plural(len(chosen), 'module')}; no targets")
     if idle := len(chosen) - len(wrong) - len(block):
@@ -111,18 +112,3 @@ def _names(name: str) -> Iterator[str]:
     yield name
     if prefix := re.match(r"\d+:", name):
         yield name[prefix.end() :]
-
-
-def _json(block: Mapping[str, Any]) -> str:
-    lines = ",".join(f"\n    {_entry(name, entry)}" for name, entry in block.items())
-    return f'{{\n  "targets": {{{lines}\n  }}\n}}'
-
-
-def _yaml(block: Mapping[str, Any]) -> str:
-    lines = "".join(f"\n  {_entry(name, entry)}" for name, entry in block.items())
-    return f"targets:{lines or ' {}'}"
-
-
-def _entry(name: str, entry: Mapping[str, str]) -> str:
-    """Line that means the same in both formats."""
-    return f"{printable_json(json.dumps(name, ensure_ascii=False))}: {json.dumps(entry)}"

@@ -71,17 +71,13 @@ def draw(kind: str | None, places: FaultPlaces, steps: tuple[int, int], seed: in
     kind = kind or any_kind
     step = int(random.integers(*steps))
     if kind == "nan":
-        return _nan(places.parameters, step, random)
+        place = _pick(list(places.parameters), random)
+        element = int(random.integers(places.parameters[place]))
+        return Injection(kind, place, step, f"element {element} is NaN", element=element)
     if kind == "overflow":
         return Injection(kind, _pick(places.computing, random), step, "output times 3e38", 3e38)
     factor = float(f"{10 ** random.uniform(4, 6):.2g}")
     return Injection(kind, _pick(places.weighted, random), step, f"gradients times {factor:.2g}", factor)
-
-
-def _nan(parameters: Mapping[str, int], step: int, random: np.random.Generator) -> Injection:
-    place = _pick(list(parameters), random)
-    element = int(random.integers(parameters[place]))
-    return Injection("nan", place, step, f"element {element} is NaN", element=element)
 
 
 def _pick(names: Sequence[str], random: np.random.Generator) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from probe.demo.text import standard_library
 
 BYTES = 256
 BATCH = 16
@@ -71,3 +71,24 @@ def batches(steps: int, context: int, seed: int) -> Iterator[tuple[Bytes, Bytes]
         starts = random.integers(len(text) - context, size=(BATCH, 1))
         pieces = text[starts + within].astype(np.int64)
         yield pieces[:, :-1].copy(), pieces[:, 1:].copy()
+
+
+LIMIT = 2_000_000
+"""Most bytes to read."""
+
+
+def standard_library(limit: int = LIMIT) -> bytes:
+    """Source of the top-level modules of the standard library, one after the other by name; at most ``limit`` bytes.
+
+    Raises:
+        FileNotFoundError: if this Python comes without its sources.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = b""
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= limit:
+            break
+    if not text:
+        raise FileNotFoundError(f"{folder}: no source files (*.py) of the standard library to train on")
+    return text[:limit]

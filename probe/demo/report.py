@@ -90,13 +90,10 @@ def _comparison(injection: Injection | None, diagnosis: FirstBad | None) -> Tabl
     signal = f"{first.signal}: {signal_of(first.signal).meaning}" if first else ""
     table.add_row("signal", signal, f"{injection.kind}: {injection.detail}" if injection else "")
     table.add_row("op", first.op if first else "", "")
-    table.add_row("value", f"{first.value:.6g}{_expected(first.expected)}" if first else "", "")
+    expected = f" (usually {first.expected:.3g})" if first and not isnan(first.expected) else ""
+    table.add_row("value", f"{first.value:.6g}{expected}" if first else "", "")
     table.add_row("rule", first.rule if first else "", "")
     return table
-
-
-def _expected(value: float) -> str:
-    return "" if isnan(value) else f" (usually {value:.3g})"
 
 
 def _found(diagnosis: FirstBad | None) -> Iterator[str]:
@@ -116,27 +113,18 @@ def _places(plan: DemoPlan, outcome: DemoOutcome, diagnosis: FirstBad | None) ->
     directory = outcome.directory
     yield "Where to look next:"
     if diagnosis is not None:
-        yield f"  these numbers  {_grep(directory, diagnosis)}"
+        files = f"{shlex.quote(str(directory))}/{names_of(diagnosis.first.signal)}.{CSV}"
+        yield f"  these numbers  grep -h ',{diagnosis.row},' {files}"
         yield f"  findings       {file_of(plan.output, 0)}"
     if "tensorboard" in plan.formats:
         yield f"  TensorBoard    tensorboard --logdir {shlex.quote(str(directory))}"
     yield f"  CSV            {directory}/*.{CSV}"
-    yield f"  first cause    {_probe()} anomalies {shlex.quote(str(plan.output))}"
-    yield f"  a page         {_probe()} report {shlex.quote(str(plan.output))} -o report.html"
+    beside = Path(sys.executable).with_name("probe")  # of this interpreter
+    probe = shlex.quote(str(beside)) if beside.exists() else "probe"
+    yield f"  first cause    {probe} anomalies {shlex.quote(str(plan.output))}"
+    yield f"  a page         {probe} report {shlex.quote(str(plan.output))} -o report.html"
     yield f"  manifest       {directory / FILE}"
     yield f"  log            {directory / LOG}"
-
-
-def _probe() -> str:
-    """Path of the command that belongs to this interpreter."""
-    beside = Path(sys.executable).with_name("probe")
-    return shlex.quote(str(beside)) if beside.exists() else "probe"
-
-
-def _grep(directory: Path, diagnosis: FirstBad) -> str:
-    """A command that prints the first bad tensor's rows, step by step."""
-    files = f"{shlex.quote(str(directory))}/{names_of(diagnosis.first.signal)}.{CSV}"
-    return f"grep -h ',{diagnosis.row},' {files}"
 
 
 def _costs(outcome: DemoOutcome) -> Iterator[str]:
@@ -149,3 +137,10 @@ def _costs(outcome: DemoOutcome) -> Iterator[str]:
     )
     if outcome.faults:
         yield f"The monitor itself failed in places: {', '.join(f'{f} ({n})' for f, n in outcome.faults.items())}."
+
+
+def matches(injection: Injection | None, diagnosis: FirstBad | None) -> bool:
+    """Return whether the diagnosis names the broken module or parameter and the step, or nothing if none was broken."""
+    if injection is None or diagnosis is None:
+        return injection is None and diagnosis is None
+    return diagnosis.first.step == injection.step and injection.place in (diagnosis.module, diagnosis.row)

@@ -119,9 +119,13 @@ def run(plan: DemoPlan, observe: Callable[[DemoProgress], None]) -> DemoOutcome:
     with _log_in(directory / LOG), framework.few_threads():
         began = time.perf_counter()
         with monitor:
-            for step, loss in enumerate(_train(training, fault, plan, monitor.log)):
-                each = (time.perf_counter() - began) / (step + 1)
-                observe(DemoProgress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
+            for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.size.context, plan.seed)):
+                if fault is not None:
+                    fault.step = step
+                loss = training.step(tokens, targets, monitor.log)
+                each, cost = (time.perf_counter() - began) / (step + 1), monitor.cost
+                waited = (cost.get("hooks", 0.0) + cost.get("drain", 0.0)) / max(cost.get("steps", 0.0), 1.0)
+                observe(DemoProgress(step, loss, waited / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
     injection = fault.injection if fault else None
     return DemoOutcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
@@ -137,14 +141,6 @@ def _framework(name: str) -> DemoFramework:
     return pytorch
 
 
-def _train(training: Training, fault: Fault | None, plan: DemoPlan, log: Callable[..., None]) -> Iterator[float]:
-    """Yield the loss of each step."""
-    for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.size.context, plan.seed)):
-        if fault is not None:
-            fault.step = step
-        yield training.step(tokens, targets, log)
-
-
 def _break(framework: DemoFramework, model: Any, plan: DemoPlan) -> Fault | None:
     if plan.fault == "none":
         return None
@@ -152,11 +148,6 @@ def _break(framework: DemoFramework, model: Any, plan: DemoPlan) -> Fault | None
     fault = Fault(draw(plan.fault, framework.places(model), steps, plan.seed))
     framework.inject(model, fault)
     return fault
-
-
-def _waited(cost: dict[str, float]) -> float:
-    """Seconds a step for which training waited for the monitor."""
-    return (cost.get("hooks", 0.0) + cost.get("drain", 0.0)) / max(cost.get("steps", 0.0), 1.0)
 
 
 @contextmanager

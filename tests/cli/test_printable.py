@@ -16,7 +16,7 @@ from probe.cli import app
 from probe.core.analysis.anomaly_processor import main
 from probe.core.messages import printable, printable_json, printable_lines
 from probe.core.output.sinks import SINKS
-from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.output.sinks.anomaly import AnomalyFile
 from probe.core.records import Key
 from probe.core.storage.run_directory import write_manifest
 from tests.core.output.sink_data import batch, context, finding, snapshot

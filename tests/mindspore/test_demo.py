@@ -16,14 +16,14 @@ from probe.demo import recipe, training
 from probe.demo.diagnosis import name_first_bad
 from probe.demo.faults import KINDS, Fault, Injection, draw
 from probe.demo.recipe import Size
+from probe.demo.report import matches
 from probe.demo.training import DemoPlan, run
-from probe.demo.verdict import matches
 from tests.required import require
 
 mindspore = require("mindspore")
 
 from probe.demo.mindspore import begin, inject, places  # noqa: E402
-from probe.demo.mindspore.model import Gpt  # noqa: E402
+from probe.demo.mindspore.training import Gpt  # noqa: E402
 
 STEPS = 24
 SMALL = Size(layers=2, width=48, heads=2, context=16)

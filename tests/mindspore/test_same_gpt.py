@@ -23,8 +23,8 @@ from mindspore.experimental import optim  # noqa: E402
 
 import probe.mindspore  # noqa: E402
 import probe.pytorch  # noqa: E402
-from probe.demo.mindspore.model import Gpt as MindsporeGpt  # noqa: E402
-from probe.demo.pytorch.model import Gpt as PytorchGpt  # noqa: E402
+from probe.demo.mindspore.training import Gpt as MindsporeGpt  # noqa: E402
+from probe.demo.pytorch.training import Gpt as PytorchGpt  # noqa: E402
 
 SIZE = Size(layers=2, width=32, heads=4, context=16)
 SEED, STEPS, MICRO_BATCHES = 5, 3, 2

@@ -16,7 +16,7 @@ from tests.required import require
 torch = require("torch")
 require("duckdb")
 
-from probe.demo.pytorch.model import Gpt  # noqa: E402
+from probe.demo.pytorch.training import Gpt  # noqa: E402
 from probe.pytorch import TrainerMon  # noqa: E402
 
 SIZE = Size(layers=2, width=32, heads=4, context=16)

@@ -20,11 +20,15 @@ require("torch")
 from probe.demo import diagnosis, recipe, training  # noqa: E402
 from probe.demo.faults import KINDS, Injection, draw  # noqa: E402
 from probe.demo.pytorch import places  # noqa: E402
-from probe.demo.pytorch.model import Gpt  # noqa: E402
-from probe.demo.recipe import Size, batches, initial_weights  # noqa: E402
-from probe.demo.text import standard_library  # noqa: E402
+from probe.demo.pytorch.training import Gpt  # noqa: E402
+from probe.demo.recipe import (  # noqa: E402
+    Size,
+    batches,
+    initial_weights,
+    standard_library,
+)
+from probe.demo.report import matches  # noqa: E402
 from probe.demo.training import DemoPlan  # noqa: E402
-from probe.demo.verdict import matches  # noqa: E402
 
 STEPS = 24
 SMALL = Size(layers=2, width=48, heads=2, context=16)

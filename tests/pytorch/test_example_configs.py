@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from probe.core.config.load import load
-from probe.demo.pytorch.model import Gpt
+from probe.demo.pytorch.training import Gpt
 from probe.demo.recipe import Size
 from probe.pytorch import TrainerMon, TrainingStopped
 from tests.pytorch.runs import directory_of, header, manifest, tables, watching

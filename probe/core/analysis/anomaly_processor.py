@@ -21,7 +21,7 @@ from probe.core.messages import complain, printable
 from probe.core.rules.causal_order import position, stages
 from probe.core.storage.anomaly_json import FOLDER, Entry
 from probe.core.storage.anomaly_runs import Kept
-from probe.core.storage.atomic_files import replacing
+from probe.core.storage.files import replacing
 from probe.core.storage.problems import Problems
 
 RESULT = "anomaly_analyse.json"

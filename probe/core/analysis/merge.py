@@ -16,9 +16,9 @@ import numpy as np
 from probe.core.histogram import HISTOGRAM, parsed, text_of
 from probe.core.moments import COUNTS, OPS, derive, merge_columns, moments_of, numels
 from probe.core.naming import FEATURES
-from probe.core.storage.atomic_files import replacing
 from probe.core.storage.csv_reader import read_all
 from probe.core.storage.directories import RankDirectory, last_run
+from probe.core.storage.files import replacing
 from probe.core.storage.layout import (
     COMPLETE,
     CSV,

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
@@ -17,7 +17,7 @@ import yaml
 from probe.core.config.errors import ConfigError
 from probe.core.config.json_text import braced, plain_json
 from probe.core.config.parse import YAML_ENDINGS, content, parse, text_of
-from probe.core.storage.atomic_files import replacing
+from probe.core.storage.files import replacing
 
 _BLANKS = " \t\r\n"
 _ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
@@ -63,7 +63,10 @@ def change(path: Path, changes: Mapping[str, Any]) -> None:
             name, [f"{name}: {', '.join(changes)} cannot be changed alone (YAML anchors?); edit the file"]
         )
     with replacing(found) as file:
-        _own_as(file.fileno(), found.stat())
+        about = found.stat()
+        with suppress(OSError):  # as far as this process may
+            os.fchown(file.fileno(), about.st_uid, about.st_gid)
+        os.fchmod(file.fileno(), S_IMODE(about.st_mode))
         file.write("\ufeff" * raw.startswith(BOM_UTF8) + edited)
 
 
@@ -79,13 +82,6 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
             place = inner
         place[last] = value
     return result
-
-
-def _own_as(descriptor: int, found: os.stat_result) -> None:
-    """Set the owner of a file, as far as this process may, and its permissions to those of another."""
-    with suppress(OSError):
-        os.fchown(descriptor, found.st_uid, found.st_gid)
-    os.fchmod(descriptor, S_IMODE(found.st_mode))
 
 
 def edit(text: str, changes: Mapping[str, Any], is_yaml: bool) -> str:
@@ -165,7 +161,7 @@ def _past_blanks(text: str, at: int) -> int:
 def _yaml_object(text: str, path: list[str]) -> Any:
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     for key in path:
-        inner = dict(_yaml_pairs(node)) if isinstance(node, yaml.MappingNode) else {}
+        inner = {at.value: each for at, each in node.value} if isinstance(node, yaml.MappingNode) else {}
         if key not in inner:
             return None
         node = inner[key]
@@ -176,13 +172,10 @@ def _yaml_object(text: str, path: list[str]) -> Any:
     return _Object(values, inside, flow=bool(node.flow_style))
 
 
-def _yaml_pairs(node: Any) -> Iterator[tuple[str, Any]]:
-    for key, value in node.value:
-        yield key.value, value
-
-
 def _yaml_span(text: str, key: yaml.Node, value: yaml.Node) -> _Span:
-    begin, end = value.start_mark.index, _end(text, value)
+    begin, end = value.start_mark.index, value.end_mark.index
+    if not getattr(value, "flow_style", False):  # YAML counts the blanks behind a block to it
+        end = begin + len(text[begin:end].rstrip())
     if begin < key.end_mark.index and (alias := _ALIAS.match(text, key.end_mark.index)):
         return _Span(*alias.span(1))  # the value itself stands where its anchor is
     if begin == end:
@@ -190,9 +183,3 @@ def _yaml_span(text: str, key: yaml.Node, value: yaml.Node) -> _Span:
     if value.start_mark.line > key.start_mark.line and value.start_mark.column <= key.start_mark.column:
         return _Span(begin, end, "  ")  # a list may begin below its key
     return _Span(begin, end)
-
-
-def _end(text: str, node: yaml.Node) -> int:
-    """End of a value without the blanks that YAML counts to a block, which ends only where the next key begins."""
-    begin, end = node.start_mark.index, node.end_mark.index
-    return begin + len(text[begin:end].rstrip()) if not getattr(node, "flow_style", False) else end

@@ -6,6 +6,7 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
@@ -91,28 +92,25 @@ def problems(
         else:
             path = path[:-1] if path[-1:] == (_KEY,) else path
             sentence = _sentence(entry["type"], entry["loc"], entry["input"], context, model)
-            yield f"{lead(path)}{_clipped(path_text(path))}: {sentence}"
+            yield f"{lead(path)}{_cut(path_text(path), LONGEST_NAME)}: {sentence}"
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], model: type[BaseModel]) -> str:
     if kind == "invalid_key" or loc[-1:] == (_KEY,):
         return f"expected a string as key, got {_shown(loc[-1] if kind == 'invalid_key' else value)}; put it in quotes"
     if kind == "extra_forbidden":
-        return _unknown_key(loc[-1], list(peel(_resolve(model, loc[:-1])[0])[0].model_fields))
+        known = list(peel(_resolve(model, loc[:-1])[0])[0].model_fields)
+        listed = f"one of {', '.join(known)}" if len(known) <= 10 else "one that `probe config explain` lists"
+        return f"unknown key{_hint(loc[-1], known) or f'; expected {listed}'}"
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return f"missing; expected {expected}"
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
     return f"expected {expected}, got {_shown(value)}{hint}"
-
-
-def _unknown_key(key: object, known: Sequence[str]) -> str:
-    listed = f"one of {', '.join(known)}" if len(known) <= 10 else "one that `probe config explain` lists"
-    return f"unknown key{_hint(key, known) or f'; expected {listed}'}"
 
 
 def _hint(name: object, names: Sequence[str]) -> str:
@@ -129,15 +127,10 @@ def _shown(value: object) -> str:
             if len(text) > MOST_TEXT:
                 break
     except (TypeError, ValueError, RecursionError):  # keys that JSON lacks; a YAML alias inside its own anchor
-        text = _bounded(value)
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
-
-
-def _bounded(value: object) -> str:
-    try:
-        return _REPR.repr(value)
-    except ValueError:  # an integer of more than 4300 digits
-        return f"a {type(value).__name__}"
+        text = f"a {type(value).__name__}"
+        with suppress(ValueError):  # an integer of more than 4300 digits
+            text = _REPR.repr(value)
+    return _cut(text, MOST_TEXT)
 
 
 def _resolve(model: type[BaseModel], loc: Path) -> tuple[Any, Sequence[object]]:

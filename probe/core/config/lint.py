@@ -132,7 +132,8 @@ def unjudged(settings: Settings) -> Iterator[str]:
     both = _with_armed(settings)
     for rule in settings.alert.rules:
         missing = [how for has, how in about(rule.rule_name).needs if not any(map(has, both))]
-        ops, signals = _unmet_ops(rule.args, settings), _unmet_signals(rule.args, both)
+        ops = [op for op in getattr(rule.args, "ops", ()) if op not in settings.statistics]
+        signals = _unmet_signals(rule.args, both)
         if ops and len(ops) == len(rule.args.ops):
             missing.append(f"one of the ops {', '.join(ops)}" if len(ops) > 1 else f"the op {ops[0]}")
         if signals and len(signals) == len(rule.args.signals):
@@ -149,10 +150,6 @@ def _with_armed(settings: Settings) -> tuple[Settings, ...]:
         return (settings,)
     arm = settings.on_anomaly.arm
     return settings, settings.model_copy(update={name: True for name, on in arm if on is True})
-
-
-def _unmet_ops(args: Any, settings: Settings) -> list[str]:
-    return [op for op in getattr(args, "ops", ()) if op not in settings.statistics]
 
 
 def _unmet_signals(args: Any, both: tuple[Settings, ...]) -> dict[str, str]:

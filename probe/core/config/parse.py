@@ -172,10 +172,13 @@ def _json(name: str, text: str) -> tuple[Any, _Find]:
         result.repeated = _repeated([key for key, _ in pairs]) if len(result) < len(pairs) else []
         return result
 
+    def integer(digits: str) -> int | float:  # Python refuses more than 4300; as a float, it is refused by its key
+        return int(digits) if len(digits) < 400 else float(digits)
+
     whole, before, behind = braced(text)
     bare = plain_json(whole)
     try:
-        value = json.loads(bare, object_pairs_hook=mapping, parse_int=_integer)
+        value = json.loads(bare, object_pairs_hook=mapping, parse_int=integer)
     except json.JSONDecodeError as error:
         at, sentence = mistake(bare, error, len(bare) - behind)
         at = min(max(at - before, 0), len(text.rstrip()))
@@ -184,11 +187,6 @@ def _json(name: str, text: str) -> tuple[Any, _Find]:
         advice = "" if known else f"; a YAML file must be named {' or '.join(YAML_ENDINGS)}"
         raise ConfigError(name, [f"{name}:{line}:{column}: not valid JSON: {sentence}{advice}"]) from None
     return value, lambda: _lines_of(bare)
-
-
-def _integer(text: str) -> int | float:
-    """Parse an integer. Python refuses more than 4300 digits; as a float, such a number is refused by its key."""
-    return int(text) if len(text) < 400 else float(text)
 
 
 def _lines_of(bare: str) -> dict[tuple[str, ...], int]:

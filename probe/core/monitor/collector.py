@@ -27,10 +27,9 @@ from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
-from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output
+from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
-from probe.core.output.text_files import StructureOutput
 from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
 from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher

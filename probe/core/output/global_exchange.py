@@ -76,20 +76,11 @@ class GlobalExchange:
             self._wholes.close(timeout)
 
     def _exchange_of(self, run: Run) -> Wholes | None:
-        stats = self._global_stats(run)
-        if stats is None:
-            return None
-        return Wholes(stats, lambda: self._delivery.wake(self._line.advance), self._took, run.faults)
-
-    def _took(self, seconds: float) -> None:
-        self.seconds += seconds
-
-    def _global_stats(self, run: Run) -> GlobalStats | None:
         settings, groups = run.settings, run.framework.groups
         if not settings.global_stats or groups.world_size() == 1:
             return None
         same = json.dumps(settings.model_dump(mode="json", include=SAME) | {"first": run.clock.step}, sort_keys=True)
-        return GlobalStats(
+        stats = GlobalStats(
             run.framework.parallel,
             f"run {self._number} from step {run.clock.step}",
             same,
@@ -103,3 +94,8 @@ class GlobalExchange:
                 groups.world_size(),
             ),
         )
+
+        def took(seconds: float) -> None:
+            self.seconds += seconds
+
+        return Wholes(stats, lambda: self._delivery.wake(self._line.advance), took, run.faults)

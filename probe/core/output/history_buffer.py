@@ -95,7 +95,10 @@ class Past:
             bare.append(replace(batch, columns={}, **shared))
             own += fresh
         columns = tuple(tuple(batch.columns) for batch in snapshot.batches)
-        numbers = tuple(zlib.compress(_bytes_of(batch), LEVEL) for batch in snapshot.batches)
+        held = (
+            [np.ascontiguousarray(c, dtype=np.float64).tobytes() for c in b.columns.values()] for b in snapshot.batches
+        )
+        numbers = tuple(zlib.compress(b"".join(each), LEVEL) for each in held)
         return _Packed(replace(snapshot, batches=bare), columns, numbers, own)
 
     def _shared(self, batch: Batch) -> tuple[dict[str, Any], int]:
@@ -109,10 +112,6 @@ class Past:
                 fresh += size * len(value)
             shared[field] = known
         return shared, fresh
-
-
-def _bytes_of(batch: Batch) -> bytes:
-    return b"".join(np.ascontiguousarray(column, dtype=np.float64).tobytes() for column in batch.columns.values())
 
 
 def _unpacked(packed: _Packed) -> Snapshot:

@@ -51,7 +51,7 @@ class ManifestWriter:
     def __init__(self, run: Run, attached: Attached, follows: Path | None, resumed: Resumed | None) -> None:
         self._attached, self._resumed, self._noted = attached, resumed, 0
         self._control: dict[str, object] = {} if follows is None else followed(follows, attached.first)
-        self._changes = resumed.changes if resumed else []
+        self._changes = resumed.before.manifest.changes if resumed else []
         self._contents = self._described(run)
 
     def write(self, directory: Path, more: Mapping[str, object]) -> None:
@@ -86,11 +86,11 @@ class ManifestWriter:
         self._contents["changes"] = self._changes
 
     def _described(self, run: Run) -> dict[str, object]:
-        return {
-            **described(run, self._attached),
-            **({"control": self._control} if self._control else {}),
-            **(self._resumed.described if self._resumed else {}),
-        }
+        fields = described(run, self._attached) | ({"control": self._control} if self._control else {})
+        if self._resumed is None:
+            return fields
+        before = self._resumed.before
+        return fields | before.manifest.continued(before.first_step, self._resumed.first)
 
 
 def described(run: Run, attached: Attached) -> dict[str, object]:

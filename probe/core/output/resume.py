@@ -10,22 +10,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 
 from probe.core.faults import Faults
 from probe.core.messages import plural
-from probe.core.output.sinks.anomaly_file import take_out
+from probe.core.output.sinks.anomaly import take_out
 from probe.core.records import Snapshot
 from probe.core.rules import Rule
 from probe.core.storage import metrics_db
 from probe.core.storage.anomaly_json import file_of
-from probe.core.storage.atomic_files import replacing
 from probe.core.storage.batches import steps
 from probe.core.storage.csv_reader import PlainRows
 from probe.core.storage.csv_rows import rows
 from probe.core.storage.directories import RankDirectory, find, runs
 from probe.core.storage.event_file import is_event_file
+from probe.core.storage.files import replacing
 from probe.core.storage.layout import COSTS, CSV, STEP, cost_step, table_name
 from probe.core.storage.metrics_schema import SUFFIX
 from probe.core.storage.problems import Problems
@@ -70,7 +71,7 @@ class Resumed:
 
     def __init__(self, before: RankDirectory, first: int) -> None:
         self.directory, self.first = before.path, first
-        self._before, self._manifest, self._done = before, before.manifest, False
+        self.before, self._done = before, False
         self._lock = threading.Lock()  # rows about tensors and numbers of the run are written on two threads
         self._aside = self.directory / superseded_name(time.time(), first)
 
@@ -80,16 +81,6 @@ class Resumed:
         files = [path for path, _ in self._files() if path.parent == self.directory]
         files += [path for path in self.directory.iterdir() if is_event_file(path.name)]
         return any(path.suffix != SUFFIX or metrics_db.has_row_tables(path) for path in files)
-
-    @property
-    def described(self) -> dict[str, object]:
-        """The fields that the manifest keeps."""
-        return self._manifest.continued(self._before.first_step, self.first)
-
-    @property
-    def changes(self) -> list[dict[str, object]]:
-        """The changes of the configuration that the manifest lists."""
-        return self._manifest.changes
 
     def open(self) -> None:
         """Do nothing: rows are put aside before the first step is written."""
@@ -122,6 +113,7 @@ class Resumed:
             raise failures[0]
 
     def _files(self) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+        rank = self.before.rank
         for path in sorted(self.directory.iterdir()):
             named = table_name(path.name)
             if named and named.last >= self.first:
@@ -129,8 +121,8 @@ class Resumed:
             elif path.name == COSTS:
                 yield path, self._cost
             elif path.suffix == SUFFIX:
-                yield path, self._sqlite
-        yield file_of(self.directory.parent, self._before.rank), self._findings
+                yield path, partial(metrics_db.move_steps, rank=rank, first=self.first, aside=self._aside / path.name)
+        yield file_of(self.directory.parent, rank), self._findings
 
     def _keep_copy(self, path: Path) -> None:
         self._aside.mkdir(exist_ok=True)
@@ -143,7 +135,8 @@ class Resumed:
             if header is None:  # the run was killed before its first row
                 return
             column, width = header.cells.index(STEP), len(header.cells)  # ValueError: not one of our tables; keep it
-            before = (row for row in found if len(row.cells) == width and self._is_before(row.cells[column]))
+            whole = (row for row in found if len(row.cells) == width and row.cells[column].isdecimal())
+            before = (row for row in whole if int(row.cells[column]) < self.first)
             kept = next(before, None)
             self._keep_copy(path)
             if kept is None:
@@ -168,9 +161,6 @@ class Resumed:
             with replacing(self._aside / path.name) as file:
                 json.dump(taken, file, indent=1)
 
-    def _is_before(self, step: str) -> bool:
-        return step.isdecimal() and int(step) < self.first
-
     def _parquet(self, path: Path) -> None:
         import duckdb
 
@@ -185,9 +175,6 @@ class Resumed:
                 hidden.replace(path)
             else:
                 path.unlink()
-
-    def _sqlite(self, path: Path) -> None:
-        metrics_db.move_steps(path, self._before.rank, self.first, self._aside / path.name)
 
 
 def _until(directory: Path) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from probe.core.faults import Faults
 from probe.core.run_state.heartbeat_messages import KINDS, Origin
-from probe.core.storage.atomic_files import replacing
+from probe.core.storage.files import replacing
 
 WHERE = "heartbeats: kept files"
 """The place at which failures are counted."""

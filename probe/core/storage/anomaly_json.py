@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ _SIGNAL_OF_TASK = {signal.task: name for name, signal in SIGNALS.items()}
 
 
 class Judgement(NamedTuple):
-    """Rule, op and numbers of a finding, if the entry has them."""
+    """Rule, op and numbers of a finding; empty, and None, if the entry lacks them."""
 
     rule: str = ""
     op: str = ""
@@ -135,21 +135,6 @@ class Entry:
             return Judgement(self.typed["rule"], str(op or ""), _number(value), _number(expected))
         found = _MESSAGE.fullmatch(self.message)
         return Judgement(found[1], found[2], _number(found[3]), _number(found[4])) if found else Judgement()
-
-    @property
-    def rule(self) -> str:
-        """The rule that reported the finding; empty if the entry lacks it."""
-        return self.judgement.rule
-
-    @property
-    def op(self) -> str:
-        """The op of the finding; empty if the entry lacks it."""
-        return self.judgement.op
-
-    def numbers(self) -> tuple[float, float]:
-        """Return the value and the expected value; NaN if the entry lacks them."""
-        _, _, value, expected = self.judgement
-        return nan if value is None else value, nan if expected is None else expected
 
     @property
     def run(self) -> str:

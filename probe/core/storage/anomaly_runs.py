@@ -61,16 +61,11 @@ def known(root: Path, entries: Iterable[Entry]) -> list[RecordedRun]:
     directory_of = _finder(found.values())
     for entry in entries:
         if entry.run and entry.run not in found and directory_of(entry) is None:
-            first = int(entry.typed.get("first_step", 0))
-            found[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", _began(entry), Manifest(), first)
+            first, began = int(entry.typed.get("first_step", 0)), 0.0
+            with suppress(ValueError):
+                began = parsed_time(str(entry.typed.get("start")))
+            found[entry.run] = RankDirectory(inside / entry.run, entry.rank, "", began, Manifest(), first)
     return runs(found.values())
-
-
-def _began(entry: Entry) -> float:
-    try:
-        return parsed_time(str(entry.typed.get("start")))
-    except ValueError:
-        return 0.0
 
 
 def chosen(there: list[RecordedRun], name: str) -> RecordedRun:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from probe.core.storage import csv_reader, parquet_chunks
+import numpy as np
+
+from probe.core.storage import csv_reader
 from probe.core.storage.csv_reader import PIECE_BYTES
-from probe.core.storage.layout import PARQUET
+from probe.core.storage.duckdb_reader import connect, misfit
+from probe.core.storage.layout import KEY, PARQUET, TEXT
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.problems import cannot_be_read
+from probe.core.storage.sql import pattern_of
 from probe.core.storage.table_files import TableFile
 
 PIECE_ROWS = 100_000
@@ -48,7 +54,7 @@ def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
         ValueError: if a Parquet file is invalid.
     """
     if file.format == PARQUET:
-        size, step = parquet_chunks.number_of_rows(file.path), PIECE_ROWS
+        size, step = _number_of_rows(file.path), PIECE_ROWS
     else:
         size, step = size - file.torn, PIECE_BYTES
     for begin in range(0, max(1, size), step):
@@ -66,9 +72,55 @@ def parse(piece: Chunk) -> ParsedChunk:
     """
     file = piece.file
     if file.format == PARQUET:
-        return ParsedChunk(parquet_chunks.read(file, piece.rank, piece.begin, piece.end))
+        return ParsedChunk(_read_parquet(piece))
     with csv_reader.collector_paused():
         found = csv_reader.read(file, piece.begin, None if piece.last else piece.end)
         made = assembled(file.signal, piece.rank, found.about, found.values) if found.number else None
     more = found.bad - len(found.named)
     return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))
+
+
+def _number_of_rows(path: Path) -> int:
+    """Return the number of rows of a Parquet file."""
+    with _duckdb() as connection:
+        if wrong := misfit(connection, [path]):
+            raise ValueError(wrong)
+        query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
+        return int(connection.execute(query, [pattern_of(path)]).fetchone()[0])
+
+
+def _read_parquet(piece: Chunk) -> MetricRows | None:
+    """Return the rows of a piece of a Parquet file; None if there are none."""
+    with _duckdb() as connection:
+        query = "SELECT * FROM read_parquet(?) LIMIT ? OFFSET ?"
+        found = connection.execute(
+            query, [pattern_of(piece.file.path), piece.end - piece.begin, piece.begin]
+        ).fetchnumpy()
+    if not len(found["step"]):
+        return None
+    about = {column: cells.tolist() for column, cells in found.items() if column in (*KEY, *TEXT)}
+    values = {column: cells.astype(np.float64) for column, cells in found.items() if column not in about}
+    return assembled(piece.file.signal, piece.rank, about, values)
+
+
+@contextmanager
+def _duckdb() -> Iterator[Any]:
+    """Open a connection for one file.
+
+    Raises:
+        ImportError: if DuckDB is missing.
+        ValueError: if a query fails.
+    """
+    connection = connect(threads=1)
+    import duckdb
+
+    try:
+        yield connection
+    except RuntimeError as error:
+        if type(error) is RuntimeError:  # Ctrl-C during a query of DuckDB
+            raise KeyboardInterrupt from error
+        raise
+    except duckdb.Error as error:
+        raise ValueError(f"expected a Parquet file; {' '.join(str(error).split())}") from error
+    finally:
+        connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -132,21 +132,17 @@ def runs(directories: Iterable[RankDirectory]) -> list[RecordedRun]:
             own.append([directory])
     found: list[RecordedRun] = []
     while chains:
-        taken = _together({rank: own[-1][0].began for rank, own in chains.items()}, [len(o) for o in chains.values()])
-        found.append(_run([directory for rank in taken for directory in chains[rank].pop()]))
+        newest, alike = max(own[-1][0].began for own in chains.values()), len({*map(len, chains.values())}) == 1
+        taken = [rank for rank, own in chains.items() if alike or newest - own[-1][0].began < TOGETHER]
+        last = tuple(directory for rank in taken for directory in chains[rank].pop())
+        found.append(RecordedRun(last, tuple(sorted(_expected(last) - set(taken)))))
         chains = {rank: own for rank, own in chains.items() if own}
     return found[::-1]
 
 
 def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
     """Return the sort key: rank, then time; within a second, the number of the attachment, then the step."""
-    return (
-        directory.rank,
-        directory.began,
-        directory.manifest.attachment,
-        directory.first_step,
-        directory.path.name,
-    )
+    return (directory.rank, directory.began, directory.manifest.attachment, directory.first_step, directory.path.name)
 
 
 def last_run(root: Path, problems: Problems) -> RecordedRun:
@@ -169,7 +165,7 @@ def last_run(root: Path, problems: Problems) -> RecordedRun:
 
 def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     """Drop the ranks that have made a directory but written no table, if other ranks have written some."""
-    written = {directory.rank for directory in run.directories if _has_rows(directory.path)}
+    written = {d.rank for d in run.directories if has_tables(d.path) or sqlite_reader.may_have_rows(d.path)}
     expected = _expected(run.directories)
     empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
     if not written or not empty:
@@ -177,36 +173,17 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     for rank in empty:
         last = run.of(rank)[-1]
         what = f"expected files such as {EXAMPLE}; rank {rank} has written nothing: left out"
-        if healthy := _holds_back(last):
+        if healthy := bool(last.manifest.config.get("history")):  # only steps near a finding are written
             what = f"rank {rank} has found nothing, and with history it has written nothing: left out"
         problems.add(last.path, what, skipped=not healthy)
     kept = tuple(directory for directory in run.directories if directory.rank not in empty)
     return RecordedRun(kept, tuple(sorted({*run.missing, *empty})))
 
 
-def _has_rows(path: Path) -> bool:
-    return has_tables(path) or sqlite_reader.may_have_rows(path)
-
-
-def _holds_back(directory: RankDirectory) -> bool:
-    """Return whether the rank writes only steps near a finding (``history``)."""
-    return bool(directory.manifest.config.get("history"))
-
-
 def _listed(ranks: Sequence[int]) -> str:
     """Return ranks as text: ``0-3, 7``."""
     spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
     return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)
-
-
-def _together(began: Mapping[int, float], lengths: Sequence[int]) -> list[int]:
-    newest = max(began.values())
-    return [rank for rank, time in began.items() if len(set(lengths)) == 1 or newest - time < TOGETHER]
-
-
-def _run(directories: list[RankDirectory]) -> RecordedRun:
-    ranks = {directory.rank for directory in directories}
-    return RecordedRun(tuple(directories), tuple(sorted(_expected(directories) - ranks)))
 
 
 def _expected(directories: Iterable[RankDirectory]) -> set[int]:

@@ -261,10 +261,12 @@ HOLDS_NO_TERM_SQL = f"({COVERAGE} IS NULL OR {COVERAGE} NOT LIKE '% {_TERM} %')"
 """SQL condition: true if a row is about elements, not about the terms of a sum."""
 
 
-def _stride(ranks: Sequence[int]) -> int:
-    """Return the common distance of ``ranks``, two or more in ascending order; 0 if there is none."""
-    steps = {after - before for before, after in pairwise(ranks)}
-    return max(0, steps.pop()) if len(steps) == 1 else 0
+def _joined(ranks: Sequence[int], by: str, comma: str) -> str:
+    """Return the first and the last of two ranks or more at equal distances, with the distance; else all ranks."""
+    distances = {after - before for before, after in pairwise(ranks)}
+    if len(distances) != 1 or (distance := distances.pop()) < 1:
+        return comma.join(map(str, ranks))
+    return f"{ranks[0]}-{ranks[-1]}" + (f"{by}{distance}" if distance > 1 else "")
 
 
 def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
@@ -276,9 +278,7 @@ def _spread(first: str, last: str, stride: str, text: str) -> tuple[int, ...]:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Return ``0-3`` for 0, 1, 2, 3; ``0-6:2`` for 0, 2, 4, 6; else all ranks, ``0,1,5``."""
-    if stride := _stride(ranks):
-        return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
-    return ",".join(map(str, ranks))
+    return _joined(ranks, ":", ",")
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
@@ -299,9 +299,7 @@ _GROUP = re.compile(r"\.ranks(?:(\d+)-(\d+)(?:by(\d+))?|([\d+]+))\.")
 
 def group_label(ranks: Sequence[int]) -> str:
     """Return a group of ranks for a name: ``ranks0-3``; ``ranks0-6by2`` at equal distances; else ``ranks0+3+4``."""
-    if stride := _stride(ranks):
-        return f"ranks{ranks[0]}-{ranks[-1]}" + (f"by{stride}" if stride > 1 else "")
-    return "ranks" + "+".join(map(str, ranks))
+    return "ranks" + _joined(ranks, "by", "+")
 
 
 def group_of(name: str) -> frozenset[int]:

@@ -62,26 +62,35 @@ def identity(rank: int, run: int, first_step: int) -> dict[str, object]:
     return {"rank": rank, "run": run, "first_step": first_step}
 
 
+def _of(field: str, otherwise: object = None) -> Any:
+    """Return a property with the value of a field, or ``otherwise`` if a manifest lacks it."""
+    return property(lambda manifest: manifest.get(field, otherwise))
+
+
 class Manifest(dict[str, Any]):
     """Fields of a manifest that was read, without those that were not as documented."""
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration; empty if it is unknown."""
-        config: Mapping[str, Any] = self.get("config", {})
-        return config
+    config: Mapping[str, Any] = _of("config", {})
+    """The configuration; empty if it is unknown."""
+    rank: int | None = _of("rank")
+    world_size: int | None = _of("world_size")
+    pipeline_stage: int = _of("pp_stage", 0)
+    """The pipeline stage; 0 if unknown."""
+    attachment: int = _of("run", 0)
+    """Number of the run among those of a process."""
+    start_time: str | None = _of("start_time")
+    first_step: int | None = _of("first_step")
+    cost_seconds: Mapping[str, Any] = _of("cost_seconds", {})
+    """Seconds by part; empty if the run has not ended."""
+    findings: int | None = _of("findings")
+    """The number of findings; None if the run has not ended."""
+    faults: Mapping[str, int] = _of("faults", {})
+    control: Mapping[str, Any] | None = _of("control")
+    """The followed configuration file and the state that it requests; None if no file is followed."""
 
     @property
     def framework(self) -> str:
         return str(self.get("framework") or "")
-
-    @property
-    def rank(self) -> int | None:
-        return self.get("rank")
-
-    @property
-    def world_size(self) -> int | None:
-        return self.get("world_size")
 
     @property
     def groups(self) -> Mapping[str, tuple[int, ...]]:
@@ -89,48 +98,9 @@ class Manifest(dict[str, Any]):
         return {name: tuple(ranks) for name, ranks in (self.get("groups") or {}).items()}
 
     @property
-    def pipeline_stage(self) -> int:
-        """The pipeline stage; 0 if unknown."""
-        return int(self.get("pp_stage", 0))
-
-    @property
-    def attachment(self) -> int:
-        """Number of the run among those of a process."""
-        return int(self.get("run", 0))
-
-    @property
-    def start_time(self) -> str | None:
-        return self.get("start_time")
-
-    @property
-    def first_step(self) -> int | None:
-        return self.get("first_step")
-
-    @property
     def ended(self) -> bool:
         """True if the run has ended."""
         return "end_time" in self
-
-    @property
-    def cost_seconds(self) -> Mapping[str, Any]:
-        """Seconds by part; empty if the run has not ended."""
-        cost: Mapping[str, Any] = self.get("cost_seconds", {})
-        return cost
-
-    @property
-    def findings(self) -> int | None:
-        """The number of findings; None if the run has not ended."""
-        return self.get("findings")
-
-    @property
-    def faults(self) -> Mapping[str, int]:
-        faults: Mapping[str, int] = self.get("faults", {})
-        return faults
-
-    @property
-    def control(self) -> Mapping[str, Any] | None:
-        """The followed configuration file and the state that it requests; None if no file is followed."""
-        return self.get("control")
 
     @property
     def changes(self) -> list[dict[str, object]]:

@@ -73,11 +73,7 @@ class MetricsDatabase:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The delivery thread writes; another one opens.
         self.connection = sqlite3.connect(
-            path,
-            timeout=wait_seconds,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=CACHED_STATEMENTS,
+            path, wait_seconds, isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
         )
         try:
             self._prepare(step_partition, cache_kib)
@@ -257,7 +253,8 @@ class MetricsDatabase:
         missing = [stat for stat in rows.values if stat.lower() not in lower]
         for stat in missing:
             self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted(stat)} REAL")
-        self._add_stats(metric, rows.values)
+        statement = "INSERT OR IGNORE INTO metric_stats VALUES (?, ?)"
+        self.connection.executemany(statement, ((metric, stat) for stat in rows.values))
         if missing or not before:
             self._view(rows.signal)
         return _Table(f"INSERT OR REPLACE INTO {name}", (*held, *rows.values))
@@ -266,10 +263,6 @@ class MetricsDatabase:
         """Return the stats that ``table`` has columns for; empty if there is no such table."""
         columns = [column[1] for column in self.connection.execute(f"PRAGMA table_info({table})")]
         return tuple(column for column in columns if column not in FIXED)
-
-    def _add_stats(self, metric: int, stats: Iterable[str]) -> None:
-        statement = "INSERT OR IGNORE INTO metric_stats VALUES (?, ?)"
-        self.connection.executemany(statement, ((metric, stat) for stat in stats))
 
     def _view(self, signal: str) -> None:
         """Make the view of ``signal`` anew, now that it has another table or column."""

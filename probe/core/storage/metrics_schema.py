@@ -106,13 +106,10 @@ def create_view(metric: str, tables: Sequence[tuple[str, Sequence[str]]], stats:
         tables: each table of rows, with the stats that it has a column for.
         stats: the columns of the view.
     """
-    parts = " UNION ALL ".join(_viewed(table, held, stats) for table, held in tables)
-    return f"CREATE VIEW {quoted(view_name(metric))} AS {parts}"
-
-
-def _viewed(table: str, held: Sequence[str], stats: Sequence[str]) -> str:
-    columns = "".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats)
-    return (
-        f"SELECT rank, step, vpp_stage, target_name, micro_step{columns}, shape, dtype, coverage, target_id "  # noqa: S608
+    columns = ("".join(f", {quoted(s) if s in held else 'NULL'} AS {quoted(s)}" for s in stats) for _, held in tables)
+    parts = " UNION ALL ".join(
+        f"SELECT rank, step, vpp_stage, target_name, micro_step{chosen}, shape, dtype, coverage, target_id "  # noqa: S608
         f"FROM {table} JOIN monitoring_targets USING (target_id) JOIN tensor_forms USING (form_id)"
+        for (table, _), chosen in zip(tables, columns, strict=True)
     )
+    return f"CREATE VIEW {quoted(view_name(metric))} AS {parts}"

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from probe.core.storage import manifest
-from probe.core.storage.atomic_files import replacing
+from probe.core.storage.files import json_of, replacing
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
-from probe.core.storage.regular_files import json_of
 
 SCHEMA = 1
 """Version of the output's layout; increased when a reader of the older one would be wrong."""
@@ -134,7 +134,7 @@ def advised(root: Path) -> Iterator[None]:
 
 def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:
     """Write ``manifest.json`` as a whole; call this again with more fields when more is known."""
-    text = json.dumps(_plain({"schema": SCHEMA, **fields}), ensure_ascii=False, indent=1)
+    text = json.dumps(plain({"schema": SCHEMA, **fields}), ensure_ascii=False, indent=1)
     with replacing(directory / manifest.FILE) as file:
         file.write(text + "\n")
 
@@ -170,12 +170,15 @@ def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bo
     return expected is None
 
 
-def _plain(value: object) -> object:
-    """Return ``value`` in the types of JSON: NaN and the infinities, which JSON lacks, become strings."""
+def plain(value: Any) -> Any:
+    """Return ``value`` in the types of JSON: NaN and the infinities, which JSON lacks, become strings; named tuples,
+    mappings."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):  # NumPy's too

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from probe.core.messages import plural
 from probe.core.storage.csv_rows import rows
+from probe.core.storage.files import LONGEST_LINE, check_lines, opened
 from probe.core.storage.layout import (
     CSV,
     EXAMPLE,
@@ -26,7 +27,6 @@ from probe.core.storage.layout import (
     whole,
 )
 from probe.core.storage.problems import Problems
-from probe.core.storage.regular_files import LONGEST_LINE, check_lines, opened
 
 KNOWN = frozenset({STACKS})
 """Other tables of the monitor, which are not read as signals."""
@@ -122,25 +122,21 @@ def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
         columns = _columns(line.decode("utf-8", "replace").rstrip("\r"))
         check_lines(file)
         torn = _torn(file)
-        number = _line_breaks(file) + 1 if torn else 0
+        file.seek(0)
+        number = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) + 1 if torn else 0
     if torn:
         problems.add(path, f"the last line is not finished ({torn} {plural(torn, 'byte')}): left out", number)
     return columns, torn
 
 
 def _columns(header: str) -> tuple[str, ...]:
+    """Check the header, so that a defect that would end a query of many files leaves out this file alone."""
     if "\r" in header:  # the parser takes CR for the end of a line
         raise _HeaderError(f"expected a header in a line that ends with LF; there is a CR within {header[:60]!r}")
     row = next(rows([header]), None)
     if row is not None and row.wrong:
         raise _HeaderError(f"expected a header; {row.wrong} in {header[:60]!r}")
-    columns = tuple(row.cells) if row else ()
-    _check_header(columns, header[:60])
-    return columns
-
-
-def _check_header(columns: tuple[str, ...], there: str) -> None:
-    """Check the header, so that a defect that would end a query of many files leaves out this file alone."""
+    columns, there = tuple(row.cells) if row else (), header[:60]
     if len(columns) > MOST_COLUMNS:
         raise _HeaderError(f"expected at most {MOST_COLUMNS} columns; there are {len(columns)}")
     if columns[: len(NEEDED)] != NEEDED:
@@ -150,6 +146,7 @@ def _check_header(columns: tuple[str, ...], there: str) -> None:
         raise _HeaderError(f"expected a header that has every column once; there is {there!r}")
     if taken := sorted(TAKEN & set(lower)):
         raise _HeaderError(f"expected ops as columns; there is {', '.join(map(repr, taken))} in {there!r}")
+    return columns
 
 
 def _torn(file: BufferedReader) -> int:
@@ -163,11 +160,6 @@ def _torn(file: BufferedReader) -> int:
             return size - begin - place - 1
         end = begin
     return size
-
-
-def _line_breaks(file: BufferedReader) -> int:
-    file.seek(0)
-    return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _look_at_parquet(path: Path) -> tuple[str, ...]:

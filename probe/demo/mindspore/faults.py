@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
-from probe.demo.faults import Fault, FaultPlaces, Injection
+from probe.demo.faults import Fault, FaultPlaces
 
 
 def places(model: nn.Cell) -> FaultPlaces:
@@ -26,29 +24,20 @@ def inject(model: nn.Cell, fault: Fault) -> None:
 
         def poison(*_: object) -> None:
             if fault.strikes():
-                _poison(weight, injection.element)
+                values = weight.asnumpy().copy()
+                values.flat[injection.element] = np.nan
+                weight.set_data(Tensor(values))
 
         model.register_forward_pre_hook(poison)
         return
-    broken = _broken(injection)
+    amplify = _Amplify(injection.strength)
 
     def replace(_: nn.Cell, __: object, output: Tensor) -> Tensor:
-        return broken(output) if fault.strikes() else output
+        if not fault.strikes():
+            return output
+        return amplify(output) if injection.kind == "gradient" else output * injection.strength
 
     dict(model.cells_and_names())[injection.place].register_forward_hook(replace)
-
-
-def _poison(weight: Parameter, element: int) -> None:
-    values = weight.asnumpy().copy()
-    values.flat[element] = np.nan
-    weight.set_data(Tensor(values))
-
-
-def _broken(injection: Injection) -> Callable[[Tensor], Tensor]:
-    """Function from the right output to the broken one."""
-    if injection.kind == "gradient":
-        return _Amplify(injection.strength)
-    return lambda output: output * injection.strength
 
 
 class _Amplify(nn.Cell):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.alerting.channels import AlertSender
 from probe.core.faults import Faults
 from probe.core.run_state.heartbeat_messages import MalformedBatchError, parsed
 from probe.core.run_state.rules import RunRule
 from probe.services.server.board import RunBoard
-from probe.services.server.judge import AlertSender, RunJudge
+from probe.services.server.judge import RunJudge
 from probe.services.server.store import HeartbeatStore, Outcome, Receipt
 
 _log = logging.getLogger("probe.server")

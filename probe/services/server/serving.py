@@ -15,12 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from probe.core.alerting.channels import AlertSender
 from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.records import Alert
 from probe.core.run_state.rules import RUN_RULES, RunRule
 from probe.services.server.dead_man import EVERY_SECONDS, DeadManSwitch
-from probe.services.server.judge import AlertSender
 
 if TYPE_CHECKING:
     import uvicorn

@@ -14,7 +14,7 @@ from probe.cli import app
 from probe.core.analysis.anomaly_processor import main
 from probe.core.analysis.diagnosis.analyse import analyse
 from probe.core.analysis.report.findings import card, dumped, sentence
-from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.output.sinks.anomaly import AnomalyFile
 from probe.core.records import Finding, Key
 from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems

@@ -126,9 +126,7 @@ def test_what_the_monitor_dumps_is_read(tmp_path: Path) -> None:
     assert main(["-d", str(tmp_path)]) == 0
     (fields,) = result(tmp_path / "anomaly_detected" / "anomaly_analyse.json")
     read = entry_of(fields)
-    assert (read.signal, read.row, read.rule, read.op, read.numbers()) == (
-        "actv", "fc.output.call1", "AnomalySpike", "max", (1e-05, 2.5),
-    )  # fmt: skip
+    assert (read.signal, read.row, *read.judgement) == ("actv", "fc.output.call1", "AnomalySpike", "max", 1e-05, 2.5)
     assert (read.micro_step, read.call_id, read.micro_stepped) == (2, 112, True)
 
 

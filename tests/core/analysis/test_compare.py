@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from probe.core.analysis.compare.compare import Comparison, compare
+from probe.core.analysis.compare.differences import RELATIVE, coarsest
 from probe.core.analysis.compare.pairing import Options
-from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
 from tests.core.analysis.compare_data import (
     MICRO_STEPS,
     MODULES,

@@ -16,7 +16,7 @@ from probe.core.analysis.report import findings as diagnosing
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, preliminary
 from probe.core.analysis.report.page import PageSection, page
 from probe.core.analysis.report.write import write_report
-from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.output.sinks.anomaly import AnomalyFile
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Key
 from probe.core.storage.directories import RankDirectory, RecordedRun

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.core.analysis.report.encode import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
 from probe.core.analysis.report.layout import CELLS, MOST_COLUMNS, MOST_LINES, RANK_CELLS, ReportPlan, plan
+from probe.core.analysis.report.payload import FEW, MANY, NAN, SPECIAL, packed_array, packed_numbers
 from probe.core.analysis.report.survey import SignalSurvey, Survey, SurveyRow
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probe.core.output.sinks import SINKS, Sink, anomaly_file
+from probe.core.output.sinks import SINKS, Sink, anomaly
 from probe.core.records import Key
 from probe.core.rules.evaluate import explain
 from tests.core.output.sink_data import context, finding, snapshot
@@ -110,7 +110,7 @@ def test_dump_is_bounded_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Beyond the bound, findings are counted; this is logged once, and their number at the end."""
-    monkeypatch.setattr(anomaly_file, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(anomaly, "MOST_ENTRIES", 5)
     sink = dumping(tmp_path)
     for step in range(4):
         sink.write(snapshot(step, findings=[finding(step, f"p{row}") for row in range(2)]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probe.core.faults import Faults
-from probe.core.output.text_files import StructureOutput, write_text
+from probe.core.output.run_output import StructureOutput, write_text
 from probe.core.records import TextFile
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from probe.cli import app
 from probe.core.analysis.anomaly_processor import main
-from probe.core.output.sinks.anomaly_file import AnomalyFile
+from probe.core.output.sinks.anomaly import AnomalyFile
 from probe.core.storage.run_directory import write_manifest
 from tests.core.analysis.causes_data import write_rank
 from tests.core.output.sink_data import context, finding

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from probe.core.storage import run_directory
-from probe.core.storage.atomic_files import append, open_for_append, replacing
+from probe.core.storage.files import append, open_for_append, replacing
 
 
 def test_root_is_the_environment_variable_with_home_expanded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.analysis.compare.differences import DifferenceTables
+from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, coarsest
 from probe.core.analysis.compare.first_difference import DifferingRow, executed, first_rows
 from probe.core.analysis.compare.name_map import nearest
-from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides
-from probe.core.analysis.compare.runs import opened
-from probe.core.analysis.compare.tolerance import RELATIVE, coarsest
+from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, opened
 
 MOST_POINTS = 1000
 """Most steps for which growth is listed; more are merged into ranges of steps, with the largest in each."""
@@ -182,12 +179,13 @@ def _only_names(tables: DifferenceTables, rows: int) -> OnlyIn:
             f"HAVING sum({column}) > 0 ORDER BY signal, name LIMIT {MOST_LISTED}"
         )
         lists.append(tables.connection.execute(query).fetchall())
-    others = [[name for _, name, _ in listed] for listed in lists[::-1]]
-    return OnlyIn(*(_described(listed, [] if rows else names) for listed, names in zip(lists, others, strict=True)))
-
-
-def _described(listed: Iterable[tuple[str, str, int]], others: list[str]) -> list[str]:
-    return [f"{signal} {name} ({rows} row{'s' * (rows > 1)}){nearest(name, others)}" for signal, name, rows in listed]
+    others = [[] if rows else [name for _, name, _ in listed] for listed in lists[::-1]]
+    return OnlyIn(
+        *(
+            [f"{signal} {name} ({n} row{'s' * (n > 1)}){nearest(name, names)}" for signal, name, n in listed]
+            for listed, names in zip(lists, others, strict=True)
+        )
+    )
 
 
 def _growth(tables: DifferenceTables, signal: str) -> Growth:
@@ -210,13 +208,10 @@ def _layers(tables: DifferenceTables, signal: str) -> Layers:
         "SELECT name, bin, max(excess) FROM by_name "  # noqa: S608 - our own words
         f"WHERE signal = $signal AND name IN ({chosen}) GROUP BY name, bin"
     )
-    cells = {(row[0], row[1]): row[2] for row in tables.connection.execute(query, {"signal": signal}).fetchall()}
+    found = tables.connection.execute(query, {"signal": signal}).fetchall()
+    cells = {(name, bin_): None if excess is None else excess * tables.relative for name, bin_, excess in found}
     places = executed(tables, signal)
     names = sorted({name for name, _ in cells}, key=lambda name: (places.get(name, math.inf), name))
     bins = sorted({bin_ for _, bin_ in cells})
-    differences = [[_scaled(cells.get((name, bin_)), tables.relative) for bin_ in bins] for name in names]
+    differences = [[cells.get((name, bin_)) for bin_ in bins] for name in names]
     return Layers(signal, names, [tables.first_step + bin_ * tables.bin_width for bin_ in bins], differences)
-
-
-def _scaled(excess: float | None, relative: float) -> float | None:
-    return None if excess is None else excess * relative

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from probe.core.analysis.compare.compare import Comparison
 from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.messages import plural, printable
 from probe.core.naming import signal_of
+from probe.core.storage.run_directory import plain
 
 LISTED = 10
 """Most names in one run alone that are shown."""
@@ -22,7 +22,8 @@ def verdict(found: Comparison) -> str:
     """One sentence or two: whether the runs are the same, and the first difference."""
     if found.beyond:
         return f"The runs differ. First difference: {sentence(found.first[0])}. {_growth(found)}"
-    within = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{_left_out(found)}."
+    left_out = ", as far as they could be read" if found.skipped else ""
+    within = f"{found.rows} pairs of rows are within {found.tolerance:g} of each other{left_out}."
     if not found.rows:
         return "The runs have no row in common: their names differ. Give a file of names with --map."
     if found.one_sided and not found.common:
@@ -109,26 +110,8 @@ def show(found: Comparison, page: Path | None) -> None:
 
 def as_json(found: Comparison) -> str:
     """JSON of all of it; NaN and Inf are texts."""
-    fields = {"verdict": verdict(found), "same": found.same, **_plain(found._asdict())}
+    fields = {"verdict": verdict(found), "same": found.same, **plain(found)}
     return json.dumps(fields, indent=1, allow_nan=False)
-
-
-def _plain(value: object) -> dict[str, object]:
-    plain = _json(value)
-    assert isinstance(plain, dict)
-    return plain
-
-
-def _json(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _json(value._asdict())
-    if isinstance(value, Mapping):
-        return {str(key): _json(each) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_json(each) for each in value]
-    return value
 
 
 def _growth(found: Comparison) -> str:
@@ -139,10 +122,6 @@ def _growth(found: Comparison) -> str:
     if found.first[0].numbers[0].difference > SUDDEN * found.before:
         return f"{before}: it appears at once."
     return f"{before}: it may have grown out of rounding differences."
-
-
-def _left_out(found: Comparison) -> str:
-    return ", as far as they could be read" if found.skipped else ""
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from probe.core.analysis.compare.differences import DifferenceTables, selected_numbers
-from probe.core.analysis.compare.tolerance import difference
+from probe.core.analysis.compare.differences import DifferenceTables, difference, selected_numbers
 from probe.core.naming import signal_of
 from probe.core.rules.causal_order import position
 from probe.core.storage.batches import steps as steps_of
@@ -23,8 +22,8 @@ class Number(NamedTuple):
     a: float | None
     b: float | None
     difference: float
-    """Relative difference, as :mod:`probe.core.analysis.compare.tolerance` measures it; infinite if just one is NaN, or
-    infinite. For counts and fractions of zeros the absolute one."""
+    """Relative difference, as :mod:`probe.core.analysis.compare.differences` measures it; infinite if just one is NaN,
+    or infinite. For counts and fractions of zeros the absolute one."""
     beyond: bool
     """True if it is more than the tolerance."""
 
@@ -90,34 +89,27 @@ def first_rows(tables: DifferenceTables, most: int) -> list[DifferingRow]:
 def _first_groups(tables: DifferenceTables, most: int) -> Iterator[_Group]:
     """Groups that hold the first ``most`` rows, in causal order."""
     micro_stepped = _micro_stepped(tables)
+
+    def causal_order(group: _Group) -> tuple[int, int, int, int, str]:
+        micro_step = group.micro_step if group.signal in micro_stepped else None
+        return *position(group.step, signal_of(group.signal).phase, micro_step), group.signal
+
+    query = "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM by_step GROUP BY step)"
+    widest = int(tables.connection.execute(query).fetchall()[0][0])
     query = "SELECT step, micro_step, signal, beyond FROM by_step WHERE beyond > 0 ORDER BY step LIMIT ?"
-    limit = most * max(1, _widest(tables))
-    groups = [_Group(*row) for row in tables.connection.execute(query, [limit]).fetchall()]
+    groups = [_Group(*row) for row in tables.connection.execute(query, [most * max(1, widest)]).fetchall()]
     taken = 0
-    for group in sorted(groups, key=lambda group: _causal_order(group, micro_stepped)):
+    for group in sorted(groups, key=causal_order):
         if taken >= most:
             return
         taken += group.beyond
         yield group
 
 
-def _widest(tables: DifferenceTables) -> int:
-    """Largest number of groups in a step."""
-    query = "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM by_step GROUP BY step)"
-    return int(tables.connection.execute(query).fetchall()[0][0])
-
-
 def _micro_stepped(tables: DifferenceTables) -> frozenset[str]:
     """Signals with rows for each micro step."""
     several = tables.connection.execute("SELECT DISTINCT signal FROM by_step WHERE micro_step > 0").fetchall()
-    always = ("actv", "actv_grad")
-    return frozenset([row[0] for row in several]).union(always)
-
-
-def _causal_order(group: _Group, micro_stepped: frozenset[str]) -> tuple[int, int, int, int, str]:
-    """Sort key for groups: position within training, then the signal's name."""
-    micro_step = group.micro_step if group.signal in micro_stepped else None
-    return *position(group.step, signal_of(group.signal).phase, micro_step), group.signal
+    return frozenset(["actv", "actv_grad", *(signal for (signal,) in several)])
 
 
 def _ordered(tables: DifferenceTables, signal: str, groups: list[_Group]) -> list[DifferingRow]:
@@ -143,17 +135,15 @@ def _rows(tables: DifferenceTables, signal: str, step: int, micro_steps: Iterabl
     for cells in cursor.fetchall():
         row = dict(zip(columns, cells, strict=True))
         name, name_b, shape, shape_b, dtype, dtype_b = (row[f"about{n}"] or "" for n in range(len(about)))
-        each = (_number(op, row[f"a{n}"], row[f"b{n}"], row[f"e{n}"], tables) for n, op in enumerate(measure.ops))
-        numbers = tuple(number for _, number in sorted(each, key=lambda pair: -pair[0]))
+        each = [(row[f"e{n}"], op, row[f"a{n}"], row[f"b{n}"]) for n, op in enumerate(measure.ops)]
+        numbers = tuple(
+            Number(op, a, b, difference(op, a, b, excess, tables.relative), excess > 1)
+            for excess, op, a, b in sorted(each, key=lambda cells: -cells[0])
+        )
         yield DifferingRow(
             signal, step, row[MICRO_STEP], micro_stepped, row["rank"], row["stage"], name, name_b, row[CALL],
             shape, shape_b, dtype, dtype_b, row["excess"], numbers,
         )  # fmt: skip
-
-
-def _number(op: str, a: float | None, b: float | None, excess: float, tables: DifferenceTables) -> tuple[float, Number]:
-    """Number with its excess."""
-    return excess, Number(op, a, b, difference(op, a, b, excess, tables.relative), excess > 1)
 
 
 _Key = tuple[int, str, int, int]

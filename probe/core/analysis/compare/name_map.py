@@ -64,7 +64,11 @@ def read(path: Path) -> NameMap:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected a mapping file; {error}") from None
-    content = _yaml(path, text) if path.suffix in (".yaml", ".yml") else _json(path, text)
+    is_yaml = path.suffix in (".yaml", ".yml")
+    try:
+        content = yaml.safe_load(text) if is_yaml else json.loads(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: expected {'YAML' if is_yaml else 'JSON'}; {error}") from None
     problems = _problems(content)
     if problems:
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
@@ -114,9 +118,13 @@ def pair(mapping: NameMap, of_a: Collection[str], of_b: Collection[str], across:
                 renamed[name] = target
                 hits[line].append(target)
                 break
-    problems = [_unknown(line, of_a) for line, targets in hits.items() if not targets]
-    known = set(of_b)
-    problems += [_missing(e, t, of_b) for e, t in hits.items() if t and known.isdisjoint(t)]
+    known, problems = set(of_b), []
+    for line, targets in hits.items():
+        if not targets:
+            problems.append(f"{line.of_a!r} is no name of A{nearest(line.of_a, _stems(of_a))}")
+        elif known.isdisjoint(targets):
+            expected = f"expected {targets[0]!r} there{nearest(line.of_b, _stems(of_b))}"
+            problems.append(f"{line.of_b!r} is no name of B: {expected}")
     if problems:
         raise ValueError("\n".join(f"{mapping.source}: {problem}" for problem in problems))
     _refuse_meeting(mapping, renamed, of_a, known)
@@ -159,31 +167,9 @@ def _filled(pattern: str, groups: tuple[str | None, ...]) -> str:
     return "".join(piece + (text or "") for piece, text in zip(pieces, [*texts, rest], strict=True))
 
 
-def _unknown(line: MapEntry, of_a: Collection[str]) -> str:
-    return f"{line.of_a!r} is no name of A{nearest(line.of_a, _stems(of_a))}"
-
-
-def _missing(line: MapEntry, targets: list[str], of_b: Collection[str]) -> str:
-    return f"{line.of_b!r} is no name of B: expected {targets[0]!r} there{nearest(line.of_b, _stems(of_b))}"
-
-
 def _stems(names: Iterable[str]) -> set[str]:
     """Names and all their prefixes."""
     return {name[:end] for name in names for end in [len(name), *(m.start() for m in re.finditer(r"\.", name))]} - {""}
-
-
-def _json(path: Path, text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON; {error}") from None
-
-
-def _yaml(path: Path, text: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: expected YAML; {error}") from None
 
 
 def _problems(content: object) -> list[str]:

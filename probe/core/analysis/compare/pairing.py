@@ -1,15 +1,22 @@
-"""Pairs of rows of two runs in one database."""
+"""Pairs of rows of two runs, each found in its directory, in one database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
-from probe.core.analysis.compare.runs import Side
-from probe.core.naming import STATE_PHASE, signal_of
+from probe.core.naming import CLOCKS, PHASE, RUN, STATE_PHASE, signal_of
+from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
+from probe.core.storage.duckdb_reader import Rows, connect, fill
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
-from probe.core.storage.sql import quoted
+from probe.core.storage.manifest import FILE, Manifest
+from probe.core.storage.problems import Problems
+from probe.core.storage.run_directory import directories_of
+from probe.core.storage.sql import literal, quoted
+from probe.core.storage.table_files import first_step, has_tables
 
 KEY = ("rank", "stage", NAME, STEP, MICRO_STEP, CALL)
 """Columns that pair rows of the two runs."""
@@ -123,8 +130,7 @@ class Sides:
         ranks = [chosen] if chosen else [(rank, rank) for rank in a if rank in b]
         if not ranks:
             raise ValueError(f"the runs have no rank in common: A has {list(a)}, B {list(b)}; choose with --rank A:B")
-        self.connection.execute("CREATE TEMP TABLE ranks (a INTEGER, b INTEGER)")
-        self.connection.executemany("INSERT INTO ranks VALUES (?, ?)", ranks)
+        fill(self.connection, "ranks", {"a": "INTEGER", "b": "INTEGER"}, ranks)
         return ranks
 
     def _named_in_b(self) -> dict[str, str]:
@@ -181,13 +187,9 @@ class Sides:
                     letter=side.letter,
                     offset=offset,
                     first=first,
-                    last=self._last_step(),
+                    last=(1 << 62) if self.options.last_step is None else self.options.last_step,
                 )
                 self.connection.execute(query, {"side": side.letter, "signal": of_a})
-
-    def _last_step(self) -> int:
-        last = self.options.last_step
-        return (1 << 62) if last is None else last
 
     def _names(self, letter: str) -> list[str]:
         query = "SELECT DISTINCT name FROM seen WHERE name IS NOT NULL AND side = ? ORDER BY name"
@@ -196,9 +198,7 @@ class Sides:
     def _pair_names(self) -> Pairs:
         frameworks = {side.framework or self._by_dtypes(side.letter) for side in (self.a, self.b)} - {""}
         pairs = pair(self.options.mapping, self._names("a"), self._names("b"), len(frameworks) > 1)
-        self.connection.execute("CREATE TEMP TABLE names (a VARCHAR, b VARCHAR)")
-        if pairs.renamed:
-            self.connection.executemany("INSERT INTO names VALUES (?, ?)", list(pairs.renamed.items()))
+        fill(self.connection, "names", {"a": "VARCHAR", "b": "VARCHAR"}, pairs.renamed.items())
         return pairs
 
     def _by_dtypes(self, letter: str) -> str:
@@ -274,3 +274,59 @@ WITH own AS (SELECT DISTINCT step + $offset AS step FROM seen
 spans AS (SELECT step, step - row_number() OVER (ORDER BY step) AS span FROM own)
 SELECT min(step), max(step) FROM spans GROUP BY span ORDER BY 1
 """
+
+
+CLOCK_ROWS = {RUN: f"name IN ({', '.join(map(literal, CLOCKS))}) OR starts_with(name, {literal(PHASE)})"}
+"""Rows that differ between any two runs."""
+
+
+class Side(NamedTuple):
+    """One of the two runs."""
+
+    letter: str
+    root: Path
+    run: RecordedRun
+    rows: Rows
+    problems: Problems
+
+    @property
+    def framework(self) -> str:
+        return self.run.directories[0].manifest.framework
+
+    @property
+    def decimals(self) -> float:
+        """The unit of the last decimal place that was written, where their number is fixed; else 0."""
+        given = self.run.directories[0].manifest.config.get("ndigits")
+        return 10.0**-given if isinstance(given, int) else 0.0
+
+
+@contextmanager
+def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
+    """Open the last run in each of two directories, in one database.
+
+    Raises:
+        ValueError: if one of them cannot be read.
+        ImportError: if DuckDB is missing.
+    """
+    with ExitStack() as stack:
+        connection = connect()
+        stack.callback(connection.close)
+        sides = []
+        for letter, root in (("a", a), ("b", b)):
+            problems = Problems()
+            run = _run(root.expanduser(), problems)
+            rows = stack.enter_context(Rows(run.directories, problems, connection, letter, CLOCK_ROWS))
+            if not rows.files:
+                raise ValueError(
+                    "\n".join([f"{root}: expected files of the monitor; none can be read", *problems.lines()])
+                )
+            sides.append(Side(letter, root, run, rows, problems))
+        yield sides[0], sides[1]
+
+
+def _run(root: Path, problems: Problems) -> RecordedRun:
+    """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
+    merged = root.is_dir() and has_tables(root) and not (root / FILE).exists()
+    if merged and not any(root.glob(directories_of())):
+        return RecordedRun((RankDirectory(root, 0, "", 0.0, Manifest(), first_step(root)),), ())
+    return last_run(root, problems)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.convert.csv2db import MOST_PROCESSES
-from probe.core.analysis.convert.curve_folders import CurveOutcome, write_folder
+from probe.core.analysis.convert.curves import CurveOutcome, write_folder
 from probe.core.analysis.convert.select import (
     ConversionUnit,
     Observer,
@@ -38,6 +38,16 @@ class Converted:
     problems: Problems = field(default_factory=Problems)
     rows: int = 0
     files: int = 0
+
+    def add(self, folder: Path, outcome: CurveOutcome | Exception) -> None:
+        """Count a folder of curves, or record its failure."""
+        if isinstance(outcome, Exception):
+            self.problems.add(folder, f"{type(outcome).__name__}: {outcome}: left out")
+            return
+        self.rows += outcome.rows
+        self.files += outcome.files
+        for trouble in outcome.troubles:
+            self.problems.add(*trouble)
 
     @property
     def summary(self) -> str:
@@ -106,7 +116,7 @@ def convert(
     works = (_Work(unit, curves_folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
     try:
         for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
-            _gather(done, work, outcome)
+            done.add(work.folder, outcome)
             if observe:
                 observe(number, total, f"{rank_folder(work.unit.rank)}/{work.unit.kind}")
     except WorkersDiedError as died:
@@ -140,16 +150,6 @@ def _remove(folders: Sequence[Path]) -> None:
         for each in (folder, folder.parent, folder.parent.parent):
             with suppress(OSError):
                 each.rmdir()
-
-
-def _gather(done: Converted, work: _Work, outcome: CurveOutcome | Exception) -> None:
-    if isinstance(outcome, Exception):
-        done.problems.add(work.folder, f"{type(outcome).__name__}: {outcome}: left out")
-        return
-    done.rows += outcome.rows
-    done.files += outcome.files
-    for trouble in outcome.troubles:
-        done.problems.add(*trouble)
 
 
 def _convert(work: _Work) -> CurveOutcome:

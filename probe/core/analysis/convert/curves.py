@@ -1,19 +1,28 @@
-"""Curves for TensorBoard, encoded by whole steps: an event is one template with its numbers filled in.
+"""Curves of a rank and kind for TensorBoard, encoded by whole steps: an event is one template with its numbers filled
+in.
 
 The messages are those of TensorFlow's event.proto and summary.proto, in the encoding of Protocol Buffers.
 """
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.storage.event_file import VERSION, record
+from probe.core.analysis.convert.select import ConversionUnit
+from probe.core.storage.chunks import parse, pieces
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.event_file import VERSION, file_name, record
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
+from probe.core.storage.table_files import TableFile
 
 
 class _Template(NamedTuple):
@@ -112,3 +121,138 @@ def _varint(number: int) -> bytes:
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
+
+
+Steps = npt.NDArray[np.int64]
+
+
+class Trouble(NamedTuple):
+    """A problem with a file, with the arguments of :meth:`Problems.add` as its fields."""
+
+    path: Path
+    what: str
+    line: int | None = None
+    skipped: bool = True
+
+
+class CurveOutcome(NamedTuple):
+    """The numbers of a conversion."""
+
+    rows: int
+    files: int
+    troubles: list[Trouble]
+
+
+class _Stretch(NamedTuple):
+    """Consecutive rows of one step."""
+
+    number: int
+    """Number of the stretch; equal for two parts of a stretch that continues in the next piece of a file."""
+    step: int
+    time: float
+    rows: MetricRows
+
+
+def write_folder(unit: ConversionUnit, folder: Path) -> CurveOutcome:
+    """Convert the files of ``unit``, the newest directory first: repeated steps are taken from it."""
+    writer = _Folder(folder)
+    for directory, files in reversed(_parts(unit)):
+        writer.add(directory, files)
+    return CurveOutcome(writer.rows, len(unit.files), writer.troubles)
+
+
+def _parts(unit: ConversionUnit) -> list[tuple[RankDirectory, list[TableFile]]]:
+    """Return the files of each directory, separate for each format: rows that a run has written in two formats are
+    taken from the Parquet files, which have all digits."""
+    parts = []
+    for directory, own in groupby(unit.files, key=lambda pair: pair[0]):
+        files = sorted((file for _, file in own), key=lambda file: file.format)
+        parts += [(directory, list(alike)) for _, alike in groupby(files, key=lambda file: file.format)]
+    return parts
+
+
+class _Folder:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder
+        self._done: Steps = np.array([], dtype=np.int64)
+        """Steps that are written, at eight bytes each."""
+        self._latest: Path | None = None
+        """The directory that was added last."""
+        self.rows = 0
+        self.troubles: list[Trouble] = []
+
+    def add(self, directory: RankDirectory, files: Sequence[TableFile]) -> None:
+        """Write the event file of one directory, under its name only when it is complete."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        hidden = self._path / f".{os.getpid()}.tmp"
+        try:
+            steps, rows = self._write(directory, files, hidden)
+            if rows:
+                hidden.replace(self._path / file_name(directory.began))
+        finally:
+            hidden.unlink(missing_ok=True)
+        again = np.intersect1d(steps, self._done)
+        if len(again) and directory.path != self._latest:
+            self._record(directory, f"{_listed(again)} come again in a later directory, which is taken")
+        self.rows += rows
+        self._done, self._latest = np.union1d(self._done, steps), directory.path
+
+    def _write(self, directory: RankDirectory, files: Sequence[TableFile], path: Path) -> tuple[Steps, int]:
+        """Write ``files`` to ``path``; return their steps, and the number of rows written."""
+        steps, rows = self._write_stretches(directory, files, path, None)
+        found, last = np.unique(steps[::-1], return_index=True)
+        if len(found) < len(steps):
+            numbers = len(steps) - 1 - last
+            _, rows = self._write_stretches(directory, files, path, set(numbers.tolist()))
+            again = found[np.bincount(np.searchsorted(found, steps)) > 1]
+            self._record(directory, f"{_listed(again)} come again in the same directory: the later rows are taken")
+        return found, rows
+
+    def _write_stretches(
+        self, directory: RankDirectory, files: Sequence[TableFile], path: Path, chosen: set[int] | None
+    ) -> tuple[Steps, int]:
+        """Write the stretches that are ``chosen`` (None: all); return the steps of all, and the number of rows."""
+        steps, rows = array("q"), 0
+        with path.open("wb") as opened:
+            curves = CurveFile(opened, directory.began)
+            for stretch in self._stretches(files, directory.rank):
+                if stretch.number == len(steps):
+                    steps.append(stretch.step)
+                if not _holds(self._done, stretch.step) and (chosen is None or stretch.number in chosen):
+                    curves.add(stretch.step, stretch.time, stretch.rows)
+                    rows += len(stretch.rows.steps)
+        return np.array(steps, dtype=np.int64), rows
+
+    def _stretches(self, files: Sequence[TableFile], rank: int) -> Iterator[_Stretch]:
+        number, current = -1, None
+        for file in files:
+            for rows, time in self._read(file, rank):
+                edges = [0, *(np.flatnonzero(np.diff(rows.steps)) + 1).tolist(), len(rows.steps)]
+                for begin, end in pairwise(edges):
+                    step = int(rows.steps[begin])
+                    number, current = (number if step == current else number + 1), step
+                    yield _Stretch(number, step, time, rows.taken(slice(begin, end)))
+
+    def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
+        """Yield the readable rows of ``file``, with the time at which it was written."""
+        try:
+            stat = file.path.stat()
+            for piece in pieces(file, rank, stat.st_size):
+                parsed = parse(piece)
+                self.troubles += (Trouble(file.path, what, line) for line, what in parsed.troubles)
+                if parsed.rows is not None:
+                    yield parsed.rows, stat.st_mtime
+        except (ImportError, OSError, ValueError) as error:
+            self.troubles.append(Trouble(file.path, f"{error}: left out"))
+
+    def _record(self, directory: RankDirectory, what: str) -> None:
+        self.troubles.append(Trouble(directory.path, f"{self._path.name}: {what}", skipped=False))
+
+
+def _holds(steps: Steps, step: int) -> bool:
+    place = int(np.searchsorted(steps, step))
+    return place < len(steps) and bool(steps[place] == step)
+
+
+def _listed(steps: Steps) -> str:
+    return f"{len(steps)} steps from {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"

@@ -27,6 +27,9 @@ AHEAD = 3
 class WorkersDiedError(RuntimeError):
     """A process was ended from outside; its work, and waiting work, is not done."""
 
+    def __str__(self) -> str:
+        return "a worker process was ended from outside (too little memory?)"
+
 
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], processes: int
@@ -74,12 +77,12 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 def _end_with(other: Connection) -> None:
     """End this process when no process holds the other end of a pipe any more."""
-    threading.Thread(target=_wait_and_end, args=(other,), daemon=True).start()
 
+    def wait_and_end() -> None:
+        other.poll(None)  # nothing is ever sent: it returns when the other end is closed
+        os._exit(1)
 
-def _wait_and_end(other: Connection) -> None:
-    other.poll(None)  # nothing is ever sent: it returns when the other end is closed
-    os._exit(1)
+    threading.Thread(target=wait_and_end, daemon=True).start()
 
 
 def _tried(work: Callable[[Item], Result], item: Item) -> Result | Exception:
@@ -93,10 +96,8 @@ def _result(future: Future[Any]) -> Any:
     """Return the result of the work, or the exception that it raised."""
     error = future.exception()
     if isinstance(error, BrokenProcessPool):
-        raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
-    if isinstance(error, Exception):
-        return error
-    return future.result()
+        raise WorkersDiedError from error
+    return error if isinstance(error, Exception) else future.result()
 
 
 def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item) -> Future[Result]:
@@ -104,7 +105,7 @@ def _submitted(pool: ProcessPoolExecutor, work: Callable[[Item], Result], item: 
         try:
             return pool.submit(work, item)
         except BrokenProcessPool as error:
-            raise WorkersDiedError("a worker process was ended from outside (too little memory?)") from error
+            raise WorkersDiedError from error
 
 
 @contextmanager

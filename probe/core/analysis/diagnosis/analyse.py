@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 
-from probe.core.analysis.diagnosis.causality import CausalPaths, Cause, Incident, incidents_of
-from probe.core.analysis.diagnosis.collectives import exchanged, senders
-from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, RankEvaluator, configured, ops_of
+from probe.core.analysis.diagnosis.causality import CausalPaths, Cause, Incident, exchanged, incidents_of, senders
+from probe.core.analysis.diagnosis.evaluate import (
+    EvaluatedRank,
+    Extent,
+    RankEvaluator,
+    configured,
+    counted,
+    extent,
+    ops_of,
+)
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals
-from probe.core.analysis.diagnosis.extent import Extent, counted, extent
-from probe.core.analysis.diagnosis.live_findings import LiveFindings, call_of, dumped
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
@@ -20,9 +26,12 @@ from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findi
 from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
 from probe.core.naming import RUN
+from probe.core.records import Finding
+from probe.core.storage.anomaly_json import Entry, rank_folders, read
+from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
-from probe.core.storage.layout import ranks_text
+from probe.core.storage.layout import cell_name, key_of, ranks_text
 from probe.core.storage.problems import Problems
 
 
@@ -115,11 +124,12 @@ def analyse(
         if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
             raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
         of_rank = {each.rank: each for each in judged}
-        extra = _dump(root, dump, run, of_rank, rules, topo, wanted, problems)
+        extra = _dumped(root, dump, run, of_rank, rules, topo, wanted, problems)
         topo = topology(run.directories, extra.mates, sharers(rows))
         progress("comparing replicas")
         differing, aliens = compare(rows, topo, wanted)
-        _place(judged, extra)
+        for episode in (episode for rank in judged for episode in rank.episodes):
+            episode.kept = [each._replace(call=extra.calls.get(_row(each.finding), -1)) for each in episode.kept]
         found = [*differing, *extra.live]
         can_cause = _causal_paths(rows, topo, judged, found)
         incidents = [incident for incident in incidents_of(judged, can_cause, found) if incident.findings]
@@ -168,36 +178,6 @@ def _judge(
     return judged, rules
 
 
-def _dump(
-    root: Path,
-    dump: Path,
-    run: RecordedRun,
-    judged: dict[int, EvaluatedRank],
-    rules: set[str],
-    topo: Topology,
-    wanted: Collection[int],
-    problems: Problems,
-) -> LiveFindings:
-    """Findings that this run dumped. Findings of earlier runs lie in the same files: if there are several runs, a
-    finding
-    that does not name its run is taken only if the files of this run confirm it."""
-    extra = dumped(dump, run, judged, rules, topo.stage, wanted, problems)
-    only = len(find(dump, Problems())) == len(run.directories)
-    if extra.doubtful and not only:
-        made = plural(len(extra.doubtful), "finding")
-        what = f"{len(extra.doubtful)} {made} that its rules made while it ran may belong to another run: left out"
-        problems.add(root, what, skipped=False)
-    elif extra.doubtful:
-        extra.live += extra.doubtful
-    return extra
-
-
-def _place(judged: Iterable[EvaluatedRank], extra: LiveFindings) -> None:
-    for rank in judged:
-        for episode in rank.episodes:
-            episode.kept = [located._replace(call=call_of(located, extra.calls)) for located in episode.kept]
-
-
 def _causal_paths(rows: Rows, topo: Topology, judged: Sequence[EvaluatedRank], found: Sequence[Located]) -> CausalPaths:
     kept = [located for each in judged for episode in each.episodes for located in episode.kept]
     firsts = {episode.first for each in judged for episode in each.episodes}
@@ -223,18 +203,13 @@ def _facts(incident: Incident, first: Located, judged: dict[int, EvaluatedRank])
         yield f"The last step of {on_ranks(ended)} is unfinished: the run ended within it."
     replicas = [located for located, _ in incident.findings if located.finding.rule == REPLICAS]
     if replicas:
-        yield from _how_long(replicas, max(rank.last_step for rank in judged.values()))
+        last, until = max(rank.last_step for rank in judged.values()), max(located.until for located in replicas)
+        if until >= 0:  # a difference is reported only as it begins
+            yield f"The last step at which replicas differ is {until}; the run's last is {last}."
         return
     recovered = [rank for rank in judged.values() if rank.last_step > incident.last]
     if recovered and incident.last - incident.first <= 1 and len(recovered) == len(judged):
         yield f"From step {incident.last + 1} on there are no more findings."
-
-
-def _how_long(replicas: Sequence[Located], last: int) -> Iterable[str]:
-    """Sentence about the last step at which replicas differ, since a difference is reported only as it begins."""
-    until = max(located.until for located in replicas)
-    if until >= 0:
-        yield f"The last step at which replicas differ is {until}; the run's last is {last}."
 
 
 def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[EvaluatedRank]) -> Iterable[str]:
@@ -252,3 +227,96 @@ def _notes(rows: Rows, aliens: Sequence[tuple[int, ...]], judged: Sequence[Evalu
     for rank in judged:
         if 0 <= rank.last_step < last:
             yield f"rank {rank.rank} ends at step {rank.last_step}, others go on to step {last}"
+
+
+Row = tuple[int, int, str, str, int]
+"""Row of a file: rank, step, signal, name and micro step."""
+MOST = 100
+"""Most findings of one rank that are kept although its files do not have them."""
+
+
+@dataclass
+class LiveFindings:
+    """Additions by ``anomaly.json`` of all ranks."""
+
+    calls: dict[Row, int] = field(default_factory=dict)
+    """Positions in the order of execution, for rows with a finding in the files too."""
+    mates: dict[int, list[int]] = field(default_factory=dict)
+    """Pipeline groups by rank."""
+    live: list[Located] = field(default_factory=list)
+    """Findings of this run that its files do not have: of rules that cannot judge files, or of steps missing there."""
+
+
+def _dumped(
+    root: Path,
+    dump: Path,
+    run: RecordedRun,
+    judged: Mapping[int, EvaluatedRank],
+    rules: Collection[str],
+    topo: Topology,
+    wanted: Collection[int],
+    problems: Problems,
+) -> LiveFindings:
+    """Read the findings that ``run`` has dumped.
+
+    Those of earlier runs lie in the same files: if there are several runs, a finding that does not name its run, as in
+    files of older versions, is taken only if the files of this run confirm it.
+
+    Args:
+        rules: names of the rules that have judged the files; only their findings there count.
+        wanted: steps that count; all if empty.
+    """
+    result, is_own = LiveFindings(), belongs(run)
+    if not rank_folders(dump):
+        return result
+    doubtful: list[Located] = []
+    rows = {_row(located.finding) for each in judged.values() for episode in each.episodes for located in episode.kept}
+    kept: dict[int, int] = {}
+    for _, entry in read(dump, problems):
+        own = is_own(entry)
+        if own is False:
+            continue
+        if len(entry.group_mates) > 1:
+            result.mates.setdefault(entry.rank, entry.group_mates)
+        rank = judged.get(entry.rank)
+        if rank is None or (wanted and entry.step not in wanted):
+            continue
+        row = entry.rank, entry.step, entry.signal, entry.row, entry.micro_step
+        if row in rows:
+            result.calls[row] = entry.call_id
+        within = rank.first_step <= entry.step <= rank.last_step
+        rule = entry.judgement.rule
+        is_new = rule not in rules if within else own or not rank.sampled
+        if is_new and (rule or row not in rows) and kept.setdefault(entry.rank, 0) < MOST:
+            kept[entry.rank] += 1
+            (result.live if own else doubtful).append(_located(entry, topo.stage(entry.rank)))
+    if len(find(dump, Problems())) == len(run.directories):
+        result.live += doubtful
+    elif doubtful:
+        made = plural(len(doubtful), "finding")
+        what = f"{len(doubtful)} {made} that its rules made while it ran may belong to another run: left out"
+        problems.add(root, what, skipped=False)
+    return result
+
+
+def _row(finding: Finding) -> Row:
+    return finding.rank, finding.step, finding.signal, cell_name(finding.key), finding.key.micro_step
+
+
+def _located(entry: Entry, pp_stage: int) -> Located:
+    rule, op, value, expected = entry.judgement
+    key = key_of(entry.signal, entry.row, entry.micro_step, entry.call, entry.vpp_stage)
+    finding = Finding(
+        rule=rule or "unknown",
+        signal=entry.signal,
+        key=key,
+        op=op,
+        value=nan if value is None else value,
+        expected=nan if expected is None else expected,
+        step=entry.step,
+        rank=entry.rank,
+        order=entry.call_id,
+        message=entry.message,
+        micro_stepped=entry.micro_stepped,
+    )
+    return Located(finding, entry.step, pp_stage, live=True, call=entry.call_id)

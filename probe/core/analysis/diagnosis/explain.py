@@ -57,40 +57,28 @@ KINDS_OF_TENSOR = {
     UPDATED: "updated weight",
 }
 
-NEXT: dict[tuple[Kind | None, int | None], str] = {
-    (Kind.bad_batch, None): "the samples of that batch on that rank: their source, lengths, labels and preprocessing",
-    (Kind.ending, None): "how the run ended: the log of the rank that stopped first",
-    (Kind.replica, None): "the hardware of the rank that differs (memory errors, its device's log), then code that "
+NEXT: dict[Kind | int, str] = {
+    Kind.bad_batch: "the samples of that batch on that rank: their source, lengths, labels and preprocessing",
+    Kind.ending: "how the run ended: the log of the rank that stopped first",
+    Kind.replica: "the hardware of the rank that differs (memory errors, its device's log), then code that "
     "changes parameters on one rank alone, and random generators that differ in initialisation or dropout",
-    (
-        Kind.frozen,
-        None,
-    ): "the optimizer's parameter groups (learning rate, weight decay), whether the parameter is the one "
+    Kind.frozen: "the optimizer's parameter groups (learning rate, weight decay), whether the parameter is the one "
     "that the optimizer updates, and whether its updates are lost in rounding in half precision",
-    (Kind.dead, None): "the layer's bias and its inputs: a step with a large update that pushed it below 0, a "
+    Kind.dead: "the layer's bias and its inputs: a step with a large update that pushed it below 0, a "
     "learning rate too high, or an initialisation that leaves it off",
-    (Kind.vanishing, None): "the modules between it and the loss: a saturated or dead activation, a detached "
+    Kind.vanishing: "the modules between it and the loss: a saturated or dead activation, a detached "
     "tensor, a mask or a scale of 0",
-    (
-        None,
-        WEIGHTS,
-    ): "whatever writes to that parameter between two updates: the update of the step before (its gradient and "
+    WEIGHTS: "whatever writes to that parameter between two updates: the update of the step before (its gradient and "
     "optimizer state), a checkpoint that was loaded, code that changes weights in place, memory errors of that device",
-    (None, FORWARD): "the module's arithmetic at that step: division, square root, logarithm or exponential without a "
+    FORWARD: "the module's arithmetic at that step: division, square root, logarithm or exponential without a "
     "guard, half precision, masks of -inf for a whole row; the size of its inputs in the steps before",
-    (
-        None,
-        BACKWARD,
-    ): "the backward of that module: a hand-written gradient, a square root or norm at 0, a loss scale that "
+    BACKWARD: "the backward of that module: a hand-written gradient, a square root or norm at 0, a loss scale that "
     "is too large",
-    (
-        None,
-        EXCHANGE,
-    ): "which rank sent it (collect with cc_pre_hook to see what each sends), then that rank's own modules",
-    (None, REDUCED): "the steps between a rank's own gradient and the update: reduction, unscaling and clipping (a "
+    EXCHANGE: "which rank sent it (collect with cc_pre_hook to see what each sends), then that rank's own modules",
+    REDUCED: "the steps between a rank's own gradient and the update: reduction, unscaling and clipping (a "
     "total norm that is not finite); collect unreduced gradients to see whose it was",
-    (None, STATE): "the optimizer's state of that parameter: a checkpoint that was loaded, precision, memory errors",
-    (None, UPDATED): "the update itself: learning rate, epsilon and the optimizer state of that parameter",
+    STATE: "the optimizer's state of that parameter: a checkpoint that was loaded, precision, memory errors",
+    UPDATED: "the update itself: learning rate, epsilon and the optimizer state of that parameter",
 }
 """Places to look at next, by kind, else by the phase of the first finding."""
 
@@ -193,21 +181,18 @@ def paragraph(kind: Kind, incident: Incident, begun: Sequence[Located], shown: E
     """
     first = begun[0]
     ranks = [located.rank for located in begun if located.place == first.place]
+    waited = f" at step {first.finding.step}, after several samples in a row" * (first.finding.step > first.began)
     sentences = [
         f"First cause: {kind.value}.",
-        f"It began in {where(first, ranks)}: {value(first.finding)}, found by {first.finding.rule}{_waited(first)}.",
+        f"It began in {where(first, ranks)}: {value(first.finding)}, found by {first.finding.rule}{waited}.",
         *_ambiguity(begun, ranks),
         *(["The unfinished last step explains every finding."] if kind is Kind.ending else []),
         *_shown(shown),
         *facts,
         *_what_followed(incident, first),
-        f"Look next at {NEXT.get((kind, None)) or NEXT[None, first.phase]}.",
+        f"Look next at {NEXT.get(kind) or NEXT[first.phase]}.",
     ]
     return " ".join(sentences)
-
-
-def _waited(first: Located) -> str:
-    return f" at step {first.finding.step}, after several samples in a row" if first.finding.step > first.began else ""
 
 
 def _ambiguity(begun: Sequence[Located], ranks: Sequence[int]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from probe.core.analysis.diagnosis.analyse import Analysis, IncidentDiagnosis
 from probe.core.analysis.diagnosis.causality import Cause
-from probe.core.analysis.diagnosis.extent import counted
+from probe.core.analysis.diagnosis.evaluate import counted
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.naming import tag

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from math import nan
+from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.topology import Topology
@@ -11,7 +12,7 @@ from probe.core.moments import OPS
 from probe.core.naming import tag
 from probe.core.records import Finding, Key
 from probe.core.rules.replica import AnomalyReplica, odd_ones, replicated
-from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.layout import HOLDS_NO_TERM_SQL, KEY, PART_SQL, key_of
 from probe.core.storage.sql import quoted
 
@@ -44,8 +45,8 @@ class SignalComparison(NamedTuple):
     """Result of comparing one signal."""
 
     differences: list[Difference]
-    alien: tuple[int, ...]
-    """Ranks that do not seem to be replicas at all: more than half of their tensors differ from the first step on."""
+    alien: bool
+    """True if the ranks do not seem to be replicas at all: most of their tensors differ from the first step on."""
 
 
 def compare(rows: Rows, topology: Topology, wanted: Sequence[int] = ()) -> tuple[list[Located], list[tuple[int, ...]]]:
@@ -58,7 +59,8 @@ def compare(rows: Rows, topology: Topology, wanted: Sequence[int] = ()) -> tuple
     signals = [signal for signal in rows.signals if replicated(signal)]
     if not groups or not signals:
         return [], []
-    _list_groups(rows, groups)
+    listed = [(rank, number) for number, group in enumerate(groups) for rank in group]
+    fill(rows.connection, GROUP, {"rank": "INTEGER", "replicas": "INTEGER"}, listed)
     found: list[Located] = []
     aliens: list[tuple[int, ...]] = []
     for number, group in enumerate(groups):
@@ -74,18 +76,12 @@ def compare(rows: Rows, topology: Topology, wanted: Sequence[int] = ()) -> tuple
     return found, aliens
 
 
-def _list_groups(rows: Rows, groups: Sequence[Sequence[int]]) -> None:
-    rows.connection.execute(f"CREATE OR REPLACE TABLE {GROUP} (rank INTEGER, replicas INTEGER)")
-    listed = [(rank, number) for number, group in enumerate(groups) for rank in group]
-    rows.connection.executemany(f"INSERT INTO {GROUP} VALUES (?, ?)", listed)  # noqa: S608 - our own word
-
-
 def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Sequence[int]) -> SignalComparison:
     numbers = [op for op in rows.numbers(signal) if op in SIZES] or [
         op for op in rows.numbers(signal) if op in OPS and op != "id"
     ]
     if not numbers:
-        return SignalComparison([], ())
+        return SignalComparison([], alien=False)
     relation = _alike(rows, signal, numbers, group, topology, wanted)
     first, step, until, differing, of = rows.connection.execute(
         "SELECT min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
@@ -94,14 +90,9 @@ def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Se
         f"FROM ({relation}) GROUP BY step)"
     ).fetchone()
     if step is None:
-        return SignalComparison([], ())
-    alien = _members(rows, group) if step == first and of > 1 and 2 * differing > of else ()
+        return SignalComparison([], alien=False)
+    alien = step == first and of > 1 and 2 * differing > of
     return SignalComparison(list(_differences(rows, signal, numbers, group, (step, until), relation)), alien)
-
-
-def _members(rows: Rows, group: int) -> tuple[int, ...]:
-    found = rows.connection.execute(f"SELECT rank FROM {GROUP} WHERE replicas = {group} ORDER BY rank")  # noqa: S608
-    return tuple(rank for (rank,) in found.fetchall())
 
 
 KEYS = ", ".join(KEY)
@@ -156,13 +147,12 @@ def _differences(
             "AND vpp_stage IS NOT DISTINCT FROM ? AND name = ? AND micro_step = ? AND call = ? AND part = ?",
             [step, vpp_stage, name, micro_step, call, part],
         ).fetchall()
-        values = {rank: dict(zip(numbers, _floats(cells), strict=True)) for rank, *cells in held}
+        values = {
+            rank: {op: nan if cell is None else float(cell) for op, cell in zip(numbers, cells, strict=True)}
+            for rank, *cells in held
+        }
         key = key_of(signal, name, micro_step, call, vpp_stage or 0)
         yield Difference(signal, step, key, part, values, until)
-
-
-def _floats(cells: Sequence[Any]) -> list[float]:
-    return [float("nan") if cell is None else float(cell) for cell in cells]
 
 
 def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.analyse import Analysis
 from probe.core.analysis.diagnosis.causality import Cause
-from probe.core.analysis.diagnosis.extent import counted, nothing_judged, run_found
+from probe.core.analysis.diagnosis.evaluate import counted, nothing_judged, run_found
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.report.survey import Survey
 from probe.core.messages import printable
@@ -173,17 +173,14 @@ def summary(analysis: Analysis) -> list[str]:
         found = list(run_found(analysis.run))
         if any(counted(analysis.run).values()) and not analysis.diagnosis:
             found.append('No file lists them: "alert": {"dump": true} would have.')
-        return [f"{_sentence(nothing_judged(analysis.run))}.", " ".join(found)]
+        nothing = nothing_judged(analysis.run)
+        return [f"{nothing[:1].upper()}{nothing[1:]}.", " ".join(found)]
     if analysis.unexplained:
         found = list(run_found(analysis.run))
         return [f"Nothing was found in what was judged ({analysis.extent.text}). But: {' '.join(found)}"]
     if analysis.diagnosis is None:
         return [f"Nothing was found in what was judged: {analysis.extent.text}."]
     return []
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _located_mark(located: Located, cause: Cause) -> Mark:

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
-from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.duckdb_reader import Rows, fill
+from probe.core.storage.layout import NAME, PP_STAGE, STAGE
 from probe.core.storage.sql import quoted
 
 Array = npt.NDArray[np.float64]
@@ -89,10 +90,7 @@ def ranks(rows: Rows, plan: ReportPlan, signal: SignalPlan, lines: Sequence[int]
     Args:
         lines: for each directory the line that its rank belongs to.
     """
-    rows.connection.execute("CREATE OR REPLACE TABLE lines (directory INTEGER, line INTEGER)")
-    rows.connection.execute(
-        "INSERT INTO lines SELECT unnest(?::INTEGER[]), unnest(?::INTEGER[])", [list(range(len(lines))), list(lines)]
-    )
+    fill(rows.connection, "lines", {"directory": "INTEGER", "line": "INTEGER"}, enumerate(lines))
     number = max(lines, default=0) + 1
     aggregates = {op: [f"arg_max(v.{quoted(op)}, abs(v.{quoted(op)}))"] for op in signal.rank_ops}
     group, extra = f"w.row * {number} + l.line", "JOIN lines l ON l.directory = v.directory"
@@ -113,15 +111,8 @@ def _list_members(rows: Rows, signal: SignalPlan) -> None:
         for row, members in enumerate(signal.members)
         for n, member in enumerate(members)
     ]
-    rows.connection.execute(
-        'CREATE OR REPLACE TABLE members (pp_stage INTEGER, vpp_stage INTEGER, name VARCHAR, "row" INTEGER, '
-        "member INTEGER)"
-    )
-    rows.connection.execute(
-        "INSERT INTO members SELECT unnest(?::INTEGER[]), unnest(?::INTEGER[]), unnest(?::VARCHAR[]), "
-        "unnest(?::INTEGER[]), unnest(?::INTEGER[])",
-        [list(column) for column in zip(*listed, strict=True)],
-    )
+    columns = dict.fromkeys((PP_STAGE, STAGE, NAME, "row", "member"), "INTEGER") | {NAME: "VARCHAR"}
+    fill(rows.connection, "members", columns, listed)
 
 
 def _aggregates(op: str, place: str) -> list[str]:

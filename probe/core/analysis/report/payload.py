@@ -1,13 +1,20 @@
-"""Data for the scripts of a report: every cell, packed, and the names of rows, columns and files."""
+"""Data for the scripts of a report: every cell, packed, and the names of rows, columns and files.
+
+A number is packed as a whole ``mantissa`` times ten to the power of an ``exponent``, as decimal digits were written
+into the files: ``cells.js`` reads six digits back as the same six digits. Bytes of equal weight stand together, which
+compresses better.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
-from probe.core.analysis.report.encode import packed_array, packed_numbers
 from probe.core.analysis.report.findings import Mark
 from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
 from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
@@ -33,7 +40,8 @@ def payload(
     """Data for the scripts of the page, and the first number of each row that is not finite."""
     cells: dict[str, object] = {}
     bad: list[Mark] = []
-    lines = _lines(run, plan)
+    position = {rank: n for n, rank in enumerate(run.ranks)}
+    lines = [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
     for n, signal in enumerate(plan.signals):
         observe(f"{signal.signal} ({n + 1} of {len(plan.signals)})")
         maps = heatmaps(rows, plan, signal)
@@ -43,12 +51,6 @@ def payload(
             for op, (values, missing) in ranks(rows, plan, signal, lines).items():
                 cells[f"ranks/{n}/{signal.ops.index(op)}"] = packed_numbers(values, missing, RANK_DIGITS)
     return {"about": packed_text(json.dumps(_about(rows, run, known, plan))), "cells": cells}, bad
-
-
-def _lines(run: RecordedRun, plan: ReportPlan) -> list[int]:
-    """Line in which the rank of each directory is shown."""
-    position = {rank: n for n, rank in enumerate(run.ranks)}
-    return [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
 
 
 def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
@@ -113,11 +115,12 @@ def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dic
         for signal in plan.signals
     ]
     few = sum(map(len, lists)) <= MOST_FILES
+    groups = [run.ranks[at : at + plan.ranks_a_line] for at in range(0, len(run.ranks), plan.ranks_a_line)]
     return {
         "columns": _columns(plan.columns),
         "rankColumns": _columns(plan.rank_columns),
         "last": known.last,
-        "lines": _line_names(run, plan),
+        "lines": [f"rank {own[0]}" if len(own) == 1 else f"ranks {own[0]}-{own[-1]}" for own in groups],
         "directories": [[directory.path.name, directory.rank] for directory in run.directories],
         "signals": signals,
         "files": list(lists) if few else [],
@@ -138,6 +141,58 @@ def _files(rows: Rows, signal: str) -> list[tuple[tuple[str, int, bool], ...]]:
     return [tuple(own.values()) for own in files]
 
 
-def _line_names(run: RecordedRun, plan: ReportPlan) -> list[str]:
-    groups = [run.ranks[at : at + plan.ranks_a_line] for at in range(0, len(run.ranks), plan.ranks_a_line)]
-    return [f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}" for group in groups]
+Array = npt.NDArray[np.float64]
+Packed = dict[str, object]
+
+MISSING, NAN, INF, MINUS_INF = range(4)
+"""Mantissas of values that are no numbers, whose exponent is ``SPECIAL``."""
+SPECIAL = 32767
+FEW, MANY = 6, 9
+"""Digits that files have, and digits that are kept if files have more."""
+
+
+def packed_array(values: npt.ArrayLike) -> Packed:
+    """Pack whole numbers of at most 32 bits: type and compressed bytes in base 64; the type alone if all are zero."""
+    array = np.asarray(values)
+    if not array.any():
+        return {"type": 0}
+    low, high = int(array.min()), int(array.max())
+    size = next(size for size in (1, 2, 4) if -(1 << (8 * size - 1)) <= low and high < 1 << (8 * size - 1))
+    octets = array.astype(f"<i{size}").view(np.uint8).reshape(-1, size).T
+    return {"type": size, "bytes": base64.b64encode(zlib.compress(octets.tobytes(), 6)).decode("ascii")}
+
+
+def packed_numbers(values: Array, missing: npt.NDArray[np.bool_], digits: int | None = None) -> Packed:
+    """Pack ``values`` with ``digits`` digits; if None, with as many as they have, between ``FEW`` and ``MANY``."""
+    if digits is None:
+        mantissa, exponent = decimals(values, FEW)
+        digits = FEW if _same(values, mantissa, exponent) else MANY
+    mantissa, exponent = decimals(values, digits)
+    for code, where in (
+        (NAN, np.isnan(values)),
+        (INF, np.isposinf(values)),
+        (MINUS_INF, np.isneginf(values)),
+        (MISSING, missing),
+    ):
+        mantissa[where], exponent[where] = code, SPECIAL
+    return {"digits": digits, "mantissa": packed_array(mantissa), "exponent": packed_array(exponent)}
+
+
+def decimals(values: Array, digits: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Split ``values`` into mantissas of ``digits`` digits and exponents to 10; both are 0 where there is no number."""
+    usable = np.isfinite(values) & (values != 0)
+    safe = np.where(usable, values, 1.0)
+    exponent = np.floor(np.log10(np.abs(safe))).astype(np.int64) - (digits - 1)
+    half = -exponent // 2  # ten to the whole power may be out of range
+    mantissa = np.rint(safe * 10.0**half * 10.0 ** (-exponent - half)).astype(np.int64)
+    over = np.abs(mantissa) >= 10**digits
+    mantissa[over] //= 10
+    exponent[over] += 1
+    return np.where(usable, mantissa, 0), np.where(usable, exponent, 0)
+
+
+def _same(values: Array, mantissa: npt.NDArray[np.int64], exponent: npt.NDArray[np.int64]) -> bool:
+    half = exponent // 2
+    with np.errstate(invalid="ignore"):
+        back = mantissa * 10.0**half * 10.0 ** (exponent - half)
+        return bool(np.all((np.abs(back - values) <= 1e-13 * np.abs(values)) | ~np.isfinite(values)))

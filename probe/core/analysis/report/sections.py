@@ -139,7 +139,8 @@ def cost(run: RecordedRun) -> PageSection:
 
 def _cost(directory: RankDirectory) -> tuple[object, ...]:
     seconds = directory.manifest.cost_seconds
-    hooks, drain, delivery, steps = (_number(seconds, key) for key in ("hooks", "drain", "delivery", "steps"))
+    cells = (seconds.get(key) for key in ("hooks", "drain", "delivery", "steps"))
+    hooks, drain, delivery, steps = (float(cell) if isinstance(cell, (int, float)) else 0.0 for cell in cells)
     failed = ", ".join(f"{place}: {number}" for place, number in directory.manifest.faults.items())
     each = f"{1000 * (hooks + drain) / steps:.2f}" if steps else ""
     return (
@@ -152,11 +153,6 @@ def _cost(directory: RankDirectory) -> tuple[object, ...]:
         "" if directory.manifest.findings is None else directory.manifest.findings,
         failed or "none",
     )
-
-
-def _number(seconds: object, key: str) -> float:
-    value = seconds.get(key) if isinstance(seconds, dict) else None
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def reading(problems: Problems) -> PageSection:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from probe.core.naming import RUN, signal_of
-from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.duckdb_reader import Rows, fill
+from probe.core.storage.layout import PP_STAGE
 from probe.core.storage.table_files import TableFile
 
 BACKWARD = frozenset({"actv_grad", "grad_unreduced"})
@@ -62,7 +63,7 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     Args:
         stages: pipeline stage of each directory of ``rows``.
     """
-    _list_stages(rows, stages)
+    fill(rows.connection, "stages", {"directory": "INTEGER", PP_STAGE: "INTEGER"}, stages.items())
     found = Survey()
     steps: set[int] = set()
     ends: list[int] = []
@@ -86,13 +87,6 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     found.first, found.last = min(ends, default=0), max(ends, default=0)
     found.steps = sorted(steps) if len(steps) <= FEW_STEPS else []
     return found
-
-
-def _list_stages(rows: Rows, stages: Mapping[int, int]) -> None:
-    rows.connection.execute("CREATE OR REPLACE TABLE stages (directory INTEGER, pp_stage INTEGER)")
-    rows.connection.execute(
-        "INSERT INTO stages SELECT unnest(?::INTEGER[]), unnest(?::INTEGER[])", [list(stages), list(stages.values())]
-    )
 
 
 def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:

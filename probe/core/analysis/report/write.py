@@ -15,9 +15,9 @@ from probe.core.analysis.report.payload import payload
 from probe.core.analysis.report.run_curves import RunCurves, run_curves, run_section
 from probe.core.analysis.report.survey import Survey, survey
 from probe.core.messages import plural
-from probe.core.storage.atomic_files import replacing
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.files import replacing
 from probe.core.storage.problems import Problems
 
 MEMORY = "400MB"
@@ -61,7 +61,6 @@ def write_report(
     run = last_run(root, problems)
     observe(f"reading {len(run.directories)} {plural(len(run.directories), 'directory', 'directories')}")
     connection = connect(MEMORY)
-    connection.execute("SET enable_progress_bar = false")  # it would go to the standard output
     with Rows(run.directories, problems, connection) as rows:
         stages = {n: directory.manifest.pipeline_stage for n, directory in enumerate(run.directories)}
         known = survey(rows, stages)
@@ -71,11 +70,13 @@ def write_report(
     if not known.signals and not curves.curves:
         problems.add(root, "expected rows in the files of its ranks; there are none")
     if diagnosis is None:
-        found, number = dumped(_findings_of(root, run), run, known.first, known.last, problems)
+        is_of_rank = [directory.path for directory in run.directories] == [root]
+        found, number = dumped(root.parent if is_of_rank else root, run, known.first, known.last, problems)
         diagnosis = preliminary(found, number, bad, known)
     observe("writing")
-    size = _write(out, _page(root, run, chosen, known, diagnosis, problems, data, curves))
-    return Written(out, size, len(run.ranks), known.number, problems, diagnosis)
+    with replacing(out) as file:
+        file.write(_page(root, run, chosen, known, diagnosis, problems, data, curves))
+    return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
 
 
 def check_target(out: Path) -> None:
@@ -83,11 +84,6 @@ def check_target(out: Path) -> None:
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ValueError(f"{out}: expected the name of a file in a directory that exists")
     plotly_bundle()
-
-
-def _findings_of(root: Path, run: RecordedRun) -> Path:
-    """Directory that has ``anomaly_detected`` in it: ``root``, or the one above if ``root`` is a rank's."""
-    return root.parent if [directory.path for directory in run.directories] == [root] else root
 
 
 def _page(
@@ -124,10 +120,3 @@ def _finding(mark: Mark) -> dict[str, object]:
     value = mark.value if mark.value is not None and isfinite(mark.value) else None
     text = "" if mark.value is None else f"{mark.value:.6g}"
     return {**mark._asdict(), "value": value, "text": text, "kind": kind(mark)}
-
-
-def _write(out: Path, text: str) -> int:
-    """Write a file whole or not at all; return its size in bytes."""
-    with replacing(out) as file:
-        file.write(text)
-    return out.stat().st_size

@@ -12,8 +12,8 @@ from probe.core.histogram import HISTOGRAM, text_of
 from probe.core.moments import COUNTS
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Array, Batch, Snapshot
-from probe.core.storage.atomic_files import append, cut_torn_line, open_for_append, replacing
 from probe.core.storage.csv_rows import rows
+from probe.core.storage.files import LONGEST_LINE, append, cut_torn_line, open_for_append, replacing
 from probe.core.storage.layout import (
     CALL,
     CSV,
@@ -26,7 +26,6 @@ from probe.core.storage.layout import (
     ops_of,
     span_of,
 )
-from probe.core.storage.regular_files import LONGEST_LINE
 
 WHOLE = COUNTS | {"count", "bytes"}
 """Columns of whole numbers."""
@@ -109,7 +108,10 @@ class CsvSink:
             yield last, self._directory / str(name)
 
     def _append(self, path: Path, layout: _Layout, numbers: Numbers) -> bool:
-        """Append to ``path`` unless that has other columns; a new file appears with its header and rows."""
+        """Append to ``path`` unless that has other columns; a new file appears with its header and rows.
+
+        If only ``call`` is missing, it is added as 0 to every row first.
+        """
         if not path.exists():
             with replacing(path) as new:
                 new.write(_text(layout, "", numbers))
@@ -122,7 +124,9 @@ class CsvSink:
             if found != layout.header or not layout.calls:
                 append(file, _text(layout, found, numbers).encode("utf-8", "backslashreplace"))
                 return True
-        _add_call_column(path)
+        with replacing(path) as target, path.open(newline="\n", encoding="utf-8") as source:
+            for number, row in enumerate(rows(source)):
+                target.write("".join(row.lines).rstrip("\r\n") + f",{0 if number else CALL}\n")
         return self._append(path, layout, numbers)
 
     def _numbers(self, batch: Batch, ops: tuple[str, ...], histograms: Array | None) -> Numbers:
@@ -175,10 +179,3 @@ def _header(file: FileIO, expected: str) -> str:
         file.truncate(0)
         return ""
     return line
-
-
-def _add_call_column(path: Path) -> None:
-    """Add a ``call`` of 0 to every row of ``path``."""
-    with replacing(path) as target, path.open(newline="\n", encoding="utf-8") as source:
-        for number, row in enumerate(rows(source)):
-            target.write("".join(row.lines).rstrip("\r\n") + f",{0 if number else CALL}\n")

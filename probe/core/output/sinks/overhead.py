@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Snapshot
-from probe.core.storage.atomic_files import append, cut_torn_line, open_for_append
+from probe.core.storage.files import append, cut_torn_line, open_for_append
 from probe.core.storage.layout import COSTS, cost_line
 
 PARTS = ("hooks", "drain", "device")

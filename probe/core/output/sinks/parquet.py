@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +154,9 @@ class ParquetSink:
             raise failures[0]
 
     def _write(self, kept: _Pending) -> None:
-        path = self._free(kept)
+        names = candidates(kept.signal, kept.first, kept.last, kept.batches[0][0].step, PARQUET)
+        # a file is never written twice
+        path = next(path for name in names if not (path := self._directory / str(name)).exists())
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         table = {column: np.concatenate(parts) for column, parts in _cells(kept).items()}
@@ -173,11 +174,6 @@ class ParquetSink:
             cursor.close()
             hidden.unlink(missing_ok=True)
 
-    def _free(self, kept: _Pending) -> Path:
-        """Return a name that no file has: a file is never written twice."""
-        names = candidates(kept.signal, kept.first, kept.last, kept.batches[0][0].step, PARQUET)
-        return next(path for name in names if not (path := self._directory / str(name)).exists())
-
 
 def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
     """Return the cells of each column, batch by batch. Cells that stay the same from step to step are made once."""
@@ -187,7 +183,10 @@ def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
     for batch, ops in kept.batches:
         if about != (batch.keys, batch.shapes, batch.dtypes, batch.coverage):
             about = (batch.keys, batch.shapes, batch.dtypes, batch.coverage)
-            same = _same(batch)
+            same = {
+                column: np.array(values, dtype=np.int32 if column in INTEGERS else object)
+                for column, values in cells_of(batch).items()
+            }
         own = same | {op: np.asarray(batch.op(op), dtype=np.float64) for op in ops}
         if (histograms := histograms_of(batch, cells)) is not None:
             own[HISTOGRAM] = np.array([*map(text_of, histograms)], dtype=object)
@@ -195,14 +194,6 @@ def _cells(kept: _Pending) -> dict[str, list[npt.NDArray[Any]]]:
         for column, parts in cells.items():
             parts.append(own[column])
     return cells
-
-
-def _same(batch: Batch) -> dict[str, npt.NDArray[Any]]:
-    """Return the cells of all columns but ``step`` and the ops."""
-    return {
-        column: np.array(cells, dtype=np.int32 if column in INTEGERS else object)
-        for column, cells in cells_of(batch).items()
-    }
 
 
 def _chosen(column: str, cells: npt.NDArray[Any]) -> str:

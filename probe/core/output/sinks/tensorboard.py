@@ -12,8 +12,8 @@ from probe.core.histogram import buckets
 from probe.core.naming import tag
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Snapshot
-from probe.core.storage.atomic_files import append, open_for_append
 from probe.core.storage.event_file import VERSION, file_name, record
+from probe.core.storage.files import append, open_for_append
 from probe.core.storage.layout import histograms_of, ops_of
 
 Event = Any

@@ -1,0 +1,101 @@
+"""``probe csv2db`` and ``probe csv2tb``: the files of all ranks into one SQLite database, or into curves."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from probe.cli import refusing
+from probe.core.analysis.convert import csv2tb as curves
+from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
+from probe.core.analysis.convert.select import Observer
+from probe.core.messages import complain, printable
+from probe.core.storage.problems import Problems
+
+MonitorPath = Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")]
+TimeStart = Annotated[str | None, typer.Option(help="Earliest directory, such as Dec03_21-34-40, itself included.")]
+TimeEnd = Annotated[str | None, typer.Option(help="Latest directory, itself included.")]
+Processes = Annotated[int, typer.Option("--process-num", "-j", help="Processes that convert.")]
+DataTypes = Annotated[str | None, typer.Option(help="Kinds, such as actv,grad_reduced; all if left out.")]
+OutputFolder = Annotated[
+    Path | None,
+    typer.Option("--output-dirpath", "-o", help="Else a folder in MONITOR_PATH, with the time in its name."),
+]
+
+
+def _listed(names: str | None) -> list[str] | None:
+    """Names in a list separated by commas."""
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
+@contextmanager
+def _progress(unit: str) -> Iterator[Observer]:
+    """Progress bar on standard error, shown only in a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # it would leave an empty line
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("converting", total=None)
+        yield lambda done, total, _: bar.update(task, completed=done, total=total)
+
+
+def _ended(summary: str, problems: Problems) -> None:
+    """Print the summary and the problems, and end the command with the exit code that fits them."""
+    typer.echo(printable(summary))
+    for line in problems.lines():
+        typer.echo(line)
+    raise typer.Exit(1 if problems.skipped else 0)
+
+
+def csv2db(
+    monitor_path: MonitorPath,
+    time_start: TimeStart = None,
+    time_end: TimeEnd = None,
+    process_num: Processes = 1,
+    data_type_list: DataTypes = None,
+    step_partition: Annotated[
+        int | None, typer.Option(help="Steps in one table; else as the database has it, 500 in a new one.")
+    ] = None,
+    output_dirpath: OutputFolder = None,
+) -> None:
+    """Convert a run's CSV and Parquet files to OUTPUT/monitor_metrics.db; add to it if it exists.
+
+    Exit code 0 if all was converted; 1 if something could not be read, or the database not be written; 2 for wrong use.
+    """
+    kinds = _listed(data_type_list)
+    try:
+        with refusing(ValueError), _progress("files") as observe:
+            config = CSV2DBConfig(
+                monitor_path, time_start, time_end, process_num, kinds, step_partition, output_dirpath
+            )
+            done = convert(config, observe)
+    except (sqlite3.Error, OSError) as error:
+        where = Path(output_dirpath or monitor_path)
+        complain(f"{where}: the database cannot be written: {error}; convert again to go on")
+        raise typer.Exit(1) from None
+    _ended(done.summary, done.problems)
+
+
+def csv2tb(
+    monitor_path: MonitorPath,
+    time_start: TimeStart = None,
+    time_end: TimeEnd = None,
+    process_num: Processes = 1,
+    data_type_list: DataTypes = None,
+    output_dirpath: OutputFolder = None,
+) -> None:
+    """Convert a run's CSV and Parquet files to curves: OUTPUT/rank{rank}/{kind}, for `tensorboard --logdir OUTPUT`.
+
+    Exit code 0 if all was converted; 1 if something could not be read or written; 2 for wrong use.
+    """
+    kinds = _listed(data_type_list)
+    with refusing(ValueError), _progress("folders") as observe:
+        done = curves.convert(monitor_path, time_start, time_end, process_num, kinds, output_dirpath, observe)
+    _ended(done.summary, done.problems)

@@ -1,0 +1,172 @@
+"""Files: opened without waiting, since their origin may be unknown, and appended to or replaced so that a reader finds
+each whole at any moment."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import Any, TextIO
+
+from probe.core.messages import plural
+
+MOST_JSON = 64 << 20
+"""Bytes of a JSON file; one of a hundred thousand ranks has a few megabytes."""
+DEEPEST = 64
+"""Levels of a JSON file at most: readers process it level by level."""
+LONGEST_LINE = 1 << 16
+"""Bytes that lines of probe's files hardly ever exceed."""
+FARTHEST = 8 << 20
+"""Bytes within which the next line has to begin."""
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open ``path`` for reading bytes. A FIFO would wait for its writer, a device need not end: neither is opened.
+
+    Raises:
+        OSError: if it cannot be opened, or is no regular file.
+    """
+    _check(path, path.stat())
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - Path.open takes no opener; the caller closes
+    try:
+        _check(path, os.fstat(file.fileno()))  # it may have been replaced meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def json_of(path: Path) -> Any:
+    """Return the value in the JSON file ``path``.
+
+    Raises:
+        OSError: if it cannot be read, or is no regular file.
+        ValueError: if it is not JSON, or larger or deeper than the limits.
+    """
+    with opened(path) as file:
+        data = file.read(MOST_JSON + 1)
+    if len(data) > MOST_JSON:
+        raise ValueError(f"it is larger than {MOST_JSON >> 20} MiB")
+    with suppress(RecursionError):
+        value = json.loads(data.decode("utf-8"))
+        if not _is_deep(value):
+            return value
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def check_lines(file: BufferedReader) -> None:
+    """Check that no line of ``file`` is far longer than lines of probe's files are, such as the zeros of a preallocated
+    file. Only some places are checked; a file that passes has no line of more than three times ``FARTHEST``.
+
+    Raises:
+        ValueError: if a line is.
+    """
+    size = file.seek(0, os.SEEK_END)
+    for place in range(FARTHEST, size, FARTHEST):
+        file.seek(place)
+        if size - place <= FARTHEST or b"\n" in file.read(LONGEST_LINE):
+            continue
+        if b"\n" not in file.read(FARTHEST):
+            raise ValueError(f"expected lines of text; from byte {place} on there is no line break in {FARTHEST} bytes")
+
+
+def _is_deep(value: Any) -> bool:
+    layer = [value]
+    for _ in range(DEEPEST + 1):
+        lists = (each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | list))
+        layer = [inner for each in lists for inner in each]
+    return bool(layer)
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISREG(found.st_mode):
+        return
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "expected a file; this is a directory", str(path))
+    raise OSError(errno.EINVAL, "expected a regular file; this is a FIFO, socket or device", str(path))
+
+
+_log = logging.getLogger("probe.files")
+
+
+def open_for_append(path: Path) -> FileIO:
+    """Open ``path`` for reading and appending, unbuffered; the file and its directory are made if missing."""
+    file: FileIO = _made(path, "a+b", buffering=0)
+    return file
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Append ``data`` in one write, or nothing.
+
+    Raises:
+        OSError: if it does not fit, naming the file. The file is cut back to its size before, or removed if it was
+            empty.
+    """
+    size = file.seek(0, os.SEEK_END)
+    try:
+        write_all(file, data)
+    except OSError as error:
+        error.filename = error.filename or file.name  # the error of a full disk names no file
+        with suppress(OSError):
+            file.truncate(size)
+            if not size:
+                Path(file.name).unlink()
+        raise
+
+
+def cut_torn_line(file: FileIO, path: Path) -> None:
+    """Remove an unfinished last line of a text, which would spoil the lines that are appended; ``file`` is then at its
+    end."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LONGEST_LINE))
+    torn = len(file.read().rpartition(b"\n")[2])
+    if torn:
+        file.truncate(size - torn)
+        file.seek(0, os.SEEK_END)
+        _log.warning("cut an unfinished row of %d %s off %s", torn, plural(torn, "byte"), path)
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write ``data`` at the position of ``file``; after a short write, write the rest, which raises the error."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Open a text file (UTF-8) that becomes ``path`` in one move at the end; on an exception ``path`` stays as it was.
+    An error of the file system names ``path``.
+
+    Raises:
+        OSError: if it cannot be written, or if ``path`` is no regular file: a device would be gone afterwards.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "expected a regular file, or none", str(path))
+    # The leading dot keeps readers that match a prefix of the name from taking it for the file itself.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with _made(temporary, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path) if error.filename in (None, str(temporary)) else error.filename
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _made(path: Path, mode: str, **options: Any) -> Any:
+    """Open ``path`` for writing; its directory is made if missing."""
+    try:
+        return path.open(mode, **options)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open(mode, **options)
