@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -22,6 +22,7 @@ from probe.core.instrumentation.step_boundary import StepConsumer
 from probe.core.monitor.attach_checks import warnings_for
 from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject
+from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS, Output
 from probe.core.output.text_files import StructureOutput
 
@@ -73,14 +74,21 @@ class Collector:
     Args:
         collectives: the monitor's listener of collectives.
         process_group: the pipeline-parallel group.
+        listeners: receive each step with its findings, on the delivery thread.
 
     Raises:
         Exception: if anything cannot be watched or written; then no hook or file stays behind.
     """
 
     def __init__(
-        self, configuration: Configuration, subject: Subject, collectives: CollectiveWatch, process_group: Any
+        self,
+        configuration: Configuration,
+        subject: Subject,
+        collectives: CollectiveWatch,
+        process_group: Any,
+        listeners: Iterable[SnapshotListener] = (),
     ) -> None:
+        self._listeners = listeners
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
         self.faults, self.number = subject.faults, next(_runs)
         self.output: Output | None = None
@@ -169,7 +177,7 @@ class Collector:
 
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
-        return Output(run, self.number, self._process_group, first, pace, follows)
+        return Output(run, self.number, self._process_group, first, pace, follows, self._listeners)
 
     # The end.
 

@@ -16,13 +16,22 @@ from probe.core.rules.evaluate import find
 
 FINDINGS_KEPT = 1000
 NEWS_KEPT = 100
+SnapshotListener = Callable[[Snapshot], None]
+"""Function that receives every step with its findings, on the delivery thread."""
 
 
 class Writer:
     """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot."""
 
-    def __init__(self, rules: Sequence[Rule], sinks: Sequence[Sink], faults: Faults, past: Past | None = None) -> None:
-        self._rules, self._sinks, self._faults = rules, sinks, faults
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        sinks: Sequence[Sink],
+        faults: Faults,
+        past: Past | None = None,
+        listeners: Iterable[SnapshotListener] = (),
+    ) -> None:
+        self._rules, self._sinks, self._faults, self._listeners = rules, sinks, faults, listeners
         self.past = past
         """The buffer of steps without findings; None if every step is written."""
         self.findings: list[Finding] = []
@@ -47,7 +56,7 @@ class Writer:
         before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
         self._close(sink for sink in before if id(sink) not in kept)
         for sink in sinks:
-            if sink not in self._sinks and self._guarded(sink, sink.open):
+            if sink not in self._sinks and self._guarded(_named(sink), sink.open):
                 self._sinks = [*self._sinks, sink]
         self._rules = rules
 
@@ -61,6 +70,8 @@ class Writer:
         self.steps += 1
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
+        for listener in self._listeners:
+            self._guarded("snapshot listener", partial(listener, snapshot))
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
 
@@ -70,7 +81,7 @@ class Writer:
 
     def _put(self, snapshot: Snapshot) -> None:
         for sink in self._sinks:
-            self._guarded(sink, partial(sink.write, snapshot))
+            self._guarded(_named(sink), partial(sink.write, snapshot))
 
     def close(self, incident: bool = False) -> None:
         """Close every sink; if training ends by an ``incident``, first write the steps held back."""
@@ -82,13 +93,17 @@ class Writer:
 
     def _close(self, sinks: Iterable[Sink]) -> None:
         for sink in sinks:
-            self._guarded(sink, sink.close)
+            self._guarded(_named(sink), sink.close)
 
-    def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
+    def _guarded(self, where: str, function: Callable[[], None]) -> bool:
         """Call ``function`` and return true if it succeeds; the failure of one sink does not stop the others."""
         try:
             function()
         except Exception as error:  # noqa: BLE001
-            self._faults.note(f"sink {type(sink).__name__}", error)
+            self._faults.note(where, error)
             return False
         return True
+
+
+def _named(sink: Sink) -> str:
+    return f"sink {type(sink).__name__}"

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from probe.core.output.delivery import Delivery
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import Attached, ManifestWriter
-from probe.core.output.pipeline import Writer
+from probe.core.output.pipeline import SnapshotListener, Writer
 from probe.core.output.resume import remember, resume
 from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
@@ -49,10 +49,18 @@ class Output:
         first: number of the first step.
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
+        listeners: receive each step, beside the sinks.
     """
 
     def __init__(
-        self, run: Run, number: int, process_group: Any, first: int, pace: Pace | None, follows: Path | None
+        self,
+        run: Run,
+        number: int,
+        process_group: Any,
+        first: int,
+        pace: Pace | None,
+        follows: Path | None,
+        listeners: Iterable[SnapshotListener] = (),
     ) -> None:
         self._run, self._pace = run, pace
         rank, mates = run.framework.groups.rank(), run.framework.groups.ranks_of(process_group)
@@ -70,7 +78,7 @@ class Output:
         try:
             self._stages.choose(run.settings, self._context(run))
             self._remember()
-            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past())
+            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), listeners)
             self._writer.open()
         except BaseException:
             self._remove()
