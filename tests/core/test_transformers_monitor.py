@@ -758,16 +758,17 @@ def test_a_spike_ends_training_once(tmp_path: Path, norm: float) -> None:
     """NaN and infinity are spikes, too. The step is recorded; when it is done again, training goes on."""
     check = NormCheck(3.0, NormRecord(tmp_path), 0, False)
     check.judge(1, 1.0, 2.999)
-    assert check.take() is None
+    assert check.take(1) is None
     check.judge(2, 1.0, norm)
-    error = check.take()
+    assert check.take(1) is None  # each rank ends at the same step, whenever its numbers arrive
+    error = check.take(2)
     assert isinstance(error, RuntimeError)
     assert str(error).startswith("TREError occurred......")
     stored = json.loads((tmp_path / "abnormal_global_norm.json").read_text(encoding="utf-8"))
     assert stored == {"2": [norm if math.isfinite(norm) else str(norm)]}
     again = NormCheck(3.0, NormRecord(tmp_path), 0, False)
     again.judge(2, 1.0, norm)
-    assert again.take() is None
+    assert again.take(2) is None
     assert len(json.loads((tmp_path / "abnormal_global_norm.json").read_text(encoding="utf-8"))["2"]) == 2
 
 
@@ -796,9 +797,9 @@ def test_consecutive_spikes_end_training_if_updates_are_skipped() -> None:
     check = NormCheck(3.0, None, 2, False)
     for step, norm in enumerate([9.0, 1.0, 9.0], 1):
         check.judge(step, 1.0, norm)
-    assert check.take() is None
+    assert check.take(3) is None
     check.judge(4, 1.0, math.nan)
-    assert isinstance(check.take(), ValueError)
+    assert isinstance(check.take(4), ValueError)
 
 
 @pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "global_norm")])
@@ -806,10 +807,10 @@ def test_numbers_that_are_not_finite_end_training_if_asked(loss: float, norm: fl
     """The error names the number."""
     check = NormCheck(None, None, 0, True)
     check.judge(1, 1.0, None)
-    assert check.take() is None
+    assert check.take(1) is None
     check.judge(2, loss, norm)
     with pytest.raises(ValueError, match=rf"in {name} of step 2, terminate training"):
-        raise check.take() or AssertionError
+        raise check.take(2) or AssertionError
 
 
 def test_both_reactions_to_spikes_at_once_are_an_error() -> None:

@@ -70,7 +70,8 @@ class NormCheck:
     def __init__(self, threshold: float | None, record: NormRecord | None, skip_count: int, finite: bool) -> None:
         self._threshold, self._record, self._skip_count, self._finite = threshold, record, skip_count, finite
         self._consecutive = 0
-        self._error: Exception | None = None
+        self._error: tuple[int, Exception] | None = None
+        """The first abnormal step, and the error that ends training."""
         self._judged = 0
         """Number of the latest step that was judged."""
         self._news = threading.Condition()
@@ -82,7 +83,9 @@ class NormCheck:
             error = self._verdict(step, loss, norm)
         finally:
             with self._news:
-                self._judged, self._error = step, self._error or error
+                self._judged = step
+                if error is not None and self._error is None:
+                    self._error = step, error
                 self._news.notify_all()
 
     def wait(self, step: int, timeout: float) -> bool:
@@ -90,10 +93,13 @@ class NormCheck:
         with self._news:
             return self._news.wait_for(lambda: self._judged >= step, timeout)
 
-    def take(self) -> Exception | None:
-        """Return the error that ends training, once."""
+    def take(self, step: int) -> Exception | None:
+        """Return the error that ends training, once, if ``step`` or an earlier one was abnormal: so every rank ends at
+        the same step, though the numbers of later steps may be there."""
         with self._news:
-            error, self._error = self._error, None
+            if self._error is None or self._error[0] > step:
+                return None
+            (_, error), self._error = self._error, None
             return error
 
     def _verdict(self, step: int, loss: float | None, norm: float | None) -> Exception | None:

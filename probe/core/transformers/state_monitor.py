@@ -226,7 +226,7 @@ class StateMonitoring(CallbackCore):
         """End training if ``step`` or an earlier one was abnormal."""
         if not check.wait(step, FLUSH_SECONDS):
             self._warn_once(f"step {step}: its global norm has not arrived within {FLUSH_SECONDS:.0f} s")
-        if (error := check.take()) is not None:
+        if (error := check.take(step)) is not None:
             self.close()
             raise error
 
@@ -238,7 +238,7 @@ class StateMonitoring(CallbackCore):
         """
         check, last = self._check, self._submitted
         self.close()
-        if check is not None and last > self.counter.initial and (error := check.take()) is not None:
+        if check is not None and last > self.counter.initial and (error := check.take(last)) is not None:
             raise error
 
     def close(self) -> None:
