@@ -77,10 +77,10 @@ class NormCheck:
         self._news = threading.Condition()
 
     def judge(self, step: int, loss: float | None, norm: float | None) -> None:
-        """Judge the numbers of ``step``."""
+        """Judge the numbers of ``step``, unless an earlier one ends training: then it will be done again."""
         error: Exception | None = None
         try:
-            error = self._verdict(step, loss, norm)
+            error = self._verdict(step, loss, norm) if self._error is None else None
         finally:
             with self._news:
                 self._judged = step
