@@ -31,14 +31,14 @@ __all__ = [
     "StateMonitoring",
     "TransformersConfig",
     "TransformersConfigError",
-    "make",
+    "make_callbacks",
     "monitor_settings",
     "read_configuration",
     "texts",
 ]
 
 
-def make(
+def make_callbacks(
     source: str | os.PathLike[str] | Mapping[str, Any],
     loss_class: Callable[..., Any],
     state_class: Callable[..., Any],
@@ -57,11 +57,15 @@ def make(
 
     Args:
         source: the YAML file, or a mapping with the same keys.
-        loss_class, state_class: ``MFLossMonitor`` and ``TrainingStateMonitor`` of a framework.
-        arguments: values that replace those of the file.
+        loss_class: ``MFLossMonitor`` of a framework.
+        state_class: its ``TrainingStateMonitor``.
+        arguments: values that replace those of the file, such as ``{"runner_config": {"epochs": 2}}``.
+        log_style: see :class:`Presentation`.
+        samples_suffix: see :class:`Presentation`.
         global_batch_size: number of samples in a step, over all devices; 0: as configured.
         dataset_size: number of steps in an epoch.
         initial_step: number of steps that were done before this run.
+        flops_per_step: floating-point operations of a step on this device.
         monitor_config: further keys of the ``TrainerMon`` that collects gradients.
         monitor: receives the numbers of ``MFLossMonitor``, too.
 

@@ -24,7 +24,7 @@ from probe.core.transformers_monitor import (
     LossMonitoring,
     StateMonitoring,
     TransformersConfigError,
-    make,
+    make_callbacks,
     monitor_settings,
     read_configuration,
     texts,
@@ -145,7 +145,7 @@ def test_a_monitor_that_is_off_reads_no_other_key() -> None:
     config = read_configuration({"monitor_config": {"target": 7, "local_norm_format": "disk"}}, environ={})
     assert config.state == StateSection()
     assert not config.watches_state
-    assert make({"monitor_config": {"monitor_on": False, "weight_state_format": "log"}}, Loss, State) == []
+    assert make_callbacks({"monitor_config": {"monitor_on": False, "weight_state_format": "log"}}, Loss, State) == []
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_the_listed_callback_has_its_arguments(caplog: pytest.LogCaptureFixture)
     """`per_print_times` is read; callbacks of other types are left to the program, and named."""
     caplog.set_level(logging.INFO, "probe.transformers")
     listed = [{"type": "CheckpointMonitor"}, {"type": "MFLossMonitor", "per_print_times": 7}]
-    loss, *others = make({"callbacks": listed, "runner_config": {"epochs": 3, "batch_size": 2}}, Loss, State)
+    loss, *others = make_callbacks({"callbacks": listed, "runner_config": {"epochs": 3, "batch_size": 2}}, Loss, State)
     assert others == []
     assert (loss.section.per_print_times, loss.section.global_batch_size, loss.counter.epochs) == (7, 2, 3)
     assert "CheckpointMonitor" in caplog.text
@@ -344,7 +344,7 @@ def test_the_listed_callback_has_its_arguments(caplog: pytest.LogCaptureFixture)
 
 def test_nan_checks_alone_add_the_state_monitor() -> None:
     """`check_for_nan_in_loss_and_grad` needs no monitor_config."""
-    (state,) = make({"check_for_nan_in_loss_and_grad": True}, Loss, State)
+    (state,) = make_callbacks({"check_for_nan_in_loss_and_grad": True}, Loss, State)
     assert isinstance(state, State)
 
 
@@ -736,7 +736,7 @@ def test_texts_are_read_back(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "mine.txt").write_text("kept", encoding="utf-8")
     events = {"tensorboard": {"tensorboard_dir": str(tmp_path)}}
-    make(yaml.safe_load(SAMPLE.read_text(encoding="utf-8")) | events, Loss, State, {"my_key": "é"})
+    make_callbacks(yaml.safe_load(SAMPLE.read_text(encoding="utf-8")) | events, Loss, State, {"my_key": "é"})
     page = texts_of(folder)
     assert len(page) == 56 - 21 + 1
     assert (page["seed"], page["my_key"], page["device_num"]) == ("0", "é", "1")

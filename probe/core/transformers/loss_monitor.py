@@ -32,13 +32,16 @@ class LossMonitoring(CallbackCore):
     Args:
         learning_rate: learning rate, if no step has one.
         per_print_times: distance in steps from one line to the next.
-        micro_batch_num, micro_batch_interleave_num, gradient_accumulation_steps: divisors of the loss.
+        micro_batch_num: number of micro batches of a pipeline, by which the loss is divided.
+        micro_batch_interleave_num: number of interleaved parts of a batch, by which the loss is divided.
+        gradient_accumulation_steps: number of accumulated micro batches, by which the loss is divided.
         origin_epochs: number of epochs.
         dataset_size: number of steps in an epoch.
         initial_step: number of steps that were done before this run.
         global_batch_size: number of samples in a step, over all devices.
         calculate_per_token_loss: whether the loss is a mean over tokens, and not divided.
-        log_style, samples_suffix: see :class:`Presentation`.
+        log_style: see :class:`Presentation`.
+        samples_suffix: see :class:`Presentation`.
         tensorboard: the section ``tensorboard``; None: no event files.
         flops_per_step: floating-point operations of a step on this device.
         sink_mode: whether only the loss of the step is shown, not the mean of the epoch.

@@ -51,7 +51,8 @@ class StateMonitoring(CallbackCore):
         global_batch_size: number of samples in a step, over all devices.
         check_for_nan_in_loss_and_grad: whether NaN or infinity of the loss or the global norm ends training.
         use_skip_data_by_global_norm: whether the training cell leaves out updates at spikes of the global norm.
-        log_style, samples_suffix: see :class:`Presentation`.
+        log_style: see :class:`Presentation`.
+        samples_suffix: see :class:`Presentation`.
         tensorboard: the section ``tensorboard``; None: no event files.
         output_dir: directory of the file with abnormal global norms.
         monitor_config: further keys of a ``TrainerMon`` configuration, such as ``{"alert": {}}``.

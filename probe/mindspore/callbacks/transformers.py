@@ -14,7 +14,7 @@ from typing import Any
 import mindspore
 from mindspore.train import Callback
 
-from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make
+from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
 from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
 
@@ -127,9 +127,9 @@ def from_yaml(
 
     Args:
         arguments: values that replace those of the file.
-        options: those of :func:`probe.core.transformers_monitor.make`.
+        options: those of :func:`probe.core.transformers_monitor.make_callbacks`.
 
     Raises:
         TransformersConfigError: with every problem at once.
     """
-    return make(path, MFLossMonitor, TrainingStateMonitor, arguments, **options)
+    return make_callbacks(path, MFLossMonitor, TrainingStateMonitor, arguments, **options)

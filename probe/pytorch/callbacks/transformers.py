@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make
+from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
 from probe.pytorch.adapter import ADAPTER, TrainerMon
 
 
@@ -87,9 +87,9 @@ def from_yaml(
 
     Args:
         arguments: values that replace those of the file.
-        options: those of :func:`probe.core.transformers_monitor.make`.
+        options: those of :func:`probe.core.transformers_monitor.make_callbacks`.
 
     Raises:
         TransformersConfigError: with every problem at once.
     """
-    return TrainingCallbacks(make(path, MFLossMonitor, TrainingStateMonitor, arguments, **options))
+    return TrainingCallbacks(make_callbacks(path, MFLossMonitor, TrainingStateMonitor, arguments, **options))
