@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -703,6 +704,33 @@ def test_the_run_gets_the_same_numbers() -> None:
 
     train(Loss(monitor=Run()), 1, **GIVEN, batch_size=4, accuracy=0.5)
     assert received == [{"loss": 1.0, "batch_size": 4, "accuracy": 0.5} | GIVEN]
+
+
+def test_a_rank_has_its_folder_and_its_part_of_the_throughput(tmp_path: Path, lines: list[str]) -> None:
+    """Of four processes the last writes to rank_3; throughput is of a device, samples a day are of all."""
+    groups = SimpleNamespace(rank=lambda: 3, world_size=lambda: 4, ranks_of=lambda group: [3])
+
+    class OneOfFour(Loss):
+        framework = TrainerMon.framework._replace(groups=groups)
+
+    events = {"tensorboard_dir": str(tmp_path), "log_timers_to_tensorboard": True}
+    train(OneOfFour(global_batch_size=8, tensorboard=events), 1)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["rank_3"]
+    found = {tag: points[0][1] for tag, points in scalars_of(tmp_path / "rank_3").items()}
+    assert found["throughput"] == pytest.approx(8 / 4 / (found["iteration-time"] / 1000), rel=1e-5)
+    assert found["B-samples-per-day"] == pytest.approx(4 * found["throughput"] * 86400 / 1e9, rel=1e-5)
+    assert re.search(r"([\d.]+) samples/s/p", lines[1])
+
+
+def test_other_arguments_of_the_tool_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that ask for anything are named; what the tool does not have is an error."""
+    Loss(check_for_nan_in_loss_and_grad=True, print_separate_loss=False)
+    State(micro_batch_num=2, embedding_size=4096, use_local_norm=True)
+    assert caplog.records == []
+    Loss(print_separate_loss=True)
+    assert "print_separate_loss is not supported" in caplog.text
+    with pytest.raises(TypeError, match="TrainingStateMonitor: unexpected argument 'colour'"):
+        State(colour="red")
 
 
 # Event files.

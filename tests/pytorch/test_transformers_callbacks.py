@@ -269,10 +269,10 @@ def test_a_spike_of_the_global_norm_ends_training_for_the_launcher(
             for each in norms[:steps]:
                 callbacks.step_end(loss=torch.tensor(1.0), grad_norm=torch.tensor(each))
 
-    run(2)
-    Path("out/abnormal_global_norm.json").unlink()
-    with pytest.raises(RuntimeError, match=r"^TREError occurred\.\.\.\.\.\."):
-        run(3)
+    for steps in (2, 3):  # at the end, and one step later
+        Path("out/abnormal_global_norm.json").unlink(missing_ok=True)
+        with pytest.raises(RuntimeError, match=r"^TREError occurred\.\.\.\.\.\."):
+            run(steps)
     assert list(json.loads(Path("out/abnormal_global_norm.json").read_text(encoding="utf-8"))) == ["2"]
     run(len(norms))
 
@@ -284,6 +284,16 @@ def test_the_last_step_is_checked_at_the_end() -> None:
     monitor.step_end(loss=torch.tensor(float("inf")))
     with pytest.raises(ValueError, match="There is inf in loss of step 2"):
         monitor.finish()
+
+
+def test_a_step_that_cannot_be_read_does_not_hold_training_up() -> None:
+    """Its check is left out, and counted; training neither waits nor ends."""
+    began = time.monotonic()
+    with from_yaml({"check_for_nan_in_loss_and_grad": True}) as callbacks:
+        for loss in ("a", 1.0, 2.0):
+            callbacks.step_end(loss=loss)
+    assert time.monotonic() - began < 20
+    assert callbacks[0].faults == {"TrainingStateMonitor: ValueError": 1}
 
 
 def test_bad_values_are_one_error_before_training() -> None:

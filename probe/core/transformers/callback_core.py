@@ -126,12 +126,14 @@ class CallbackCore:
         """Log one number of the training state."""
         self.lines.info("%s", state_line(position, tag, value, self.presentation.log_style))
 
-    def guarded(self, where: str, work: Callable[[], object]) -> None:
-        """Do ``work``; count its failure."""
+    def guarded(self, where: str, work: Callable[[], object]) -> bool:
+        """Do ``work`` and return true if it succeeds; count its failure."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
             self._noted.note(where, error)
+            return False
+        return True
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""

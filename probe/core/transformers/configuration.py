@@ -144,6 +144,23 @@ def checked(model: type[Kind], values: Mapping[str, Any], name: str) -> Kind:
     return section
 
 
+def pass_over(arguments: Mapping[str, Any], name: str, known: Sequence[str]) -> None:
+    """Accept arguments that the tool's callback has besides those here; log those that ask for anything.
+
+    Args:
+        name: name of the callback.
+        known: arguments without effect here.
+
+    Raises:
+        TypeError: for an argument that the tool does not have either.
+    """
+    for key, value in arguments.items():
+        if key not in ELSEWHERE and key not in known:
+            raise TypeError(f"{name}: unexpected argument {key!r}")
+        if key in ELSEWHERE and _on(value):
+            _log.warning("%s: %s is not supported; here, %s", name, key, ELSEWHERE[key])
+
+
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` with those of ``over`` in their place, section by section."""
     result = dict(values)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from probe.core.transformers.callback_core import CallbackCore, Presentation, StepCounter
-from probe.core.transformers.configuration import checked
+from probe.core.transformers.configuration import checked, pass_over
 from probe.core.transformers.event_writer import Scalar
 from probe.core.transformers.log_lines import LossLine, loss_lines
 from probe.core.transformers.schema import LossSection, TensorboardSection
@@ -46,6 +46,7 @@ class LossMonitoring(CallbackCore):
         flops_per_step: floating-point operations of a step on this device.
         sink_mode: whether only the loss of the step is shown, not the mean of the epoch.
         monitor: receives the numbers, too.
+        other: further arguments of the tool; a warning names those that ask for anything.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class LossMonitoring(CallbackCore):
         flops_per_step: float | None = None,
         sink_mode: bool = True,
         monitor: RunLog | None = None,
+        **other: Any,
     ) -> None:
+        pass_over(other, "MFLossMonitor", ("check_for_nan_in_loss_and_grad",))
         super().__init__(Presentation(log_style, samples_suffix), tensorboard)
         given = {
             "per_print_times": per_print_times,

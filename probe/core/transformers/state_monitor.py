@@ -13,7 +13,7 @@ from probe.core.errors import TrainingStopped
 from probe.core.monitor.trainer_mon import Monitor
 from probe.core.records import Batch, Key, Snapshot
 from probe.core.transformers.callback_core import FLUSH_SECONDS, CallbackCore, Presentation, StepCounter
-from probe.core.transformers.configuration import checked, chooser, monitor_settings
+from probe.core.transformers.configuration import checked, chooser, monitor_settings, pass_over
 from probe.core.transformers.event_writer import Scalar
 from probe.core.transformers.global_norm import NormCheck, NormRecord
 from probe.core.transformers.loss_monitor import BATCH
@@ -25,6 +25,8 @@ MOMENTS = {"exp_avg": "adam_m_norm", "exp_avg_sq": "adam_v_norm"}
 WEIGHTS = "param_updated"
 UPDATES_KEPT = 100
 """Number of updates whose steps are remembered until their gradients arrive."""
+UNUSED = ("micro_batch_num", "tensor_model_parallel_size", "embedding_size", "use_local_norm")
+"""Arguments of the tool that are not needed here."""
 ENDED = "print_struct: training is stopped as configured"
 _log = logging.getLogger("probe.transformers")
 
@@ -56,6 +58,7 @@ class StateMonitoring(CallbackCore):
         tensorboard: the section ``tensorboard``; None: no event files.
         output_dir: directory of the file with abnormal global norms.
         monitor_config: further keys of a ``TrainerMon`` configuration, such as ``{"alert": {}}``.
+        other: further arguments of the tool; a warning names those that ask for anything.
     """
 
     monitor_class: type[Monitor]
@@ -77,7 +80,9 @@ class StateMonitoring(CallbackCore):
         tensorboard: TensorboardSection | Mapping[str, Any] | None = None,
         output_dir: str = "./output",
         monitor_config: Mapping[str, Any] | None = None,
+        **other: Any,
     ) -> None:
+        pass_over(other, "TrainingStateMonitor", UNUSED)
         super().__init__(Presentation(log_style, samples_suffix), tensorboard)
         if not isinstance(config, StateSection):
             config = checked(StateSection, {"step_interval": step_interval, **(config or {})}, "TrainingStateMonitor")
@@ -97,7 +102,7 @@ class StateMonitoring(CallbackCore):
         self._steps: dict[int, int] = {}
         """Numbers of steps by those of the monitor, which counts updates."""
         self._remove: Remove = lambda: None
-        self._submitted = initial_step
+        self._submitted, self._waits = initial_step, True
         self._warned = set[str]()
 
     # Attaching.
@@ -175,7 +180,11 @@ class StateMonitoring(CallbackCore):
             self.stop_training()
             return
         before, self._submitted = self._submitted, self.counter.step
-        self.guarded("TrainingStateMonitor", lambda: self._submit(seconds, loss, grad_norm, local_loss, batch_size))
+        sent = self.guarded(
+            "TrainingStateMonitor", lambda: self._submit(seconds, loss, grad_norm, local_loss, batch_size)
+        )
+        if self._check is not None and not sent:
+            self._check.judge(self._submitted, None, None)
         if self._check is not None and before > self.counter.initial:
             self._end_if_bad(self._check, before)
 
@@ -225,8 +234,9 @@ class StateMonitoring(CallbackCore):
 
     def _end_if_bad(self, check: NormCheck, step: int) -> None:
         """End training if ``step`` or an earlier one was abnormal."""
-        if not check.wait(step, FLUSH_SECONDS):
-            self._warn_once(f"step {step}: its global norm has not arrived within {FLUSH_SECONDS:.0f} s")
+        if self._waits and not check.wait(step, FLUSH_SECONDS):
+            self._waits = False
+            _log.warning("step %d: no global norm within %.0f s; training goes on unchecked", step, FLUSH_SECONDS)
         if (error := check.take(step)) is not None:
             self.close()
             raise error

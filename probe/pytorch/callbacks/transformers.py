@@ -68,15 +68,22 @@ class TrainingCallbacks(list[Any]):
         return all(flushed)
 
     def close(self) -> None:
-        """End every callback, and write what is left. At the end of the process this happens by itself."""
+        """End every callback, and write what is left. At the end of the process this happens by itself.
+
+        Raises:
+            Exception: if the last step asks for the end of training, as ``step_end`` does one step later.
+        """
         for callback in self:
-            callback.close()
+            getattr(callback, "finish", callback.close)()
 
     def __enter__(self) -> TrainingCallbacks:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        for callback in self if kind is not None else ():
+            callback.close()
 
 
 def from_yaml(
