@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from probe.core.backend.protocols import Remove
+from probe.core.run_state.rules import RunStep
 from probe.core.transformers.callback_core import CallbackCore, Presentation, StepCounter
 from probe.core.transformers.configuration import checked, pass_over
 from probe.core.transformers.event_writer import Scalar
@@ -43,7 +45,7 @@ class LossMonitoring(CallbackCore):
         log_style: see :class:`Presentation`.
         samples_suffix: see :class:`Presentation`.
         tensorboard: the section ``tensorboard``; None: no event files.
-        flops_per_step: floating-point operations of a step on this device.
+        flops_per_step: floating-point operations of a step on this device; None: as ``monitor`` measures them.
         sink_mode: whether only the loss of the step is shown, not the mean of the epoch.
         monitor: receives the numbers, too.
         other: further arguments of the tool; a warning names those that ask for anything.
@@ -96,6 +98,10 @@ class LossMonitoring(CallbackCore):
         self._epoch, self._losses = 0, list[float]()
         """The epoch in progress, and its losses."""
         self._counted = False
+        self._model_flops: float | None = None
+        """Model TFLOP/s of this device in the latest step, as the run measures them."""
+        listen = getattr(monitor, "on_run_step", None)
+        self._unlisten: Remove = listen(self._ran) if listen is not None else lambda: None
 
     def step_begin(self) -> None:
         """Begin a step; without this call each begins where the one before ends."""
@@ -137,7 +143,15 @@ class LossMonitoring(CallbackCore):
             log = self.monitor.log
             self.guarded("MFLossMonitor: monitor.log", lambda: log(**logged, **more))
 
-    # On the thread.
+    def close(self) -> None:
+        """Write what is left and end the thread. A further call does nothing; a further step begins another thread."""
+        self._unlisten()
+        super().close()
+
+    # On the threads of this callback and of the run.
+
+    def _ran(self, step: RunStep) -> None:
+        self._model_flops = step.values.get("model_flops")
 
     def _receive(self, numbers: StepNumbers) -> None:
         batch = numbers.value(BATCH) or 0.0
@@ -186,7 +200,7 @@ class LossMonitoring(CallbackCore):
 
     def _teraflops(self, numbers: StepNumbers) -> float | None:
         if self.flops_per_step is None or not numbers.seconds > 0:
-            return None
+            return self._model_flops
         return self.flops_per_step / numbers.seconds / 1e12
 
     def _scalars(self, numbers: StepNumbers, loss: float | None, batch: float, throughput: float) -> Iterator[Scalar]:
