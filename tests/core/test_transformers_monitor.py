@@ -810,6 +810,7 @@ def test_a_spike_ends_training_once(tmp_path: Path, norm: float) -> None:
     check.judge(3, 1.0, norm)  # will be done again
     assert check.take(1) is None  # each rank ends at the same step, whenever its numbers arrive
     error = check.take(2)
+    check.judge(4, 1.0, norm)
     assert isinstance(error, RuntimeError)
     assert str(error).startswith("TREError occurred......")
     stored = json.loads((tmp_path / "abnormal_global_norm.json").read_text(encoding="utf-8"))

@@ -72,6 +72,8 @@ class NormCheck:
         self._consecutive = 0
         self._error: tuple[int, Exception] | None = None
         """The first abnormal step, and the error that ends training."""
+        self._ends = False
+        """True once a step ends training: later ones will be done again."""
         self._judged = 0
         """Number of the latest step that was judged."""
         self._news = threading.Condition()
@@ -80,12 +82,12 @@ class NormCheck:
         """Judge the numbers of ``step``, unless an earlier one ends training: then it will be done again."""
         error: Exception | None = None
         try:
-            error = self._verdict(step, loss, norm) if self._error is None else None
+            error = None if self._ends else self._verdict(step, loss, norm)
         finally:
             with self._news:
                 self._judged = step
-                if error is not None and self._error is None:
-                    self._error = step, error
+                if error is not None:
+                    self._error, self._ends = (step, error), True
                 self._news.notify_all()
 
     def wait(self, step: int, timeout: float) -> bool:
