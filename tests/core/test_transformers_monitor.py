@@ -544,6 +544,12 @@ def test_numbers_that_are_not_finite_are_shown_as_they_are(value: float) -> None
     assert state_line(line.position, "a", value, "1.6").endswith(str(value))
 
 
+@pytest.mark.parametrize("value", [1e-50, 1e300, -1e-50])
+def test_numbers_beyond_float32_are_shown(value: float) -> None:
+    """They neither vanish nor become infinite."""
+    assert float(positional(value)) == value
+
+
 def test_steps_count_over_epochs() -> None:
     """The position of a step, and how much of training is done."""
     assert Position.of(9, 3, 4) == Position(3, 3, 1, 4)

@@ -71,7 +71,7 @@ class Step(nn.TrainOneStepCell):
         return loss, ms.Tensor(False), ms.Tensor(1024.0, ms.float32), ms.Tensor(0.001, ms.float32), norm
 
 
-def trained(callbacks: list[Any], epochs: int = 2) -> Any:
+def trained(callbacks: list[Any], epochs: int = 2, **options: Any) -> Any:
     """Train a small net with ``Model``, four steps an epoch; return the net."""
     net = TinyNet()
     net.fc2.weight.set_data(tensor([[1e-6, -1e-6, 2e-6]]))
@@ -79,7 +79,7 @@ def trained(callbacks: list[Any], epochs: int = 2) -> Any:
     step.set_train()
     data = {"x": np.concatenate([X * (number + 1) for number in range(4)])}
     dataset = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
-    ms.train.Model(step).train(epochs, dataset, callbacks=callbacks, dataset_sink_mode=False)
+    ms.train.Model(step).train(epochs, dataset, callbacks=callbacks, dataset_sink_mode=False, **options)
     return net
 
 
@@ -130,9 +130,16 @@ def test_the_sample_drives_a_training(lines: Callable[[], list[str]]) -> None:
     assert len([line for line in lines() if line.startswith("{")]) == 4
 
 
-def test_a_resumed_run_goes_on_counting(lines: Callable[[], list[str]]) -> None:
-    """Steps of both callbacks continue after initial_step, in lines and curves alike."""
-    trained(from_yaml(SAMPLE, {"monitor_config": EVERYTHING}, initial_step=4), 1)
+@pytest.mark.parametrize(
+    ("initial", "epochs", "options"),
+    [(4, 1, {}), (0, 2, {"initial_epoch": 1}), (4, 2, {"initial_epoch": 1})],
+    ids=["initial_step", "initial_epoch", "both"],
+)
+def test_a_resumed_run_goes_on_counting(
+    initial: int, epochs: int, options: Any, lines: Callable[[], list[str]]
+) -> None:
+    """Steps of both callbacks continue after initial_step or an epoch, in lines and curves alike."""
+    trained(from_yaml(SAMPLE, {"monitor_config": EVERYTHING}, initial_step=initial), epochs, **options)
     found = scalars_of(FOLDER)
     for tag in ("loss", "device_local_norm", "weight_norm", "local_norm/fc.bias"):
         assert [step for step, _ in found[tag]] == [5, 6, 7, 8]

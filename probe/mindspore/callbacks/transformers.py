@@ -19,18 +19,19 @@ from probe.mindspore.adapter import ADAPTER, TrainerMon
 from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
 
 
-def _begin(core: LossMonitoring | StateMonitoring, run_context: Any) -> Any:
-    """Complete what ``core`` does not know about the training; return the parameters of the run."""
-    params = run_context.original_args()
-    counter = core.counter
-    resumed = params.get("initial_step", None)
-    if resumed is not None and not counter.initial:
-        counter.initial = counter.step = int(resumed)
+def _begin(core: LossMonitoring | StateMonitoring, params: Any) -> int:
+    """Complete what ``core`` does not know about the training, at its first epoch; return the number that is added to
+    the run's count of steps."""
+    counter, begun = core.counter, int(params.cur_step_num)
+    counter.steps = counter.steps or int(params.batch_num)
+    epochs = int(params.cur_epoch_num) - 1
     if counter.epochs == 1:
-        counter.epochs = int(params.epoch_num)
-    if not counter.steps:
-        counter.steps = int(params.batch_num)
-    return params
+        counter.epochs = int(params.epoch_num) + epochs
+    done = max(counter.initial, int(params.get("initial_step", None) or 0), begun)
+    if done < epochs * counter.steps:  # counted within its epoch
+        done = epochs * counter.steps + done % counter.steps
+    counter.initial = counter.step = done
+    return done - begun
 
 
 def _several(params: Any) -> int:
@@ -52,8 +53,14 @@ class MFLossMonitor(LossMonitoring, Callback):
 
     framework = ADAPTER
 
-    def on_train_begin(self, run_context: Any) -> None:
-        params = _begin(self, run_context)
+    _before: int | None = None
+    """Number of steps before those that the run counts; None before the first epoch."""
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        if self._before is not None:
+            return
+        params = run_context.original_args()
+        self._before = _begin(self, params)
         self.sink_mode = bool(params.dataset_sink_mode)
         self.pipelined = mindspore.get_auto_parallel_context("pipeline_stages") > 1
         self._optimizer, self._batch = optimizer_of(params), _batch_size(params)
@@ -68,7 +75,7 @@ class MFLossMonitor(LossMonitoring, Callback):
             self.guarded("learning rate", lambda: values.update(learning_rate=learning_rate_of(self._optimizer)))
         if not self.section.global_batch_size:
             values["batch_size"] = self._batch
-        step = self.counter.initial + int(params.cur_step_num)
+        step = (self._before or 0) + int(params.cur_step_num)
         self.step_end(**values, step=step, several=_several(params))
 
     def on_train_end(self, run_context: Any) -> None:  # noqa: ARG002
@@ -81,9 +88,16 @@ class TrainingStateMonitor(StateMonitoring, Callback):
     framework = ADAPTER
     monitor_class = TrainerMon
 
-    def on_train_begin(self, run_context: Any) -> None:
-        params = _begin(self, run_context)
+    _before: int | None = None
+    """Number of steps before those that the run counts; None before the first epoch."""
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        if self._before is not None:
+            return
+        params = run_context.original_args()
+        self._before = _begin(self, params)
         self._run_context, self._batch = run_context, _batch_size(params)
+        self._submitted = self.counter.initial
         self.attach(backbone_of(params), optimizer_of(params))
 
     def tag_name(self, name: str, parameter: Any) -> str:
@@ -108,7 +122,7 @@ class TrainingStateMonitor(StateMonitoring, Callback):
             loss=values.get("loss"),
             grad_norm=values.get("grad_norm"),
             batch_size=batch,
-            step=self.counter.initial + int(params.cur_step_num),
+            step=(self._before or 0) + int(params.cur_step_num),
             several=_several(params),
         )
 
