@@ -46,14 +46,22 @@ def _loop(
 ) -> Training:
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
 
-    def step() -> None:
+    def step() -> dict[str, float]:
+        values = {"loss": 0.0, "learning_rate": rates.get_last_lr()[0]}
         for _ in range(micro_batches):
-            (loss() / micro_batches).backward()
+            part = loss() / micro_batches
+            part.backward()
+            values["loss"] += part.item()
+        parameters = [each for each in model.parameters() if each.grad is not None]
         if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            norm = nn.utils.clip_grad_norm_(parameters, clip)
+        else:
+            norm = nn.utils.get_total_norm([each.grad for each in parameters])
+        values["grad_norm"] = norm.item()
         optimizer.step()
         rates.step()
         optimizer.zero_grad()
+        return values
 
     return Training(model, optimizer, step, micro_batches)
 

@@ -18,6 +18,7 @@ ORDER = (
     "readers",
     "conversions",
     "false_alarms",
+    "run_rules",
 )
 
 

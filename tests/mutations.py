@@ -82,8 +82,8 @@ MUTATIONS = (
     # instrumentation
     Mutation("core/instrumentation/schedule.py", "return self.collected >= self.collect_times", "return self.collected > self.collect_times", "test_schedule.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/schedule.py", "(step - self.start_step) % self.step_interval:", "step % self.step_interval:", "test_schedule.py", "not pytorch and not mindspore"),
-    Mutation("core/instrumentation/pace.py", "return -(-max(needed, self._least) // self._least) * self._least", "return max(needed, self._least)", "test_pace.py test_sampling_pace.py"),
-    Mutation("core/instrumentation/pace.py", "allowed = self._budget * self._plain", "allowed = self._budget", "test_pace.py test_cost.py test_overhead.py"),
+    Mutation("core/instrumentation/schedule.py", "return -(-max(needed, self._least) // self._least) * self._least", "return max(needed, self._least)", "test_pace.py test_sampling_pace.py"),
+    Mutation("core/instrumentation/schedule.py", "allowed = self._budget * self._plain", "allowed = self._budget", "test_pace.py test_cost.py test_overhead.py"),
     Mutation("core/instrumentation/recorder.py", "np.where(scales >= 0, rows[scales, 0], 1.0)", "np.where(scales >= 0, 1.0, 1.0)", "test_recorder.py test_steps.py", "not mindspore"),
     Mutation("core/instrumentation/selection.py", "self._all_xy = all_xy or not targets", "self._all_xy = all_xy", "test_selection.py test_targets.py", "not pytorch and not mindspore"),
     Mutation("core/instrumentation/signals/features/router.py", "pairs = experts * (experts - 1)", "pairs = experts * experts", "matrix/test_features.py", "router and numpy"),
@@ -99,7 +99,7 @@ MUTATIONS = (
     Mutation("core/output/sinks/sqlite.py", "if steps * rows <= ROWS_A_TABLE", "if steps * rows <= 100 * ROWS_A_TABLE", "test_sinks_sqlite.py"),
     Mutation("core/output/sinks/parquet.py", "if snapshot.step > filling.last:", "if snapshot.step > filling.last + 1:", "test_sinks_parquet.py"),
     # monitor
-    Mutation("core/monitor/attach_checks.py", "min(settings.module_ranks) >= ranks:", "max(settings.module_ranks) >= ranks:", "test_doubts.py test_vain.py test_wrong_uses.py", "numpy"),
+    Mutation("core/monitor/subject.py", "min(settings.module_ranks) >= ranks:", "max(settings.module_ranks) >= ranks:", "test_doubts.py test_vain.py test_wrong_uses.py", "numpy"),
     Mutation("core/monitor/collector.py", "given.start_iteration + 1 if self.settings.print_struct", "given.start_iteration + 2 if self.settings.print_struct", "matrix/test_structure.py", "numpy"),
     # analysis
     Mutation("core/analysis/merge.py", "complete = (heard == numels(shapes)) & ~terms", "complete = ~terms", "test_merging.py"),

@@ -43,7 +43,7 @@ def batches() -> Iterator[list[tuple[str, str]]]:
 
 
 class Deleting(ast.NodeTransformer):
-    """Takes a function out of a module, whether it is defined there or imported."""
+    """Takes a function out of a module, whether it is defined there, imported or assigned."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -58,6 +58,12 @@ class Deleting(ast.NodeTransformer):
         for alias in node.names:
             if (alias.asname or alias.name) == self.name:
                 self.found, alias.asname = True, "_deleted"
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        for each in ast.walk(node) if node.col_offset == 0 else ():
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id == self.name:
+                self.found, each.id = True, "_deleted"
         return node
 
 

@@ -11,6 +11,11 @@ import probe
 
 PACKAGE = Path(probe.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess"}
+OF_OUR_OWN = {
+    "core/run_state/watcher_process.py": "starts python -m probe.services.watcher",
+    "services/watcher/stacks.py": "starts py-spy",
+}
+"""Modules that start a program, always the same one without a shell, with the reason."""
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "unsafe_load", "full_load", "yaml.load"}
 
 
@@ -35,7 +40,8 @@ def test_no_module_can_run_what_a_file_says() -> None:
     """No pickle, no evaluation of text, no shell."""
     found = {path: offences(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert len(found) > 200
-    assert {path: names for path, names in found.items() if names} == {}
+    started = {str(path.relative_to(PACKAGE)): names for path, names in found.items() if names}
+    assert started == {module: ["subprocess"] for module in OF_OUR_OWN}
 
 
 @pytest.mark.parametrize(

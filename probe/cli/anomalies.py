@@ -19,6 +19,7 @@ from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
 from probe.core.analysis.diagnosis.extent import nothing_judged
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.diagnosis.run_findings import run_lines
 from probe.core.analysis.report.findings import summary
 from probe.core.messages import complain, printable
 from probe.core.storage.anomaly_runs import Kept
@@ -70,7 +71,8 @@ def anomalies(
     if not analysis.extent.rows:
         complain(nothing_judged(analysis.run))
         raise typer.Exit(2)
-    raise typer.Exit(1 if analysis.diagnosis or analysis.unexplained or analysis.problems.skipped else 0)
+    found = analysis.diagnosis or analysis.of_run or analysis.unexplained
+    raise typer.Exit(1 if found or analysis.problems.skipped else 0)
 
 
 def chosen(text: str) -> list[int]:
@@ -107,6 +109,8 @@ def _show(analysis: Analysis, topk: int) -> None:
     of = f"{analysis.extent.text}; " if analysis.extent.rows and analysis.diagnosis else ""
     head = f"{analysis.run.name}: {of}{number:,} finding{'s' * (number != 1)}"
     for line in [head, *summary(analysis)]:
+        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    for line in run_lines(analysis.of_run):
         console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
     if analysis.diagnosis is None:
         return

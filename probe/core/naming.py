@@ -7,6 +7,13 @@ from typing import NamedTuple
 
 from probe.core.records import Key
 
+RUN = "run"
+"""Signal of the numbers of the run."""
+PHASE = "phase/"
+"""Beginning of the name of the seconds spent in a phase of the run."""
+CLOCKS = ("step_seconds", "throughput", "tokens_per_second", "model_tflops")
+"""Numbers of the run that follow from clocks, as those of phases do: another run has others."""
+
 
 class Name(str):
     """Name of a module or parameter as the user knows it, if a wrapper makes the framework name it ``raw``."""
@@ -28,7 +35,7 @@ class Signal(NamedTuple):
     """Name in tags."""
     phase: int
     """Causal rank within a step: weights, then forward, backward, communication, reduced gradients, state, updated
-    weights."""
+    weights, numbers of the run."""
     meaning: str
 
 
@@ -47,6 +54,7 @@ SIGNALS: dict[str, Signal] = {
     "param_updated": Signal("param_updated", 6, "parameter after the update"),
     "update": Signal("adam_update", 6, "Adam's update from its moments, before the learning rate"),
     "ratio": Signal("adam_ratio", 6, "Adam's first moment over the root of the second"),
+    RUN: Signal(RUN, 7, "numbers of the run, such as the loss"),
 }
 """Fixed signals. Optimizer state adds one signal for each kind of state tensor (``exp_avg``, ...)."""
 

@@ -22,7 +22,7 @@ from probe.core.storage.layout import CSV, names_of
 from probe.core.storage.manifest import FILE
 from probe.demo.diagnosis import FirstBad
 from probe.demo.faults import Injection
-from probe.demo.training import LOG, DemoOutcome, DemoPlan, Progress
+from probe.demo.training import LOG, DemoOutcome, DemoPlan, DemoProgress
 
 EVERY = 10
 """Steps from one plain line to the next without a terminal."""
@@ -39,21 +39,21 @@ def begin(console: Console, plan: DemoPlan) -> None:
 
 
 @contextmanager
-def progress(console: Console, steps: int) -> Iterator[Callable[[Progress], None]]:
+def progress(console: Console, steps: int) -> Iterator[Callable[[DemoProgress], None]]:
     """Yield a function to call after each step: it updates one line of a terminal, or prints every tenth line."""
     if console.is_terminal:
         with Live(Text("starting"), console=console, refresh_per_second=4) as live:
             yield lambda now: live.update(Text(_line(now, steps)))
     else:
 
-        def write(now: Progress) -> None:
+        def write(now: DemoProgress) -> None:
             if now.step % EVERY == 0 or now.step == steps - 1:
                 console.print(_line(now, steps), highlight=False, soft_wrap=True)
 
         yield write
 
 
-def _line(now: Progress, steps: int) -> str:
+def _line(now: DemoProgress, steps: int) -> str:
     return (
         f"step {now.step + 1:>3}/{steps}   loss {now.loss:6.3f}   monitor {now.cost:5.1%} of the time   "
         f"findings {_count(now.findings)}"

@@ -37,7 +37,7 @@ class DemoPlan(NamedTuple):
     size: recipe.Size = recipe.Size()
 
 
-class Progress(NamedTuple):
+class DemoProgress(NamedTuple):
     """Progress of a run."""
 
     step: int
@@ -67,8 +67,8 @@ class Training(Protocol):
     model: Any
     optimizer: Any
 
-    def step(self, tokens: recipe.Bytes, targets: recipe.Bytes) -> float:
-        """Run one training step; return the loss before its update."""
+    def step(self, tokens: recipe.Bytes, targets: recipe.Bytes, log: Callable[..., None]) -> float:
+        """Run one training step; pass its numbers to ``log``, and return the loss before its update."""
 
 
 class DemoFramework(Protocol):
@@ -107,7 +107,7 @@ def configuration(formats: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def run(plan: DemoPlan, observe: Callable[[Progress], None]) -> DemoOutcome:
+def run(plan: DemoPlan, observe: Callable[[DemoProgress], None]) -> DemoOutcome:
     """Train, inject the fault and monitor; call ``observe`` after every step."""
     framework = _framework(plan.framework)
     training = framework.begin(plan.size, plan.seed)
@@ -119,9 +119,9 @@ def run(plan: DemoPlan, observe: Callable[[Progress], None]) -> DemoOutcome:
     with _log_in(directory / LOG), framework.few_threads():
         began = time.perf_counter()
         with monitor:
-            for step, loss in enumerate(_train(training, fault, plan)):
+            for step, loss in enumerate(_train(training, fault, plan, monitor.log)):
                 each = (time.perf_counter() - began) / (step + 1)
-                observe(Progress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
+                observe(DemoProgress(step, loss, _waited(monitor.cost) / each, len(monitor.findings)))
         seconds = time.perf_counter() - began
     injection = fault.injection if fault else None
     return DemoOutcome(injection, monitor.findings, directory, seconds, monitor.cost, monitor.faults)
@@ -137,12 +137,12 @@ def _framework(name: str) -> DemoFramework:
     return pytorch
 
 
-def _train(training: Training, fault: Fault | None, plan: DemoPlan) -> Iterator[float]:
+def _train(training: Training, fault: Fault | None, plan: DemoPlan, log: Callable[..., None]) -> Iterator[float]:
     """Yield the loss of each step."""
     for step, (tokens, targets) in enumerate(recipe.batches(plan.steps, plan.size.context, plan.seed)):
         if fault is not None:
             fault.step = step
-        yield training.step(tokens, targets)
+        yield training.step(tokens, targets, log)
 
 
 def _break(framework: DemoFramework, model: Any, plan: DemoPlan) -> Fault | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mindspore
 
+from probe.core.backend import numpy_ops
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
-from probe.mindspore import collectives, groups, hooks, parallel, tensor_ops, tensors
-from probe.mindspore.optimizers.every_step import on_every_step
+from probe.mindspore import collectives, groups, hooks, tensors
+from probe.mindspore.optimizers.nn_cell import on_every_step
 
 ADAPTER = FrameworkAdapter(
     name="mindspore",
@@ -16,8 +17,7 @@ ADAPTER = FrameworkAdapter(
     hooks=hooks,
     groups=groups,
     collectives=collectives,
-    parallel=parallel,
-    arrays=tensor_ops,
+    arrays=numpy_ops,
     on_every_step=on_every_step,
 )
 

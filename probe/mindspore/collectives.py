@@ -11,16 +11,15 @@ import functools
 import inspect
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import mindspore
 from mindspore import communication
 
 from probe.core.backend import collective_listeners
-from probe.core.backend.collective_listeners import Calls, CollectiveListeners, abandoned, ended
+from probe.core.backend.collective_listeners import Calls, CollectiveListeners, Handles, Transfer
 from probe.core.backend.patch import Undo, replace
 from probe.core.backend.protocols import CollectiveListener, Remove
 from probe.core.backend.pytree import leaves
@@ -46,7 +45,7 @@ def _install() -> Iterator[Undo]:
     listening: dict[FunctionType, FunctionType] = {}
     handles: set[Any] = {mindspore._c_expression.CommHandle}
     operations: set[Any] = set()
-    for home in _homes():
+    for home in (sys.modules[name] for name in HOMES if name in sys.modules):
         for name, direction in FUNCTIONS.items():
             function = vars(home).get(name)
             if inspect.isfunction(function) and function.__module__ == home.__name__:
@@ -57,9 +56,9 @@ def _install() -> Iterator[Undo]:
             operations.add(operation)
     originals = {replacement: function for function, replacement in listening.items()}
     yield lambda: _exchange(originals)  # undone last: this includes functions that were imported while listening
-    yield _waited.clear
+    yield _handles.forget
     for handle in handles:
-        yield replace(handle, "wait", _waiting(handle.wait))
+        yield replace(handle, "wait", _handles.waiting(handle.wait))
     for operation in operations:
         yield replace(operation, "__new__", _by_name(operation.__new__))
     _exchange(listening)
@@ -75,12 +74,6 @@ def _by_name(original: Callable[..., Any]) -> Any:
         return original(cls, getattr(op, "__name__", op), *args, **kwargs)
 
     return staticmethod(new)
-
-
-def _homes() -> Iterator[ModuleType]:
-    for name in HOMES:
-        if name in sys.modules:
-            yield sys.modules[name]
 
 
 def _exchange(functions: dict[FunctionType, FunctionType]) -> None:
@@ -180,52 +173,14 @@ def _guarded(function: Callable[[], None]) -> None:
         raise deferred.error from None
 
 
-# Completion.
-
-
-class _Waited(NamedTuple):
-    """A handle that was returned to training, with its calls."""
-
-    handle: weakref.ref[Any]
-    calls: Calls
-    outputs: list[Any]
-
-
-_waited: dict[int, _Waited] = {}
-"""Entries by the identity of their handle; an entry is removed when its handle is."""
+_handles = Handles(_guarded)
 
 
 def _issued(operation: str, results: Any, direction: Direction, calls: Calls, outputs: list[Any]) -> None:
     """Record the outputs of a function that has returned: new or in place, complete unless there is a handle."""
     everything = list(leaves(results))
-    handle = next((value for value in everything if _is_handle(value)), None)
+    handle = next((value for value in everything if isinstance(value, mindspore._c_expression.CommHandle)), None)
     # a batch returns one entry for each tensor that it sends, too
     returned = () if operation == "batch_isend_irecv" else _tensors(everything)
     outputs = (returned or outputs) if outputs or direction.outputs == "all" else []
-    if handle is None:
-        ended(calls, outputs)
-        return
-    identity = id(handle)
-
-    def gone(_: object) -> None:
-        waited = _waited.pop(identity, None)
-        if waited is not None:
-            abandoned(waited.calls, len(outputs))
-
-    _waited[identity] = _Waited(weakref.ref(handle, gone), calls, outputs)
-
-
-def _is_handle(value: Any) -> bool:
-    return isinstance(value, mindspore._c_expression.CommHandle)
-
-
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(handle, *args, **kwargs)
-        waited = _waited.pop(id(handle), None)
-        if waited is not None:
-            _guarded(lambda: ended(waited.calls, waited.outputs))
-        return result
-
-    return wait
+    _handles.expect(handle, [Transfer(calls, list(outputs), [])])

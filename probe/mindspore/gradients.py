@@ -6,7 +6,6 @@ backwards has it: a ``DistributedGradReducer``, or else the optimizer.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from weakref import WeakSet
 
 from mindspore import nn
 
-from probe.core.backend.patch import Shared, Undo, replace
+from probe.core.backend.patch import Shared, Undo, replace, weakly
 from probe.core.backend.protocols import Guard, Listen, Remove, StepListener
 from probe.mindspore.cell_hooks import surfacing
 
@@ -83,15 +82,8 @@ def on_gradient(parameter: Any, listen: Listen, *, own: bool, main_grad: bool, g
 
 
 def _hook(parameter: Any, hook: Callable[..., None]) -> Remove:
-    """Place ``hook`` on a gradient. MindSpore holds hooks where the garbage collector does not see them (2.10), and
-    holds the parameter for longer than the model, so the registered function keeps nothing alive."""
-    hook_ref = weakref.ref(hook)
-
-    def call(*args: Any) -> None:
-        if (kept := hook_ref()) is not None:
-            kept(*args)
-
-    handle = parameter.register_hook(surfacing(call))
+    """Place ``hook`` on a gradient, weakly: MindSpore holds the parameter for longer than the model."""
+    handle = parameter.register_hook(surfacing(weakly(hook)))
 
     def remove() -> None:
         handle.remove()

@@ -14,43 +14,16 @@ from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
-from probe.mindspore import autograd, cell_hooks, tensors
-from probe.mindspore.autograd import backward_id, differentiates, feeds
-from probe.mindspore.gradients import gradient, holds, on_gradient
-from probe.mindspore.input_gradients import on_input_gradients, watch_inputs
-from probe.mindspore.loss_scale import held_scale, loss_scale
-from probe.mindspore.optimizers.table import adam, known, on_step, owned, state, state_names
+from probe.mindspore import autograd, cell_hooks, gradients, input_gradients, tensors
+from probe.mindspore import loss_scale as scaling
+from probe.mindspore.optimizers import table
 
-__all__ = [
-    "adam",
-    "at_next_forward",
-    "at_work",
-    "backward_id",
-    "check_model",
-    "check_optimizer",
-    "differentiates",
-    "feeds",
-    "forward_kind",
-    "gradient",
-    "held_scale",
-    "holds",
-    "loss_scale",
-    "modules",
-    "on_forward",
-    "on_gradient",
-    "on_input_gradients",
-    "on_step",
-    "on_tensor_gradient",
-    "owned",
-    "parameters",
-    "recomputed_by",
-    "runs",
-    "state",
-    "state_names",
-    "trainable",
-    "value",
-    "watch_inputs",
-]
+adam, on_step, owned, state, state_names = table.adam, table.on_step, table.owned, table.state, table.state_names
+gradient, holds, on_gradient = gradients.gradient, gradients.holds, gradients.on_gradient
+learning_rate = table.learning_rate
+held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
+backward_id, differentiates, feeds = autograd.backward_id, autograd.differentiates, autograd.feeds
 
 EMPTY = (nn.Cell.construct, nn.CellList.construct, nn.CellDict.construct)
 """Methods that only raise."""
@@ -99,7 +72,7 @@ def check_optimizer(optimizer: Any) -> None:
     Raises:
         ValueError: naming the expectation and the actual type.
     """
-    if not known(optimizer):
+    if not table.known(optimizer):
         raise ValueError(
             "set_monitor: optimizer: expected a mindspore.nn.Optimizer, a mindspore.experimental.optim.Optimizer "
             f"or an object with step() and param_groups, got {type(optimizer)}; pass the optimizer that trains"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from probe.core.backend.input_gradient import EdgeSum
@@ -63,18 +63,13 @@ def on_input_gradients(inputs: Inputs, outputs: Sequence[Any], listeners: Sequen
     for edge, uses in places.items():
         total = EdgeSum(len(uses), wanted[edge], guard, add=operator.add, at_end=at_end_of_backward)
         for node, index in uses:
-            node.register_hook(surfacing(guard(_taking(index, total.add))))
+            node.register_hook(
+                surfacing(guard(lambda gradients, _, index=index, total=total: total.add(gradients[index])))
+            )
     for tensor in outputs:
         if tensor._grad_node is not None and (own := edge_of(tensor)) in wanted and own not in places:
             for listen in wanted[own]:  # returned unchanged, without a node of its own
                 tensor.register_hook(surfacing(guard(listen)))
-
-
-def _taking(index: int, add: Listen) -> Callable[[tuple[Any, ...], Any], None]:
-    def hook(gradients: tuple[Any, ...], _: Any) -> None:
-        add(gradients[index])
-
-    return hook
 
 
 def _uses(wanted: dict[Edge, list[Listen]], outputs: Sequence[Any], oldest: int) -> Iterator[tuple[Edge, Any, int]]:

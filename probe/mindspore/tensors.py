@@ -21,6 +21,7 @@ from probe.mindspore import device_moments
 
 Array = npt.NDArray[np.float64]
 
+to_host = device_moments.to_host
 HELD_ELEMENTS = numpy_moments.SMALL
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 ROW = 511
@@ -50,7 +51,7 @@ def describe(tensor: Any) -> tuple[tuple[int, ...], object, None]:
     return tuple(_ask(tensor, "shape")), _ask(tensor, "dtype"), None
 
 
-def read(tensor: Any) -> npt.NDArray[Any]:
+def numbers(tensor: Any) -> npt.NDArray[Any]:
     """Return the elements, without a copy if they are contiguous in host memory.
 
     Raises:
@@ -92,7 +93,7 @@ def _held(tensor: Any) -> bool:
 def identity(tensor: Any) -> tuple[Hashable, Callable[[], object]]:
     """Return the identity of object and content for larger tensors in host memory, since ``tensor[0] = 1`` does not
     change a tensor's version. For other tensors, return a new identity at each call."""
-    content = checksum(read(tensor)) if _on_host(tensor) and not _held(tensor) else object()
+    content = checksum(numbers(tensor)) if _on_host(tensor) and not _held(tensor) else object()
     return (id(tensor), content), weakref.ref(tensor)
 
 
@@ -106,7 +107,7 @@ def checksum(array: npt.NDArray[Any]) -> int:
 
 def hold(tensor: Any) -> npt.NDArray[Any] | None:
     """Return a copy of a small tensor in host memory; None for other tensors."""
-    return read(tensor).copy() if _held(tensor) and _on_host(tensor) else None
+    return numbers(tensor).copy() if _held(tensor) and _on_host(tensor) else None
 
 
 def unchanged(tensor: Any, block: Any, column: int) -> bool:  # noqa: ARG001
@@ -118,15 +119,15 @@ def moments(tensors: Sequence[Any], columns: Sequence[str], eps: float, scale: A
     """Return moments of non-empty tensors, or of arrays from :func:`hold`, as ``len(tensors) x len(columns)``: a
     float64 array for those in host memory (read at once, without a wait), a tensor for those on a device (no wait)."""
     if all(isinstance(tensor, np.ndarray) or _on_host(tensor) for tensor in tensors):
-        arrays = [tensor if isinstance(tensor, np.ndarray) else read(tensor) for tensor in tensors]
-        return numpy_moments.moments(arrays, columns, eps if scale is None else eps * float(read(scale)))
+        arrays = [tensor if isinstance(tensor, np.ndarray) else numbers(tensor) for tensor in tensors]
+        return numpy_moments.moments(arrays, columns, eps if scale is None else eps * float(numbers(scale)))
     return device_moments.moments(tensors, columns, eps if scale is None else eps * scale)
 
 
 def agreement(one: Any, other: Any) -> Any:
     """Return the fraction of elements that have the same sign, 0-d, computed where the tensors are."""
     if _on_host(one) and _on_host(other):
-        return mindspore.Tensor(numpy_moments.agreement(read(one), read(other)))
+        return mindspore.Tensor(numpy_moments.agreement(numbers(one), numbers(other)))
     return device_moments.agreement(one, other)
 
 
@@ -136,14 +137,9 @@ def adam(first: Any, second: Any, about: Adam) -> tuple[Any, Any]:
         return device_moments.adam(first, second, about)
     beta1, beta2, eps, steps = (_number(x) for x in (about.beta1, about.beta2, about.eps, about.steps))
     known = Adam(beta1, beta2, eps, steps, about.early)
-    update, ratio = numpy_moments.update_and_ratio(read(first), read(second), known)
+    update, ratio = numpy_moments.update_and_ratio(numbers(first), numbers(second), known)
     return mindspore.Tensor(update), mindspore.Tensor(ratio)
 
 
 def _number(x: Any) -> float:
-    return float(read(x).reshape(-1)[0]) if isinstance(x, mindspore.Tensor) else float(x)
-
-
-def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Begin to copy all blocks on a device; the returned function waits for them. Host blocks are left unchanged."""
-    return device_moments.to_host(blocks)
+    return float(numbers(x).reshape(-1)[0]) if isinstance(x, mindspore.Tensor) else float(x)

@@ -83,11 +83,6 @@ class GlooExchange:
         return "none is missing: the connection between them broke"
 
 
-def has_store() -> bool:
-    """Return whether the job has a store, in which its processes have met."""
-    return dist.is_available() and dist.is_initialized()
-
-
 class JobStore:
     """Part of the store in which processes have met. Every process that can connect to the store can write into it:
     the contents prove nothing by themselves."""

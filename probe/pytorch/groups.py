@@ -8,18 +8,19 @@ from typing import Any
 import torch.distributed as dist
 
 
-def _ready() -> bool:
+def has_store() -> bool:
+    """Return whether processes have met, in a store of the job."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
     """Return this process's rank in the default group, else from the launcher, else 0."""
-    return dist.get_rank() if _ready() else int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if has_store() else int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
     """Return the number of processes."""
-    return dist.get_world_size() if _ready() else int(os.environ.get("WORLD_SIZE", "1"))
+    return dist.get_world_size() if has_store() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def ranks_of(group: Any) -> list[int]:
@@ -33,7 +34,7 @@ def ranks_of(group: Any) -> list[int]:
         return [rank()]
     try:
         if known and isinstance(group, dist.ProcessGroup):
-            return list(dist.get_process_group_ranks(group)) if _ready() else [rank()]
+            return list(dist.get_process_group_ranks(group)) if has_store() else [rank()]
     except KeyError:  # the group was destroyed: the error below names it
         pass
     raise ValueError(f"expected a process group, such as torch.distributed.new_group() makes, got {group!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from probe.core.backend.patch import weakly
 from probe.core.backend.protocols import Remove
 
 Hook = Callable[..., None]
@@ -40,18 +40,6 @@ def on_accumulated(tensor: torch.Tensor, hook: Hook) -> Remove:
     """Call ``hook`` with ``tensor`` when a gradient has been added to ``tensor.grad``."""
     handle = tensor.register_post_accumulate_grad_hook(weakly(hook))
     return removing(handle, tensor, "_post_accumulate_grad_hooks", hook)
-
-
-def weakly(hook: Hook) -> Hook:
-    """Return a function that calls ``hook`` as long as another reference to it exists. The garbage collector does not
-    see some references from a tensor to its hooks (torch 2.13): a hook that refers to the tensor would leak both."""
-    hook_ref = weakref.ref(hook)
-
-    def call(*args: Any) -> None:
-        if (hook := hook_ref()) is not None:
-            hook(*args)
-
-    return call
 
 
 def removing(handle: Any, tensor: torch.Tensor, attribute: str, hook: Hook) -> Remove:

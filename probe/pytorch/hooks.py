@@ -18,46 +18,18 @@ from torch.autograd.function import FunctionCtx
 from probe.core.backend.call_stack import callers
 from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
 from probe.core.config.schema import Settings
-from probe.pytorch import compiled
-from probe.pytorch.engines import models, names, native, pipelining
+from probe.pytorch import compiled, input_gradients
+from probe.pytorch import loss_scale as scaling
+from probe.pytorch.engines import names, native, pipelining, steps, table
 from probe.pytorch.engines.homes import home, ready
-from probe.pytorch.engines.names import modules
-from probe.pytorch.engines.steps import adam, check, gradient, holds, on_step, owned, state, state_names, value
 from probe.pytorch.hook_handles import Own, on_accumulated, on_own
-from probe.pytorch.input_gradients import edge_of, on_input_gradients, some, watch_inputs
-from probe.pytorch.loss_scale import held_scale, loss_scale
+from probe.pytorch.input_gradients import edge_of, some
 
-__all__ = [
-    "adam",
-    "at_next_forward",
-    "at_work",
-    "backward_id",
-    "check_model",
-    "check_optimizer",
-    "differentiates",
-    "feeds",
-    "forward_kind",
-    "gradient",
-    "held_scale",
-    "holds",
-    "loss_scale",
-    "modules",
-    "on_forward",
-    "on_gradient",
-    "on_input_gradients",
-    "on_step",
-    "on_tensor_gradient",
-    "owned",
-    "parameters",
-    "recomputed_by",
-    "runs",
-    "state",
-    "state_names",
-    "trainable",
-    "value",
-    "watch_inputs",
-]
-
+adam, gradient, holds, on_step, owned = steps.adam, steps.gradient, steps.holds, steps.on_step, steps.owned
+check_optimizer, state, state_names, value = steps.check_optimizer, steps.state, steps.state_names, steps.value
+held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
+on_input_gradients, watch_inputs = input_gradients.on_input_gradients, input_gradients.watch_inputs
+modules = names.modules
 is_compiling = torch.compiler.is_compiling
 _BACKWARD = tuple(inspect.unwrap(function).__code__ for function in (torch.autograd.backward, torch.autograd.grad))
 level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
@@ -66,10 +38,16 @@ level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 
 def parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield every parameter once, a tied one under its first name; find the home of each."""
-    models.look_at(model)
-    stand_ins = models.stand_ins(model)
+    table.look_at(model)
+    stand_ins = table.stand_ins(model)
     for name, parameter in names.parameters(model):
         yield name, stand_ins.get(id(parameter), parameter)
+
+
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters; None if ``optimizer`` shows none."""
+    groups = getattr(optimizer, "param_groups", None)
+    return groups[0].get("lr") if groups else None
 
 
 def runs(module: torch.nn.Module) -> bool:
@@ -101,20 +79,7 @@ def check_model(model: Any, settings: Settings) -> None:
             "set_monitor before the first forward; without activations (xy_distribution: false) the model can be "
             "watched as it is"
         )
-    models.check(model)
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that takes no steps, or whose numbers cannot be read.
-
-    Raises:
-        ValueError: with the expected and the actual object.
-    """
-    if not callable(getattr(optimizer, "step", None)):
-        raise ValueError(
-            f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}; pass the one that trains"
-        )
-    check(optimizer)
+    table.check(model)
 
 
 def _compiled(model: torch.nn.Module) -> list[str]:

@@ -74,7 +74,8 @@ def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float)
     block = np.empty((len(tensors), len(columns)))
     small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL and t.layout is torch.strided]
     if small:
-        block[small] = _together([_as_float(tensors[i]) for i in small], columns, eps)
+        flat = torch.cat([_as_float(tensors[i]).reshape(-1) for i in small]).numpy()
+        block[small] = together(flat, [tensors[i].numel() for i in small], columns, eps)
     for i in set(range(len(tensors))).difference(small):
         block[i] = _one(tensors[i], columns, eps)
     return block
@@ -91,12 +92,6 @@ def _counts(tensor: torch.Tensor) -> Array:
     row = times * sum((counts(_as_float(piece).numpy()) for piece in _pieces(tensor)), np.zeros(BINS))
     row[ZERO] += absent
     return row
-
-
-def _together(tensors: list[torch.Tensor], columns: Sequence[str], eps: float) -> Array:
-    """Return moments of many small tensors from one pass over their concatenation, in float64."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).numpy()
-    return together(flat, [tensor.numel() for tensor in tensors], columns, eps)
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:

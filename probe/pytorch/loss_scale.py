@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
+from probe.core.backend.optimizer_kinds import shielded
 from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Remove, StepListener
-from probe.core.backend.shield import shielded
 from probe.core.records import Outcome
 
 Method = Callable[..., Any]
@@ -43,10 +43,6 @@ _stepping: list[_Watched] = []
 _current: weakref.ref[Any] | None = None
 _others: weakref.WeakSet[Callable[[], torch.Tensor | None]] = weakref.WeakSet()
 """Functions that return the scale of optimizers that scale gradients themselves."""
-
-
-def _scaler() -> type:
-    return torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
 
 
 def loss_scale() -> torch.Tensor | None:
@@ -98,7 +94,7 @@ def held_scale(optimizer: Any) -> torch.Tensor | None:
 def _install() -> Iterator[Undo]:
     """Replace the methods of all subclasses, which may override them, as FSDP's ``ShardedGradScaler`` does."""
     yield _forget
-    for kind in _kinds(_scaler()):
+    for kind in _kinds(torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler):
         for name, wrap in {"scale": _scale, "step": _step, "update": _update}.items():
             original = vars(kind).get(name)
             if original is not None:

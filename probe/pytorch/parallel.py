@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from probe.pytorch.engines.homes import check_again
-from probe.pytorch.engines.models import pipelined
-from probe.pytorch.engines.table import ENGINES
-from probe.pytorch.engines.unwrap import acting
-from probe.pytorch.gloo import has_store, meet, store
+from probe.pytorch.engines.table import ENGINES, acting, pipelined
+from probe.pytorch.gloo import meet, store
+from probe.pytorch.groups import has_store
 
 __all__ = ["acting", "check_again", "has_store", "meet", "named", "pipelined", "store"]
 

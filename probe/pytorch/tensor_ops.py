@@ -12,7 +12,6 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from probe.core.backend import numpy_ops
-from probe.pytorch.dtensor import local
 from probe.pytorch.tensors import unseen
 
 ON_HOST, ON_DEVICE = 1 << 20, 1 << 24
@@ -49,11 +48,6 @@ def member(module: torch.nn.Module, name: str) -> object:
     return None if is_parametrized(module, name) else numpy_ops.member(module, name)
 
 
-def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the stored elements."""
-    return local(tensor).detach()
-
-
 def wide(x: torch.Tensor) -> torch.Tensor:
     """Return float64 numbers unchanged, others as float32."""
     return x if x.dtype is torch.float64 else x.float()
@@ -62,11 +56,6 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 def on_host(x: torch.Tensor) -> bool:
     """Return whether ``x`` is in host memory."""
     return x.device.type == "cpu"
-
-
-def is_floating(x: torch.Tensor) -> bool:
-    """Return whether the dtype is floating."""
-    return x.is_floating_point()
 
 
 def like(array: npt.NDArray[np.float64], x: torch.Tensor) -> torch.Tensor:
@@ -89,22 +78,13 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(-1, -2)
 
 
-def ordered(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    """Return a view with the dimensions in this order."""
-    return x.permute(axes)
-
-
 def largest(x: torch.Tensor) -> torch.Tensor:
     """Return the maximum of the last dimension; NaN if one element is NaN."""
     return x.amax(-1, keepdim=True)
 
 
-def magnitude(x: torch.Tensor) -> torch.Tensor:
-    """Return the absolute values."""
-    return x.abs()
-
-
-exp, log, root = torch.exp, torch.log, torch.sqrt
+exp, log, root, magnitude, ordered = torch.exp, torch.log, torch.sqrt, torch.abs, torch.permute
+is_floating = torch.is_floating_point
 
 
 def where(condition: torch.Tensor, value: float, other: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from probe.pytorch.dtensor import coverage, local
 Array = npt.NDArray[np.float64]
 
 _NOTHING = nullcontext()
+to_host = device_moments.to_host
 HELD_ELEMENTS = 4096
 """Elements up to which host tensors are copied and reduced together: the copy costs less than one reduction."""
 
@@ -99,9 +100,9 @@ def adam(first: torch.Tensor, second: torch.Tensor, about: Adam) -> tuple[torch.
         return mean / (root + eps), (mean / root).masked_fill_(m == 0, 0.0)
 
 
-def to_host(blocks: Sequence[Any]) -> Callable[[], Array]:
-    """Start one asynchronous copy of all blocks on each device; host blocks are not copied."""
-    return device_moments.to_host(blocks)
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the stored elements."""
+    return local(tensor).detach()
 
 
 def unseen() -> AbstractContextManager[object]:

@@ -92,11 +92,11 @@ TENSORS = SimpleNamespace(
     is_tensor=lambda value: isinstance(value, Tensor),
     describe=lambda tensor: (tensor.data.shape, tensor.data.dtype, None),
     identity=lambda tensor: (object(), lambda: None),
-    hold=lambda tensor: None,
-    unchanged=lambda tensor, block, column: False,
+    **dict.fromkeys(("hold", "unchanged"), lambda *_: None),
     moments=lambda tensors, columns, eps, scale: moments([tensor.data for tensor in tensors], columns, eps),
     agreement=lambda one, other: Tensor(agreement(one.data, other.data)),
     adam=lambda first, second, about: tuple(map(Tensor, update_and_ratio(first.data, second.data, about))),
+    numbers=lambda tensor: tensor.data,
     to_host=lambda blocks: lambda: np.concatenate(blocks),
 )
 
@@ -127,11 +127,11 @@ HOOKS = SimpleNamespace(
     watch_inputs=lambda tensors: tensors,
     on_input_gradients=lambda xs, _, hear, guard: [x.listeners.append(guard(h)) for x, h in zip(xs, hear, strict=True)],
     at_next_forward=lambda model, function: _add(model.before, lambda *_: function()),
-    at_work=lambda: False,
-    **dict.fromkeys(("check_model", "check_optimizer", "loss_scale", "held_scale", "recomputed_by"), lambda *_: None),
+    learning_rate=lambda optimizer: optimizer.lr,
+    **dict.fromkeys("check_model check_optimizer loss_scale held_scale recomputed_by at_work".split(), lambda *_: None),  # noqa: SIM905
     **dict.fromkeys(("trainable", "differentiates", "feeds"), lambda *_: True),
 )
-ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"numbers": lambda x: x.data, "member": lambda m, n: m.members.get(n)})
+ARRAYS = SimpleNamespace(**vars(numpy_ops) | {"member": lambda module, name: module.members.get(name)})
 GROUPS = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, ranks_of=_ranks_of)
 
 

@@ -16,7 +16,7 @@ from tests.matrix.models import SQUARE
 from tests.matrix.watching import EVERYTHING, LR, MOMENTUM, inputs
 
 UNASKED = {
-    *("prepare", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
+    *("prepare", "on_first_forward", "hooks.on_step", "groups.ranks_of"),  # when a monitor attaches
     *("hooks.runs", "on_every_step"),  # where targets are named; when it begins
     *("hooks.at_next_forward", "hooks.at_work"),  # when it ends
     *("hooks.held_scale", "hooks.recomputed_by"),  # of what the program asks for; in checkpointing
@@ -26,6 +26,7 @@ UNASKED = {
 }
 """Functions that the run of this test need not call once it has begun; all others are called, and fail."""
 SETTINGS = EVERYTHING | {
+    "run": {"enable": True},
     "mg_direction": True,
     "ur_distribution": True,
     "monitor_mbs_grad": True,

@@ -138,8 +138,8 @@ from importlib import import_module
 from pathlib import Path
 harness = import_module(sys.argv[1])
 from probe.core.instrumentation.signals.features import linear
-ops = harness.TrainerMon.framework.arrays
-weight = ops.numbers(harness.tensor(np.random.default_rng(0).standard_normal((4096, 2048), dtype=np.float32)))
+ops, tensors = harness.TrainerMon.framework.arrays, harness.TrainerMon.framework.tensors
+weight = tensors.numbers(harness.tensor(np.random.default_rng(0).standard_normal((4096, 2048), dtype=np.float32)))
 def run(weight):
     with ops.quiet():
         return linear.finish(np.asarray(linear.begin(ops, weight))[:, 0])

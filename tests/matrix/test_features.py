@@ -342,9 +342,9 @@ import numpy as np
 from importlib import import_module
 harness = import_module(sys.argv[1])
 from probe.core.instrumentation.signals.features import attention
-ops = harness.TrainerMon.framework.arrays
+ops, tensors = harness.TrainerMon.framework.arrays, harness.TrainerMon.framework.tensors
 arrays = [np.random.RandomState(seed).standard_normal((8192, 1, 1, 16)).astype(np.float32) for seed in (0, 1)]
-made = [ops.numbers(harness.tensor(array)) for array in arrays]
+made = [tensors.numbers(harness.tensor(array)) for array in arrays]
 def run(length):
     call = attention.AttentionCall(made[0][:length], made[1][:length], None, False)
     with ops.quiet():

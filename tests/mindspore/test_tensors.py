@@ -172,7 +172,7 @@ def failed() -> Tensor:
 
 READINGS: dict[str, Callable[[Tensor], object]] = {
     "identity": tensors.identity,
-    "read": tensors.read,
+    "numbers": tensors.numbers,
     "moments": lambda tensor: tensors.moments([tensor], ("sum",), EPS),
 }
 QUESTIONS: dict[str, Callable[[Tensor], object]] = {

@@ -395,6 +395,7 @@ def test_a_script_without_logging_prints_lines_and_ends_by_itself(tmp_path: Path
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
+    assert "Error" not in run.stderr
     printed = run.stdout.splitlines()
     assert len([line for line in printed if "INFO - { Epoch:[" in line]) == 2
     assert len([line for line in printed if "] local_norm/weight: " in line]) == 2

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from probe.core.backend.patch import Shared
 from probe.core.backend.protocols import CollectiveListener, Tensor
 
 Calls = list[tuple[CollectiveListener, Any]]
 """Listeners to one call, each with the object by which it identifies the call."""
+
+
+class Transfer(NamedTuple):
+    """Call that listeners have received, with the tensors that it fills."""
+
+    calls: Calls
+    outputs: list[Tensor]
+    timed: list[Any]
+    """Listeners' calls whose completion the handle itself reports."""
 
 
 class CollectiveListeners(Shared[CollectiveListener]):
@@ -57,3 +68,49 @@ def abandoned(calls: Calls, outputs: int) -> None:
     """Call :meth:`CollectiveListener.abandoned` of each listener."""
     for listener, call in calls:
         listener.abandoned(call, outputs)
+
+
+class Handles:
+    """Handles that training may wait for, each with the transfers that are complete then; an entry is removed with its
+    handle.
+
+    Args:
+        guarded: calls a function, none of whose exceptions reaches training.
+    """
+
+    def __init__(self, guarded: Callable[[Callable[[], None]], None]) -> None:
+        self._guarded = guarded
+        self._entries: dict[int, tuple[weakref.ref[Any], list[Transfer]]] = {}
+        self.forget = self._entries.clear
+
+    def expect(self, handle: Any, transfers: list[Transfer]) -> None:
+        """Record that the transfers end when training has waited for ``handle``; without a handle, they have ended."""
+        if handle is None:
+            _all_ended(transfers)
+            return
+        identity = id(handle)
+
+        def release(_: object) -> None:
+            entry = self._entries.pop(identity, None)
+            for transfer in entry[1] if entry is not None else ():
+                abandoned(transfer.calls, len(transfer.outputs))
+
+        self._entries[identity] = weakref.ref(handle, release), transfers
+
+    def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of a handle by which training waits, to replace ``original``."""
+
+        @functools.wraps(original)
+        def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(handle, *args, **kwargs)
+            entry = self._entries.pop(id(handle), None)
+            if entry is not None:
+                self._guarded(lambda: _all_ended(entry[1]))
+            return result
+
+        return wait
+
+
+def _all_ended(transfers: list[Transfer]) -> None:
+    for transfer in transfers:
+        ended(transfer.calls, transfer.outputs)

@@ -33,11 +33,6 @@ def member(module: Any, name: str) -> object:
         return None
 
 
-def numbers(tensor: Array) -> Array:
-    """Return the array."""
-    return tensor
-
-
 def wide(x: Array) -> Array:
     """Convert to float32 at least: NumPy's own products of half precision are slow and coarse."""
     return x if x.dtype in (np.float64, np.float32) else x.astype(np.float32)
@@ -73,35 +68,13 @@ def turned(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
 
-def ordered(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return a view with the dimensions in this order."""
-    return np.transpose(x, axes)
-
-
 def largest(x: Array) -> Array:
     """Return the maximum of the last dimension; NaN if one element is NaN."""
     greatest: Array = np.max(x, axis=-1, keepdims=True)
     return greatest
 
 
-def magnitude(x: Array) -> Array:
-    """Return the absolute values."""
-    return np.abs(x)
-
-
-def exp(x: Array) -> Array:
-    """Return the exponential of each element."""
-    return np.exp(x)
-
-
-def log(x: Array) -> Array:
-    """Return the natural logarithm of each element."""
-    return np.log(x)
-
-
-def root(x: Array) -> Array:
-    """Return the square root of each element."""
-    return np.sqrt(x)
+exp, log, root, magnitude, ordered = np.exp, np.log, np.sqrt, np.abs, np.transpose
 
 
 def where(condition: Array, value: float, other: Array) -> Array:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, ClassVar, Generic, TypeVar
-from weakref import WeakValueDictionary
 
 from probe.core.backend.protocols import Remove
 
@@ -38,6 +38,19 @@ def replace(owner: object, name: str, replacement: object) -> Remove:
     return restore
 
 
+def weakly(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls ``hook`` as long as another reference to it exists. The garbage collector does not
+    see some references from a tensor to its hooks (torch 2.13, MindSpore 2.10): a hook that refers to the tensor would
+    leak both."""
+    hook_ref = weakref.ref(hook)
+
+    def call(*args: Any) -> None:
+        if (hook := hook_ref()) is not None:
+            hook(*args)
+
+    return call
+
+
 class Shared(Generic[Listener]):
     """Changes of a framework that several listeners share: made for the first, undone after the last.
 
@@ -53,7 +66,7 @@ class Shared(Generic[Listener]):
 
     def __init__(self, install: Callable[[], Iterable[Undo]], weak: bool = False) -> None:
         self._install, self._undos = install, list[Undo]()
-        self._listeners: MutableMapping[object, Listener] = WeakValueDictionary() if weak else {}
+        self._listeners: MutableMapping[object, Listener] = weakref.WeakValueDictionary() if weak else {}
 
     def __iter__(self) -> Iterator[Listener]:
         return iter(tuple(self._listeners.values()))

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.backend import single_process
-from probe.core.backend.shield import Reports
 from probe.core.records import Coverage, Outcome
 
 Tensor = Any
@@ -24,6 +23,9 @@ Parameter = Any
 Optimizer = Any
 Block = Any
 """Moments of one or more tensors, on the device that computed them: opaque to core."""
+Numbers = Any
+"""Array of a framework on its own device, never differentiated, with ``+ - * / @``, comparisons, slices to read and
+write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
 ForwardKind = Literal["training", "recompute"]
 """Kind of a forward in training: the first, or one that activation checkpointing runs again in the backward."""
 Remove = Callable[[], None]
@@ -88,6 +90,9 @@ class Tensors(Protocol):
         non-empty moments, with ``m = first / (1 - beta1**steps)`` and ``v`` alike, as float32 or float64 and without
         waiting; an early eps is divided by ``sqrt(1 - beta2**steps)``."""
 
+    def numbers(self, tensor: Tensor) -> Numbers:
+        """Return the elements that this process holds, as they are stored."""
+
     def to_host(self, blocks: Sequence[Block]) -> Callable[[], npt.NDArray[np.float64]]:
         """Start one copy of all blocks to host memory; return a function that waits for it and returns the rows."""
 
@@ -108,6 +113,13 @@ class OutOfReach(Exception):  # noqa: N818 - no error
     def __init__(self, rows: int) -> None:
         super().__init__(f"gradients of {rows} inputs")
         self.rows = rows
+
+
+class Reports(Protocol):
+    """Counter of failures."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Count a failure of the adapter itself, after which training continues."""
 
 
 class StepListener(Reports, Protocol):
@@ -174,6 +186,10 @@ class Hooks(Protocol):
     def adam(self, optimizer: Optimizer) -> Callable[[Parameter], Adam | None]:
         """Return a function from a parameter to the hyperparameters of its Adam update, valid until the next step. The
         function returns None if the optimizer is not Adam-like or has taken no step."""
+
+    def learning_rate(self, optimizer: Optimizer) -> object:
+        """Return the learning rate of the optimizer's first group of parameters, a number or a tensor; None if it has
+        none. Never wait for a device."""
 
     def loss_scale(self) -> Tensor | None:
         """Return the factor on the losses of the step in progress, if known."""
@@ -361,11 +377,6 @@ class Collectives(Protocol):
         """Return the bytes of all elements."""
 
 
-Numbers = Any
-"""Array of a framework on its own device, never differentiated, with ``+ - * / @``, comparisons, slices to read and
-write, ``.shape``, ``.reshape`` and ``.sum(axis)``."""
-
-
 class Arrays(Protocol):
     """Operations on arrays for computations in core; none of them waits for a device."""
 
@@ -377,9 +388,6 @@ class Arrays(Protocol):
 
     def member(self, module: Module, name: str) -> object:
         """Return the member of ``module`` that is called ``name``; None if there is none."""
-
-    def numbers(self, tensor: Tensor) -> Numbers:
-        """Return the elements that this process holds, as they are stored."""
 
     def wide(self, numbers: Numbers) -> Numbers:
         """Return float64 numbers unchanged, others as float32."""
@@ -431,6 +439,11 @@ class Arrays(Protocol):
         """Return scalars and vectors in float64, one number a row, as an argument for :meth:`Tensors.to_host`."""
 
 
+FlopCount = Callable[[], float]
+"""Function that counts the floating-point operations of a forward and its backward, on any thread; it raises if that is
+impossible."""
+
+
 class FrameworkAdapter(NamedTuple):
     """Framework as seen by core."""
 
@@ -451,6 +464,9 @@ class FrameworkAdapter(NamedTuple):
     """True while a CUDA graph is captured: kernels are recorded and replayed later, without Python."""
     clock: DeviceClock | None = None
     """None if the work of devices is not timed."""
+    on_first_forward: Callable[[Module, Callable[[FlopCount], None]], Remove] | None = None
+    """Function that has its second argument called at the first forward of a model in training, to count operations;
+    None if they cannot be counted."""
     on_every_step: Callable[[Listen, Listen], Remove] = lambda began, ended: lambda: None  # noqa: ARG005
     """Function that has its first argument called before, its second after each update of every visible optimizer of
     the process, with the optimizer; returns a function that ends this."""

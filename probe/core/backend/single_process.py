@@ -31,18 +31,10 @@ def has_store() -> bool:
 
 
 def store(where: str) -> Any:
-    """Raise NotImplementedError: one process has no store.
-
-    Raises:
-        NotImplementedError: always.
-    """
+    """Raise NotImplementedError: one process has no store."""
     raise NotImplementedError(f"there is no store here for messages about {where}")
 
 
 def meet(ranks: Sequence[int], where: str, message: bytes, seconds: float) -> Any:
-    """Raise NotImplementedError: no tensor is distributed.
-
-    Raises:
-        NotImplementedError: always.
-    """
+    """Raise NotImplementedError: no tensor is distributed."""
     raise NotImplementedError(f"no tensor is shared out here, but ranks {list(ranks)} were to meet at {where}")

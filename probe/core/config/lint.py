@@ -102,6 +102,7 @@ SIGNAL_NEEDS: dict[str, Need] = {
     "mg_direction": (lambda s: s.mg_direction, "mg_direction"),
     "other": (lambda s: s.cc_distribution.enable, "cc_distribution.enable"),
     **{hook: _feature(hook) for hook in FEATURES},
+    "run": (lambda _: False, "run.rules, which judge numbers of the run"),
 }
 """Setting that every fixed signal needs."""
 _OF_STATE: Need = (lambda s: s.mv_distribution, "mv_distribution")

@@ -160,7 +160,7 @@ class ChannelSettings(Section):
     """Arguments of the channel. Secrets stand in a file or in an environment variable that is named here."""
 
 
-class Alert(Section):
+class AlertSettings(Section):
     """Automatic alerts."""
 
     rules: tuple[RuleSettings, ...] = tuple(RuleSettings(rule_name=name, args={}) for name in DEFAULT_RULES)
@@ -283,7 +283,7 @@ class RunRuleSettings(Section):
     """Arguments of the rule."""
 
 
-class Hang(Section):
+class HangSettings(Section):
     """Detection of a run that stands still."""
 
     enable: Flag = False
@@ -298,7 +298,7 @@ class Hang(Section):
     """Longest time in seconds before the end of the first step."""
 
 
-class RunState(Section):
+class RunSettings(Section):
     """Numbers of the run: loss, learning rate, throughput, phases; at every step and on every rank, regardless of the
     steps that are collected."""
 
@@ -316,7 +316,7 @@ class RunState(Section):
     flops_per_step: Annotated[Number, ranges.Gt(0)] | None = None
     """Floating-point operations of a step on this rank, for `model_flops` (TFLOP/s). Missing: counted once on a copy of
     the model without data, where the framework can; else not recorded."""
-    hang: Hang = Hang()
+    hang: HangSettings = HangSettings()
     """Detection of a run that stands still."""
 
 
@@ -418,9 +418,9 @@ class Settings(Section):
     parameter, which every op repeats."""
     cc_distribution: CcDistribution = CcDistribution()
     """Monitoring of collective communication."""
-    alert: Alert = Alert()
+    alert: AlertSettings = AlertSettings()
     """Rules that report suspicious values while training runs, and channels to which alerts are sent."""
-    run: RunState = RunState()
+    run: RunSettings = RunSettings()
     """Numbers of the run, and detection of a run that stands still."""
     on_anomaly: OnAnomaly | None = None
     """Data that are collected in addition for some steps when a rule fires. All ranks start at the same step, which

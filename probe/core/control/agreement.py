@@ -1,4 +1,5 @@
-"""Changes that all ranks make at one step: the lead of an announcement, and the changes until their step begins."""
+"""Changes that all ranks make at one step: the lead of an announcement, the changes until their step begins, and the
+interval between sampled steps."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from probe.core.distributed.announcements import Notices
 from probe.core.faults import Faults
+from probe.core.instrumentation.schedule import Pace
 
 Change = TypeVar("Change")
 
@@ -20,6 +22,8 @@ FEWEST = 2
 STEPS = 21
 """Number of latest steps whose median duration counts: the first step of a run, and steps that save or evaluate, take
 many times as long as others."""
+DIFFERENCE = 0.25
+"""Part of the interval between sampled steps by which a new one must differ."""
 
 
 class Ahead:
@@ -123,3 +127,29 @@ class ScheduledChange(Generic[Change]):
 def too_late(seen: int, at: int) -> TimeoutError:
     """Return the fault of a rank that sees a change of step ``at`` only at step ``seen``."""
     return TimeoutError(f"seen at step {seen}, too late for step {at}")
+
+
+class AgreedPace(Pace):
+    """The same interval on all ranks, changed at the same step: the first rank announces it, from its own measurements.
+
+    Args:
+        ahead: returns the number of steps after which every rank has read an announcement of a step.
+    """
+
+    def __init__(
+        self, budget: float, interval: int, notices: Notices, leads: bool, ahead: Callable[[int], int], faults: Faults
+    ) -> None:
+        super().__init__(budget, interval)
+        self._leads, self._ahead, self._best = leads, ahead, interval
+        self._next = ScheduledChange("pace", notices, lambda notice: int(notice["interval"]), faults)
+
+    def between(self, step: int) -> None:
+        with self._next.counted():
+            due = self._next.next_step()
+            if self._leads and due is None and abs(self._best - self.interval) > DIFFERENCE * self.interval:
+                self._next.announce(step + self._ahead(step), interval=self._best)
+        if (interval := self._next.poll(step)) is not None:
+            self.interval = interval
+
+    def _want(self, interval: int) -> None:
+        self._best = interval

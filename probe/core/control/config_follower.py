@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from probe.core.backend.protocols import Groups
 from probe.core.config import parse
@@ -33,27 +33,6 @@ SETTLING_SECONDS = 2.0
 UNSENT = "what ends training is not sent to other ranks: it takes effect only if it is configured from the start on"
 
 _log = logging.getLogger("probe.control")
-
-
-class Switch(Protocol):
-    """The source of changes for one rank, polled once a step."""
-
-    @property
-    def content(self) -> bytes:
-        """Content of the file whose configuration has taken effect; empty if this rank has not read it."""
-
-    def poll(self, step: int, idle: bool) -> Settings | None:
-        """Return the configuration that takes effect with ``step``, which is about to begin, or None for no change.
-
-        Args:
-            idle: whether nothing is collected now: then a file that was only touched counts as changed.
-        """
-
-    def finish(self) -> None:
-        """Note that collecting has ended: the first rank writes ``dynamic_on: false`` into the file."""
-
-    def close(self) -> None:
-        """Stop following."""
 
 
 class _Seen(NamedTuple):
@@ -114,11 +93,7 @@ class Control:
             self._stale = settings.apply_at_step
 
     def _begin(self, content: bytes) -> _Seen | None:
-        """Return the attributes of the file if it still has the content that was read, else None.
-
-        Raises:
-            ConfigError: if the file can no longer be read.
-        """
+        """Return the attributes of the file if it still has the content that was read, else None."""
         try:
             return self._look() if self._read() == content else None
         except (OSError, ConfigError) as error:
@@ -127,6 +102,11 @@ class Control:
             raise ConfigError(str(self._path), [problem]) from error
 
     def poll(self, step: int, idle: bool) -> Settings | None:
+        """Return the configuration that takes effect with ``step``, which is about to begin, or None for no change.
+
+        Args:
+            idle: whether nothing is collected now: then a file that was only touched counts as changed.
+        """
         try:
             if self._toggle is not None and self._toggle.taken():
                 change(self._path, {"dynamic_on": idle})
@@ -139,10 +119,9 @@ class Control:
         return self._due(step)
 
     def finish(self) -> None:
-        if (
-            not self._leads or self._pending is not None
-        ):  # a pending configuration itself decides whether collecting goes on
-            return
+        """Note that collecting has ended: the first rank writes ``dynamic_on: false`` into the file."""
+        if not self._leads or self._pending is not None:
+            return  # a pending configuration itself decides whether collecting goes on
         try:
             if self._read() == self._content:  # else a change has just been made, which must still take effect
                 self._write({"dynamic_on": False})
@@ -150,11 +129,12 @@ class Control:
             self._faults.note("control", error)
 
     def close(self) -> None:
+        """Stop following."""
         self._heed_signal(False)
 
     @property
     def content(self) -> bytes:
-        """Content of the file whose configuration has taken effect; empty if one is pending."""
+        """Content of the file whose configuration has taken effect; empty if one is pending, or none was read."""
         return b"" if self._pending is not None else self._content
 
     def _settled(self, step: int) -> bool:
@@ -286,9 +266,8 @@ class SentSwitch:
                 pass
         return self._changes.poll(step)
 
-    @property
-    def content(self) -> bytes:
-        return b""
+    content = b""
+    """Nothing: this rank reads no file."""
 
     def finish(self) -> None:
         """Do nothing: the first rank writes."""
@@ -317,8 +296,8 @@ def follow(
     faults: Faults,
     ahead: Ahead,
     sent: Notices | None = None,
-) -> Switch | None:
-    """Return the switch of a run that follows its configuration; None if the environment does not enable that.
+) -> Control | SentSwitch | None:
+    """Return the source of a run's changes; None if the environment does not enable them.
 
     Args:
         content: content of the file when ``settings`` were read.

@@ -16,16 +16,14 @@ from probe.core.config import parse
 from probe.core.config.lint import without_effect
 from probe.core.config.load import assigned, dynamic, load
 from probe.core.config.schema import OnAnomaly, Settings
-from probe.core.control.agreed_interval import AgreedPace
-from probe.core.control.agreement import Ahead
+from probe.core.control.agreement import AgreedPace, Ahead
 from probe.core.control.config_follower import follow
 from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper
 from probe.core.distributed import announcements
 from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
-from probe.core.instrumentation.pace import Pace
 from probe.core.instrumentation.plan import Plan
-from probe.core.instrumentation.schedule import Schedule
+from probe.core.instrumentation.schedule import Pace, Schedule
 from probe.core.instrumentation.selection import Lead, no_lead
 from probe.core.instrumentation.signals.structure import ending
 from probe.core.records import Finding

@@ -92,10 +92,7 @@ class Server:
         self._members: dict[asyncio.StreamWriter, _Frames] = {}
         self._strangers = 0
         self._socket = _listening(address)
-        threading.Thread(target=self._run, name="probe-store", daemon=True).start()
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
+        threading.Thread(target=lambda: asyncio.run(self._serve()), name="probe-store", daemon=True).start()
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket)

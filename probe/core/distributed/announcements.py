@@ -235,12 +235,7 @@ class Broadcast:
 
     def _met(self) -> Store | None:
         """Connect to the store once it exists; None if the run ends before. This polls, since a waiting client could
-        not be interrupted.
-
-        Raises:
-            TimeoutError: if there is no store in time.
-            PermissionError: if this rank is not admitted.
-        """
+        not be interrupted."""
         end = time.monotonic() + MEET_SECONDS
         while True:
             try:

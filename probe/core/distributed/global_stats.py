@@ -52,11 +52,7 @@ class Group:
 
     def __init__(self, ranks: tuple[int, ...], exchange: Exchange, columns: Sequence[str], rows: int) -> None:
         self._columns = tuple(columns)
-        fields: list[Any] = [
-            ("identity", "u8"),
-            ("part", "u8"),
-            ("count", "f8"),
-        ]
+        fields: list[Any] = [("identity", "u8"), ("part", "u8"), ("count", "f8")]
         fields += [(name, "f8", (width([name]),)) if name == HISTOGRAM else (name, "f8") for name in self._columns]
         self._row = np.dtype(fields)
         self._tables = TableExchange(ranks, exchange, self._row, rows)
@@ -116,14 +112,8 @@ class GlobalStats:
         faults: Faults,
         replicas: Sequence[int] = (),
     ) -> None:
-        self._parallel, self._run, self._alike, self._ops, self._seconds, self._faults = (
-            parallel,
-            run,
-            alike,
-            ops,
-            seconds,
-            faults,
-        )
+        self._parallel, self._run, self._alike = parallel, run, alike
+        self._ops, self._seconds, self._faults = ops, seconds, faults
         self._met: dict[tuple[int, ...], Group] = {}
         self._identities: dict[tuple[str, Key, Coverage], tuple[int, int]] = {}
         self._off = False
@@ -195,10 +185,8 @@ class GlobalStats:
                 if coverage is not None and not coverage.term:
                     about = (batch.signal, key, coverage)
                     if about not in self._identities:
-                        self._identities[about] = (
-                            identity_of([batch.signal, key, coverage.shape]),
-                            identity_of([coverage.part]),
-                        )
+                        whole = identity_of([batch.signal, key, coverage.shape])
+                        self._identities[about] = whole, identity_of([coverage.part])
                     found.setdefault(coverage.ranks, []).append(Part(number, row, *self._identities[about]))
         return found
 

@@ -79,26 +79,6 @@ class Cost:
             self._spans.append((begun.mark, end))
 
 
-class OnDevice:
-    """The cost of sampled steps on the device. Used on the delivery thread.
-
-    Args:
-        clock: of the device; None if nothing is measured on it.
-    """
-
-    def __init__(self, clock: DeviceClock | None) -> None:
-        self._clock, self._latest = clock, 0.0
-        self.seconds = 0.0
-        """Sum over all sampled steps."""
-
-    def add(self, spent: Spent) -> float:
-        """Return the seconds of this step; if it was not measured, those of the last measured one."""
-        if spent.spans and self._clock is not None:
-            self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
-        self.seconds += self._latest
-        return self._latest
-
-
 class Overhead:
     """The monitor's time as a part of training time.
 
@@ -107,16 +87,26 @@ class Overhead:
     """
 
     def __init__(self, clock: DeviceClock | None) -> None:
+        self._clock, self._latest = clock, 0.0
         self._seconds = self._own = 0.0
-        self.on_device = OnDevice(clock)
+        self.on_device = 0.0
+        """Seconds of all sampled steps on the device."""
 
     def add(self, seconds: float, own: float) -> None:
         """Count a step that took ``seconds``, of which ``own`` were the monitor's on the training thread."""
         self._seconds += seconds
         self._own += own
 
+    def add_device(self, spent: Spent) -> float:
+        """Return the seconds of a sampled step on the device; if it was not measured, those of the last measured one.
+        Called on the delivery thread."""
+        if spent.spans and self._clock is not None:
+            self._latest = sum(self._clock.between(begin, end) for begin, end in spent.spans)
+        self.on_device += self._latest
+        return self._latest
+
     def part(self, beside: float) -> float:
         """The monitor's part, including ``beside`` seconds that it has taken on other threads; 0 before the end of the
         first step."""
         plain = self._seconds - self._own
-        return (self._own + beside + self.on_device.seconds) / plain if plain > 0 else 0.0
+        return (self._own + beside + self.on_device) / plain if plain > 0 else 0.0

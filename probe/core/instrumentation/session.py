@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Protocol
 
-from probe.core.backend.protocols import Optimizer, Tensor
+from probe.core.backend.protocols import Optimizer, Remove, Tensor
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.parameters import Parameters
 from probe.core.instrumentation.recorder import Pending, Recorder
@@ -20,6 +21,16 @@ from probe.core.instrumentation.succession import Succession
 from probe.core.records import Outcome, TextFile
 
 Between = Callable[[int], None]
+
+
+class RunListener(Protocol):
+    """Listener to every step, sampled or not."""
+
+    def updating(self, optimizer: Optimizer) -> None:
+        """Receive an optimizer that is about to update."""
+
+    def ended(self, step: int, outcome: Outcome) -> None:
+        """Receive the number and the outcome of a step that has ended."""
 
 
 class Session:
@@ -39,9 +50,9 @@ class Session:
         """All hooks except those that count steps."""
         self._take(run, schedule, output)
         self._between = between
+        self._run_state: RunListener | None = None
         self._turns = Turns(run.optimizers)
-        self._succession = Succession(self, lambda: self._run)
-        self.updates, self.updating = 0, False
+        self._succession = Succession(lambda: self._run, self.follow, self.suspend)
         self._hooked = [*run.optimizers]
         """The optimizers with hooks: the watched ones, and those that another has replaced."""
         self._ended, self._delivered, self._on_device = time.perf_counter(), 0.0, 0.0
@@ -53,6 +64,8 @@ class Session:
         """The thread on which the latest forward or update began."""
         self._stack = ExitStack()
         self._retire_with: Callable[[], None] | None = None
+        self._disarm: Remove = lambda: None
+        """Removes the hook that ends the run at a forward."""
         self._detached = self._working = self._leaving = self._retires = False
         """True, in this order, once the hooks have no effect; while an optimizer's hook runs; once all hooks are to be
         removed at the next forward; once the run ends at a forward."""
@@ -156,25 +169,27 @@ class Session:
         if not self._leaving:
             self._leaving = True
             _, model = self._run.chunks[0]
-            self._stack.callback(self._hooks.at_next_forward(model, self._taken_away))
-
-    def _taken_away(self) -> None:
-        self._guarded("end of the run", self._stack.close)
+            close = partial(self._guarded, "end of the run", self._stack.close)
+            self._stack.callback(self._hooks.at_next_forward(model, close))
 
     def retire(self, remove: Callable[[], None]) -> None:
         """Call ``remove`` at the next forward, where hooks can be removed safely: at the end of a step the framework
         still iterates over them."""
         self._retire_with = remove
 
-    @property
-    def schedule(self) -> Schedule:
-        """The steps that are sampled."""
-        return self._schedule
+    def count_only(self) -> None:
+        """Remove every hook except those that count steps. Call where hooks can be removed."""
+        self._output = None
+        self._sources.close()
+        self._disarm()
 
-    @property
-    def finished(self) -> bool:
-        """True if no further step will be sampled."""
-        return self._schedule.finished
+    def remove_at_end(self, remove: Remove) -> None:
+        """Call ``remove`` when the session detaches."""
+        self._stack.callback(remove)
+
+    def inform(self, listener: RunListener) -> None:
+        """Call ``listener`` at every step from now on."""
+        self._run_state = listener
 
     # Called by the optimizer's hooks.
 
@@ -184,7 +199,7 @@ class Session:
         if self._detached:  # or a wrapper holds the hook, so that it could not be removed
             self._guarded("end of the run", self._leave)
             return
-        self.updating = True
+        self._succession.updating = True
         with self._at_work():
             self._guarded("before the update", partial(self._before, optimizer, scale))
 
@@ -195,6 +210,8 @@ class Session:
                 return
         if self._turns.ends_by(optimizer):
             self._guarded("end of step", self._end)
+        if self._run_state is not None:
+            self._guarded("run state", partial(self._run_state.updating, optimizer))
         for every in self._run.every_update:
             self._guarded("collectives", partial(every, self._run.clock.step))
         if not self._run.clock.sampled or self._run.captured():
@@ -211,7 +228,7 @@ class Session:
         """Note that the update has ended, applied or skipped; end the step if every optimizer has updated."""
         if self._detached:
             return
-        self.updates, self.updating = self.updates + 1, False
+        self._succession.updates, self._succession.updating = self._succession.updates + 1, False
         if not self._watches(optimizer):
             return
         with self._at_work():
@@ -296,6 +313,8 @@ class Session:
         """Hand a sampled step over and begin the next."""
         run, step = self._run, self._run.clock.step
         self.last = None
+        if self._run_state is not None:
+            self._guarded("run state", partial(self._run_state.ended, step, self._outcome))
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         if sampled:
             self._guarded("end of step", self._finish)
@@ -380,13 +399,17 @@ class Session:
         remove, self._retire_with = self._retire_with, None
         _, model = self._run.chunks[0]
         if remove is not None:
-            self._stack.callback(self._hooks.at_next_forward(model, partial(self._retire, remove)))
+            self._disarm = self._hooks.at_next_forward(model, partial(self._retire, remove))
+            self._stack.callback(self._disarm)
 
     def _retire(self, remove: Callable[[], None]) -> None:
         """End the run at the first forward at which no step waits for other ranks: the end would have to wait, too."""
         if not self._detached and (self._output is None or not self._output.waits_for_ranks):
             self._retires = True
-            remove()
+            try:
+                remove()
+            finally:
+                self._retires = False
 
     def _listening(self, listen: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
         """Return a function that calls the method ``listen`` until the session detaches, and never raises. Keep no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from probe.core.backend.protocols import Optimizer
@@ -21,27 +21,22 @@ MICRO_STEPS, TIMES = 50, 10
 _log = logging.getLogger("probe")
 
 
-class Following(Protocol):
-    """The part of the session that succession needs."""
-
-    updates: int
-    """Number of updates of watched optimizers that have ended."""
-    updating: bool
-    """True while such an update runs."""
-
-    def follow(self, number: int, optimizer: Optimizer) -> None:
-        """Put ``optimizer``, which has just updated, in the place of the one with this number."""
-
-    def suspend(self) -> None:
-        """Stop collecting in the step in progress, and drop its rows."""
-
-
 class Succession:
     """Listener to every update in the process that the framework can report. It finds updates by other optimizers of
-    the parameters that a watched optimizer is expected to update."""
+    the parameters that a watched optimizer is expected to update.
 
-    def __init__(self, session: Following, run: Callable[[], Run]) -> None:
-        self._session, self._run = session, run
+    Args:
+        run: returns the run in progress.
+        follow: puts an optimizer, which has just updated, in the place of the watched one with a number.
+        suspend: stops collecting in the step in progress, and drops its rows.
+    """
+
+    def __init__(
+        self, run: Callable[[], Run], follow: Callable[[int, Optimizer], None], suspend: Callable[[], None]
+    ) -> None:
+        self._run, self._follow, self._suspend = run, follow, suspend
+        self.updates, self.updating = 0, False
+        """Number of updates of watched optimizers that have ended; True while such an update runs."""
         self._others: WeakSet[Any] = WeakSet()
         """Optimizers of other parameters."""
         self._began: dict[int, int] = {}
@@ -54,13 +49,13 @@ class Succession:
 
     def began(self, optimizer: Optimizer) -> None:
         """Note that an optimizer, watched or not, begins to update."""
-        self._began[id(optimizer)] = self._session.updates
+        self._began[id(optimizer)] = self.updates
 
     def ended(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has updated. If it did so within an update of a watched optimizer or around one, it is
         a part or a wrapper of that optimizer."""
         began, run = self._began.pop(id(optimizer), None), self._run()
-        if self._session.updating or began != self._session.updates or optimizer in self._others:
+        if self.updating or began != self.updates or optimizer in self._others:
             return
         number, shares = self._place(run, optimizer)
         if number is not None:
@@ -71,7 +66,7 @@ class Succession:
                 type(run.optimizers[number]).__name__,
             )
             run.faults.lost(FIRST, 1)
-            self._session.follow(number, optimizer)
+            self._follow(number, optimizer)
         elif shares:
             self._wait(run, optimizer)
         else:
@@ -94,7 +89,7 @@ class Succession:
     def _wait(self, run: Run, optimizer: Optimizer) -> None:
         """Count an update of some of the parameters; the watched optimizer may still update in this step."""
         since, times = self._alone
-        self._alone = self._session.updates, times + 1 if since == self._session.updates else 1
+        self._alone = self.updates, times + 1 if since == self.updates else 1
         if self._alone[1] < PATIENCE:
             return
         run.faults.lost(PARTS, 1)
@@ -118,7 +113,7 @@ class Succession:
             run.clock.step,
             run.clock.micro_step,
         )
-        self._session.suspend()
+        self._suspend()
 
     def step_ended(self) -> None:
         """Note the end of a training step."""

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import Parameter, signature
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 _ADVICE = "call set_monitor(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)"
 
 
 class Attachment(NamedTuple):
-    """The arguments of ``set_monitor``."""
+    """The arguments of ``set_monitor``, in the documented order."""
 
     model: Any
-    grad_acc_steps: int
-    optimizer: Any
-    dp_group: Any
-    tp_group: Any
-    start_iteration: int
+    grad_acc_steps: int = 1
+    optimizer: Any = None
+    dp_group: Any = None
+    tp_group: Any = None
+    start_iteration: int = 0
 
 
-def documented(
-    model: Any,
-    grad_acc_steps: int,
-    optimizer: Any,
-    dp_group: Any = None,
-    tp_group: Any = None,
-    start_iteration: int = 0,
-) -> None:
-    """Declare the documented signature of ``set_monitor``."""
+_EXISTING = ("model", "optimizer", "grad_acc_steps", "tp_group", "dp_group", "start_iteration")
+"""The order in the existing tool's code."""
 
 
 Function = TypeVar("Function", bound=Callable[..., None])
+_KIND = Parameter.POSITIONAL_OR_KEYWORD
 
 
-def shown(like: Callable[..., None]) -> Callable[[Function], Function]:
-    """Make ``help`` and ``inspect.signature`` show the signature of ``like``, after ``self``, for a method."""
-
-    def show(function: Function) -> Function:
-        own, shown = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), signature(like, eval_str=True)
-        parameters = [own, *shown.parameters.values()]
-        function.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return function
-
-    return show
+def documented(set_monitor: Function) -> Function:
+    """Make ``help`` and ``inspect.signature`` show the documented signature of the method ``set_monitor``."""
+    hints, optional = get_type_hints(Attachment), Attachment._fields[3:]
+    defaults = {name: Attachment._field_defaults[name] if name in optional else Parameter.empty for name in hints}
+    shown = [Parameter(name, _KIND, default=defaults[name], annotation=hint) for name, hint in hints.items()]
+    signature = Signature([Parameter("self", _KIND), *shown], return_annotation=None)
+    set_monitor.__signature__ = signature  # type: ignore[attr-defined]
+    return set_monitor
 
 
 def read(*args: Any, **kwargs: Any) -> Attachment:
@@ -54,7 +46,7 @@ def read(*args: Any, **kwargs: Any) -> Attachment:
         TypeError: for a missing, repeated or unknown argument.
         ValueError: for a value out of range.
     """
-    return _checked(_named(_existing if len(args) > 1 and _steps(args[1]) else _documented, args, kwargs))
+    return _checked(_named(_EXISTING if len(args) > 1 and _steps(args[1]) else Attachment._fields, args, kwargs))
 
 
 def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
@@ -65,16 +57,18 @@ def read_wrapped(optimizer: Any, /, *args: Any, **kwargs: Any) -> Attachment:
         ValueError: as :func:`read`.
     """
     existing = len(args) > 1 and (args[1] is None or _steps(args[1]))
-    attachment = _named(_existing if existing else _documented, args, kwargs)
+    attachment = _named(_EXISTING if existing else Attachment._fields, args, kwargs)
     return _checked(attachment._replace(optimizer=optimizer if attachment.optimizer is None else attachment.optimizer))
 
 
-def _named(order: Callable[..., Attachment], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
+def _named(order: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attachment:
+    defaults = Attachment._field_defaults
+    parameters = [Parameter(name, _KIND, default=defaults.get(name, Parameter.empty)) for name in order]
     try:
-        bound = signature(order).bind(*args, **kwargs)
+        bound = Signature(parameters).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"set_monitor: {error}; {_ADVICE}") from None
-    return order(*bound.args, **bound.kwargs)
+    return Attachment(**bound.arguments)
 
 
 def _checked(attachment: Attachment) -> Attachment:
@@ -95,28 +89,6 @@ def _steps(value: Any) -> bool:
     """True if ``value`` is one or several optimizers: with ``step()`` or, in MindSpore, called with the gradients."""
     each = value if isinstance(value, (list, tuple)) else [value]
     return bool(each) and all(callable(one) or callable(getattr(one, "step", None)) for one in each)
-
-
-def _documented(
-    model: Any,
-    grad_acc_steps: int = 1,
-    optimizer: Any = None,
-    dp_group: Any = None,
-    tp_group: Any = None,
-    start_iteration: int = 0,
-) -> Attachment:
-    return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
-
-
-def _existing(
-    model: Any,
-    optimizer: Any = None,
-    grad_acc_steps: int = 1,
-    tp_group: Any = None,
-    dp_group: Any = None,
-    start_iteration: int = 0,
-) -> Attachment:
-    return Attachment(model, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
 
 
 def _count(name: str, value: Any, least: int) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config.schema import Settings
 from probe.core.control.planner import Configuration, Planner
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -19,12 +22,21 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
 from probe.core.instrumentation.step_boundary import StepConsumer
-from probe.core.monitor.attach_checks import warnings_for
+from probe.core.monitor.alarms import Alarms, Cause, job_name
 from probe.core.monitor.process_exit import Endings, put_back
-from probe.core.monitor.subject import Subject
+from probe.core.monitor.subject import Subject, warnings_for
+from probe.core.output.folder import OutputFolder
+from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import SnapshotListener
-from probe.core.output.run_output import FLUSH_SECONDS, Output
+from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output
+from probe.core.output.sinks import Sink
+from probe.core.output.sinks.context import SinkContext
 from probe.core.output.text_files import StructureOutput
+from probe.core.run_state.progress import Progress, progress_folder
+from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
+from probe.core.storage.manifest import FILE
+from probe.core.storage.run_directory import output_root, time_text
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
@@ -88,13 +100,21 @@ class Collector:
         process_group: Any,
         listeners: Iterable[SnapshotListener] = (),
     ) -> None:
-        self._listeners = listeners
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
+        self._listeners = listeners
         self.faults, self.number = subject.faults, next(_runs)
         self.output: Output | None = None
         self._first = subject.attachment.start_iteration
+        self._folder: OutputFolder | None = None
+        self._folding = threading.RLock()
         self._ended_at: int | None = None
+        self._watcher: WatcherProcess | None = None
+        self._retired = False
+        """True once the files about tensors are closed, while steps are still counted."""
         with ExitStack() as undo:
+            self._alarms = self._new_alarms(configuration.settings)
+            if self._alarms is not None:
+                undo.callback(self._alarms.close, 0.0)
             self.run = subject.run(Plan(configuration.settings, Schedule()), self._first)
             self._planner = Planner(configuration, subject.framework, self.number, self._first, self.faults)
             undo.callback(self._planner.close)
@@ -108,6 +128,8 @@ class Collector:
             session = Session(self.run, plan.schedule, self._first, consumer, self._between)
             undo.callback(session.detach)
             session.attach(plan.sources)
+            self.numbers = self._new_numbers(configuration.settings)
+            undo.callback(self.numbers.close, 0.0)
             subject.check(plan, self.run, self._planner.lead)
             undo.pop_all()
         if plan.listens:
@@ -118,9 +140,14 @@ class Collector:
         """The session; None once it has ended."""
         self._leaving: Session | None = None
         """A session whose hooks are still in place, without effect."""
-        self._endings = Endings(self._end_quietly, self.flush)
+        if self.numbers.active:
+            session.inform(self.numbers)
+            self._try(self._count_operations, session)
+        self._endings = Endings(self._process_ends, self._terminated)
+        if self._alarms is not None:
+            self._try(self._alarms.begun)
         if not self._planner.dynamic:
-            session.retire(lambda: self._end_quietly(False))
+            session.retire(self._retire)
 
     @property
     def collecting(self) -> bool:
@@ -134,7 +161,92 @@ class Collector:
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        return self.output.flush(timeout) if self.output is not None else True
+        deadline = time.monotonic() + timeout
+        written = self.output.flush(timeout) if self.output is not None else True
+        return self.numbers.flush(max(0.0, deadline - time.monotonic())) and written
+
+    # Numbers of the run.
+
+    def listening_numbers(self) -> RunNumbers | None:
+        """Return the numbers of the run, which are recorded from now on; None if the run has ended."""
+        if self.session is None:
+            return None
+        if not self.numbers.active:
+            self.numbers.begin()
+            if self.numbers.active:
+                self.session.inform(self.numbers)
+        return self.numbers
+
+    def _new_numbers(self, settings: Settings) -> RunNumbers:
+        files = weakref.WeakMethod(self._files_of_numbers)  # the thread must not keep the model alive
+
+        def context() -> tuple[SinkContext, Sequence[Sink]]:
+            if (make := files()) is None:
+                raise RuntimeError("the run has ended")
+            return make()
+
+        marks = self._new_marks(settings)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, marks)
+        if self._watcher is not None:
+            numbers.looks.append(self._watcher.look)
+        if self._alarms is not None:
+            numbers.on_findings(self._alarms.run_found)
+        return numbers
+
+    def _new_marks(self, settings: Settings) -> Progress | None:
+        """Return the progress file of this rank, and see to a watcher on this node; None if hangs are not detected."""
+        if not settings.run.hang.enable:
+            return None
+        groups, job = self._subject.framework.groups, job_name(settings.run.job)
+        root = output_root(os.environ).absolute()
+        folder = progress_folder(job, root, groups.world_size())
+        marks = Progress(folder, groups.rank(), groups.world_size(), job)
+        first = os.environ.get("LOCAL_RANK", str(groups.rank())) == "0"
+        self._watcher = ensure_watcher(folder, WatcherSettings.of(settings, job, root), first, self.faults)
+        return marks
+
+    def _new_alarms(self, settings: Settings) -> Alarms | None:
+        """Return the alerts of the run; None if no channel is configured."""
+        if not settings.alert.channels:
+            return None
+        job, rank = job_name(settings.run.job), self._subject.framework.groups.rank()
+        root = output_root(os.environ).absolute()
+        from probe.core.alerting.alerts import Alerts
+
+        sender = Alerts(settings.alert, job=job, rank=rank, directory=root, faults=self.faults)
+        return Alarms(sender, job, rank, self._first)
+
+    def _count_operations(self, session: Session) -> None:
+        """Count the operations of a step, of as many micro batches as were configured, at the first forward."""
+        listen, settings = self._subject.framework.on_first_forward, self.run.settings.run
+        if listen is None or settings.flops_per_step is not None or len(self.run.chunks) != 1:
+            return
+        (_, model), numbers = self.run.chunks[0], self.numbers
+        root = next((module for name, module in self._subject.framework.hooks.modules(model) if not name), model)
+        micro_batches = self._subject.attachment.grad_acc_steps
+        session.remove_at_end(listen(root, lambda count: numbers.count_operations(count, micro_batches)))
+
+    def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
+        """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their
+        thread."""
+        folder, attached, settings = self._made_folder(self._first), self._attached(), self.run.settings
+        directory = folder.make()
+        if not (directory / FILE).exists():
+            ManifestWriter(self.run, attached, None, folder.resumed).write(directory, {})
+        context = SinkContext(
+            directory=directory,
+            root=folder.root,
+            rank=attached.rank,
+            steps_per_file=settings.run.steps_per_file,
+            pp_stage=attached.pp_stage,
+            group_mates=attached.mates,
+            run=folder.name,
+            start=attached.start,
+            first_step=attached.first,
+            resumed_at=folder.resumed.first if folder.resumed else None,
+            run_numbers=True,
+        )
+        return context, [folder.resumed] if folder.resumed else []
 
     def obey_program(self) -> None:
         """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
@@ -177,16 +289,42 @@ class Collector:
 
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
-        return Output(run, self.number, self._process_group, first, pace, follows, self._listeners)
+        judged = self._alarms.found if self._alarms is not None else None
+        folder = self._made_folder(first)
+        return Output(run, self._attached(first), folder, pace, follows, judged, self._listeners)
+
+    def _made_folder(self, first: int) -> OutputFolder:
+        """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
+        with self._folding:
+            if self._folder is None:
+                self._folder = OutputFolder(self.run.settings, self.run.framework.groups.rank(), first)
+            return self._folder
+
+    def _attached(self, first: int | None = None) -> Attached:
+        groups, first = self.run.framework.groups, self._first if first is None else first
+        mates = tuple(groups.ranks_of(self._process_group))
+        return Attached(self.number, first, groups.rank(), mates, time_text(time.localtime()))
 
     # The end.
 
-    def end(self, partial: bool) -> None:
-        """Remove every hook, write all pending steps and close the files. A further call does nothing.
+    def end(self, cause: Cause = "exit", error: BaseException | None = None) -> None:
+        """Remove every hook, write all pending steps, close the files and send the last alerts. A further call does
+        nothing.
+
+        At SIGTERM and after an exception, all of that takes ``alert.grace_seconds`` at most.
 
         Args:
-            partial: whether training ends by an exception: then the unfinished step is written, too.
+            error: the exception that has interrupted training; then the unfinished step is written, too.
         """
+        deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self.run.settings.alert.grace_seconds)
+        alarms = self._alarms if self.session is not None else None
+        if alarms is not None:  # to the disk first: the files may take all the time there is
+            self._try(alarms.ended, cause, self.run.clock.step, error)
+        self._end(error is not None, deadline, cause == "exit" and error is None)
+        if alarms is not None:
+            self._try(alarms.close, max(LAST_SECONDS, deadline - time.monotonic()))
+
+    def _end(self, partial: bool, deadline: float, well: bool) -> None:
         session, self.session = self.session, None
         if session is None:
             self._collectives.stop()
@@ -199,14 +337,27 @@ class Collector:
         if not partial and self._ended_at == self._first:
             _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each runs even if others fail
-            if self.output is not None:
-                ending.callback(self._try, self.output.close, partial)
+            if self.output is not None and not self._retired:
+                ending.callback(self._try, self._close_output, partial, deadline)
+            ending.callback(self._try, self._close_numbers, deadline, well)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)
             ending.callback(self._try, self._detach, session)
             if partial:
                 self._try(session.flush_partial)
+
+    def _retire(self) -> None:
+        """Remove the hooks of a run whose schedule has ended, and close its files; if numbers of the run are recorded,
+        go on counting steps."""
+        if self.session is None or not self.numbers.active:
+            self._process_ends("exit", None)
+            return
+        self._retired = True
+        self._try(self.session.count_only)
+        self._try(self._collectives.stop)
+        if self.output is not None:
+            self._try(self.output.close, False)
 
     def _detach(self, session: Session) -> None:
         self._leaving = session
@@ -220,8 +371,22 @@ class Collector:
         except Exception as error:  # noqa: BLE001
             self.faults.note("end of the run", error)
 
-    def _end_quietly(self, partial: bool) -> None:
-        self._try(self.end, partial)
+    def _close_output(self, incident: bool, deadline: float) -> None:
+        if self.output is not None:
+            self.output.close(incident, max(0.0, deadline - time.monotonic()))
+
+    def _close_numbers(self, deadline: float, well: bool) -> None:
+        self.numbers.close(max(0.0, deadline - time.monotonic()), well)
+
+    def _process_ends(self, cause: Cause, error: BaseException | None) -> None:
+        self._try(self.end, cause, error)
+
+    def _terminated(self) -> None:
+        """Write what is pending at a SIGTERM that the process may survive, and send an alert."""
+        seconds = self.run.settings.alert.grace_seconds
+        if self._alarms is not None:
+            self._try(self._alarms.ended, "sigterm", self.step, None)
+        self._try(self.flush, seconds)
 
     def __del__(self) -> None:
         """End a run whose model, optimizer and monitor are dropped without ``stop()``; they keep each other alive. Wait
@@ -233,6 +398,7 @@ class Collector:
         with ExitStack() as ending:
             if output is not None:
                 ending.callback(self._try, output.let_go)
+            ending.callback(self._try, self.numbers.let_go)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from probe.core.backend.patch import Shared, Undo
+from probe.core.monitor.alarms import Cause
 
 Handler = Any
 
@@ -27,11 +28,12 @@ class Endings:
     The objects of the two methods are not kept alive.
 
     Args:
-        ended: method that is called when the process ends, with true if an exception has interrupted training.
+        ended: method that is called when the process ends, with the cause and the exception that has interrupted
+            training, if there is one.
         flush: method that is called at a SIGTERM that the process may survive, since it has a handler of its own.
     """
 
-    def __init__(self, ended: Callable[[bool], None], flush: Callable[[], object]) -> None:
+    def __init__(self, ended: Callable[[Cause, BaseException | None], None], flush: Callable[[], object]) -> None:
         self._ended_ref, self._flush_ref = weakref.WeakMethod(ended), weakref.WeakMethod(flush)
         self._process = os.getpid()
         atexit.register(self._exit)
@@ -47,17 +49,18 @@ class Endings:
         if os.getpid() != self._process:
             return
         if dies:
-            self._end(False)
+            self._end("sigterm")
         elif (flush := self._flush_ref()) is not None:
             flush()
 
     def _exit(self) -> None:
         if os.getpid() == self._process:
-            self._end(getattr(sys, "last_value", None) is not None)
+            error = getattr(sys, "last_value", None)
+            self._end("exit" if error is None else "exception", error)
 
-    def _end(self, interrupted: bool) -> None:
+    def _end(self, cause: Cause, error: BaseException | None = None) -> None:
         if (ended := self._ended_ref()) is not None:
-            ended(interrupted)
+            ended(cause, error)
 
 
 def put_back() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.config.lint import without_effect
+from probe.core.config.load import dynamic
 from probe.core.config.schema import Settings
 from probe.core.control.on_anomaly import around, deeper
 from probe.core.faults import Faults
@@ -19,6 +21,7 @@ from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.recorder import Recorder
 from probe.core.instrumentation.selection import Lead, Selection, watched
 from probe.core.instrumentation.signals.features.source import unknown
+from probe.core.instrumentation.signals.sources import chosen
 from probe.core.instrumentation.signals.structure import prepare
 from probe.core.moments import columns_for
 from probe.core.monitor.attachment import Attachment
@@ -155,3 +158,29 @@ def _names_no_module(run: Run) -> bool:
         return False
     modules = ((stage, *named) for stage, model in run.chunks for named in run.framework.hooks.modules(model))
     return not any(run.selection.places(watched(stage, name, name, module)) for stage, name, module in modules)
+
+
+def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each valid setting that has no effect in this run.
+
+    Args:
+        ranks: number of processes.
+    """
+    if not dynamic(environ) and not chosen(settings) and not settings.cc_distribution.enable:
+        yield (
+            "the configuration collects nothing: switch on wg_distribution, xy_distribution, param_distribution or "
+            "mv_distribution; `probe config check FILE` says what a file collects"
+        )
+    if settings.module_ranks and min(settings.module_ranks) >= ranks:
+        yield (
+            f"module_ranks: nothing is collected: expected some of the ranks 0 to {ranks - 1}, "
+            f"got {list(settings.module_ranks)}"
+        )
+    if settings.dynamic_on and not dynamic(environ):
+        yield (
+            "dynamic_on has no effect, monitoring begins at start_step: to switch it while training runs, set the "
+            "environment variable DYNAMIC_MONITOR=True before training begins"
+        )
+    if not settings.collect_times and not dynamic(environ):
+        yield "collect_times is 0: nothing is collected; leave it out to collect every step"
+    yield from without_effect(settings)

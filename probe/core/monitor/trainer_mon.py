@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
@@ -20,6 +22,9 @@ from probe.core.monitor.subject import Subject, ranks_of
 from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS
 from probe.core.records import Finding
+from probe.core.run_state.rules import RunStep
+
+_log = logging.getLogger("probe")
 
 
 class Monitor(Legacy):
@@ -80,7 +85,7 @@ class Monitor(Legacy):
         start_iteration: int = 0,
     ) -> None: ...
 
-    @attachment.shown(attachment.documented)
+    @attachment.documented
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
         """Attach to a model and its optimizer.
 
@@ -114,6 +119,57 @@ class Monitor(Legacy):
         self._listeners.add(listener)
         return lambda: self._listeners.remove(listener)
 
+    # Numbers of the run.
+
+    def log(self, **values: Any) -> None:
+        """Record numbers of the training step in progress, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
+        or ``val_loss``; any name will do. Call it anywhere in a step and any number of times: the last value of a name
+        counts.
+
+        Args:
+            values: numbers, or tensors of one element on any device. They are copied at once and read on another
+                thread; training never waits for them. None is left out. A value that is no number is counted as a
+                fault.
+        """
+        if self._collector is None:
+            _log.warning("log: no model is watched, so nothing is recorded; call set_monitor first")
+        elif (numbers := self._collector.listening_numbers()) is not None:
+            numbers.log(values)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context whose time is recorded as ``phase/{name}_seconds``, for names such as ``evaluation``,
+        ``checkpoint`` and ``data``.
+
+        While it lasts, a run counts as busy with that phase, not as one that stands still in a step.
+        """
+        numbers = self._collector.listening_numbers() if self._collector is not None else None
+        return numbers.phase(name) if numbers is not None else nullcontext()
+
+    def promise(self, seconds: float) -> None:
+        """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
+        if self._collector is not None:
+            self._collector.numbers.promise(seconds)
+
+    def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:
+        """Call ``listener`` with the numbers of every step, on another thread; return a function that ends this.
+
+        Raises:
+            RuntimeError: if no model is watched.
+        """
+        numbers = self._collector.listening_numbers() if self._collector is not None else None
+        if numbers is None:
+            raise RuntimeError("on_run_step: no model is watched; call set_monitor first")
+        return numbers.listen(listener)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what rules about the run remember, to be saved with a checkpoint: values that JSON can hold."""
+        return self._collector.numbers.state_dict() if self._collector is not None else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` has returned; call it after ``set_monitor``."""
+        if self._collector is not None:
+            self._collector.numbers.load_state_dict(state)
+
     # The end.
 
     def stop(self) -> None:
@@ -123,13 +179,13 @@ class Monitor(Legacy):
         handler, or on another thread than the one that trains, hooks without effect stay in place. They are removed at
         the first forward after the next update, or by another call on the thread that trains.
         """
-        self._end(partial=False)
+        self._end()
 
     close = stop
 
-    def _end(self, partial: bool) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         if self._collector is not None:
-            self._collector.end(partial)
+            self._collector.end("exit" if error is None else "exception", error)
         else:
             self._collectives.stop()
             put_back()
@@ -137,8 +193,8 @@ class Monitor(Legacy):
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._end(partial=kind is not None)
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        self._end(error)
 
     # State while it runs.
 

@@ -18,10 +18,17 @@ FINDINGS_KEPT = 1000
 NEWS_KEPT = 100
 SnapshotListener = Callable[[Snapshot], None]
 """Function that receives every step with its findings, on the delivery thread."""
+Judged = Callable[[int, Sequence[Finding]], None]
+"""Function that receives the number of every sampled step and its findings."""
 
 
 class Writer:
-    """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot."""
+    """The rules and sinks of a run; a rule or sink that fails is counted, and called again with the next snapshot.
+
+    Args:
+        judged: called with the findings of every step, before the step is written.
+        listeners: receive every step, before it is written.
+    """
 
     def __init__(
         self,
@@ -29,9 +36,11 @@ class Writer:
         sinks: Sequence[Sink],
         faults: Faults,
         past: Past | None = None,
+        judged: Judged | None = None,
         listeners: Iterable[SnapshotListener] = (),
     ) -> None:
-        self._rules, self._sinks, self._faults, self._listeners = rules, sinks, faults, listeners
+        self._rules, self._sinks, self._faults, self._judged = rules, sinks, faults, judged
+        self._listeners = listeners
         self.past = past
         """The buffer of steps without findings; None if every step is written."""
         self.findings: list[Finding] = []
@@ -56,7 +65,7 @@ class Writer:
         before, self._sinks = self._sinks, [sink for sink in self._sinks if id(sink) in kept]
         self._close(sink for sink in before if id(sink) not in kept)
         for sink in sinks:
-            if sink not in self._sinks and self._guarded(_named(sink), sink.open):
+            if sink not in self._sinks and self._guarded(sink, sink.open):
                 self._sinks = [*self._sinks, sink]
         self._rules = rules
 
@@ -68,10 +77,12 @@ class Writer:
         self._news.extend(found[:NEWS_KEPT])
         self.found += len(found)
         self.steps += 1
+        if self._judged is not None:
+            self._call("alerts", partial(self._judged, snapshot.step, found))
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
         for listener in self._listeners:
-            self._guarded("snapshot listener", partial(listener, snapshot))
+            self._call("snapshot listener", partial(listener, snapshot))
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
 
@@ -81,7 +92,7 @@ class Writer:
 
     def _put(self, snapshot: Snapshot) -> None:
         for sink in self._sinks:
-            self._guarded(_named(sink), partial(sink.write, snapshot))
+            self._guarded(sink, partial(sink.write, snapshot))
 
     def close(self, incident: bool = False) -> None:
         """Close every sink; if training ends by an ``incident``, first write the steps held back."""
@@ -93,17 +104,16 @@ class Writer:
 
     def _close(self, sinks: Iterable[Sink]) -> None:
         for sink in sinks:
-            self._guarded(_named(sink), sink.close)
+            self._guarded(sink, sink.close)
 
-    def _guarded(self, where: str, function: Callable[[], None]) -> bool:
+    def _guarded(self, sink: Sink, function: Callable[[], None]) -> bool:
         """Call ``function`` and return true if it succeeds; the failure of one sink does not stop the others."""
+        return self._call(f"sink {type(sink).__name__}", function)
+
+    def _call(self, where: str, function: Callable[[], None]) -> bool:
         try:
             function()
         except Exception as error:  # noqa: BLE001
             self._faults.note(where, error)
             return False
         return True
-
-
-def _named(sink: Sink) -> str:
-    return f"sink {type(sink).__name__}"

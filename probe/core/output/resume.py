@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -70,6 +71,7 @@ class Resumed:
     def __init__(self, before: RankDirectory, first: int) -> None:
         self.directory, self.first = before.path, first
         self._before, self._manifest, self._done = before, before.manifest, False
+        self._lock = threading.Lock()  # rows about tensors and numbers of the run are written on two threads
         self._aside = self.directory / superseded_name(time.time(), first)
 
     @property
@@ -101,9 +103,13 @@ class Resumed:
         Raises:
             Exception: the first failure; rows that could not be put aside stay.
         """
-        if self._done:
-            return
-        self._done = True
+        with self._lock:
+            if self._done:
+                return
+            self._done = True
+            self._put_aside()
+
+    def _put_aside(self) -> None:
         failures = []
         for path, put_aside in self._files():
             try:

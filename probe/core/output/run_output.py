@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
 from probe.core.instrumentation.overhead import Overhead
-from probe.core.instrumentation.pace import Pace
 from probe.core.instrumentation.plan import Plan
+from probe.core.instrumentation.schedule import Pace
 from probe.core.instrumentation.step_boundary import FinishedStep
 from probe.core.output.delivery import Delivery
+from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import Attached, ManifestWriter
-from probe.core.output.pipeline import SnapshotListener, Writer
-from probe.core.output.resume import remember, resume
+from probe.core.output.pipeline import Judged, SnapshotListener, Writer
+from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
 from probe.core.output.stages import Stages
@@ -44,48 +43,43 @@ class Output:
     """The output of a run on one rank. It is opened at construction; if that fails, no file stays behind.
 
     Args:
-        number: number of the run, the same on all ranks.
-        process_group: the pipeline-parallel group, from which findings have the stage of their rank.
-        first: number of the first step.
+        attached: the constant facts about the attachment.
+        folder: the directory, made here if anything is written.
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
+        judged: receives the findings of every sampled step, on the delivery thread.
         listeners: receive each step, beside the sinks.
     """
 
     def __init__(
         self,
         run: Run,
-        number: int,
-        process_group: Any,
-        first: int,
+        attached: Attached,
+        folder: OutputFolder,
         pace: Pace | None,
         follows: Path | None,
+        judged: Judged | None = None,
         listeners: Iterable[SnapshotListener] = (),
     ) -> None:
         self._run, self._pace = run, pace
-        rank, mates = run.framework.groups.rank(), run.framework.groups.ranks_of(process_group)
-        self._root = run_directory.output_root(os.environ).absolute()  # training may change its directory
-        writes = set(run.settings.formats) - {KEPT}
-        self._resumed = resume(self._root, rank, run.settings.append_output, first) if writes else None
-        old = self._resumed.directory if self._resumed else None
-        self._attached = Attached(number, first, rank, tuple(mates), run_directory.time_text(time.localtime()))
-        self._name = old.name if old else run_directory.directory_name(rank, time.time())
-        self.directory = (old or run_directory.create(self._root, self._name)) if writes else None
+        self._attached, self._folder, self._resumed = attached, folder, folder.resumed
+        writes, self._began = set(run.settings.formats) - {KEPT}, folder.path is None
+        self.directory = folder.make() if writes else None
         """Directory of this run and rank; None if nothing is written."""
         run.write_to(self.directory)
         self._held_back: tuple[int, Past | None] = 0, None
-        self._stages = Stages(rank, self._resumed)
+        self._stages = Stages(attached.rank, self._resumed)
         try:
             self._stages.choose(run.settings, self._context(run))
             self._remember()
-            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), listeners)
+            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
         except BaseException:
             self._remove()
             raise
         self._overhead = Overhead(run.framework.clock)
         self._delivery = Delivery(run.settings.queue_size, run.settings.when_queue_full, run.faults)
-        self._exchange = GlobalExchange(run, number, self._delivery)
+        self._exchange = GlobalExchange(run, attached.number, self._delivery)
         self._manifest = ManifestWriter(run, self._attached, follows, self._resumed)
         self._write_manifest()
 
@@ -111,7 +105,7 @@ class Output:
         before, self._run = self._run, run
         try:
             if self.directory is None and set(run.settings.formats) - {KEPT}:
-                self.directory = run_directory.create(self._root, self._name)
+                self.directory = self._folder.make()
             run.write_to(self.directory)
             self._stages.choose(run.settings, self._context(run))
         except BaseException:
@@ -145,7 +139,7 @@ class Output:
     def _snapshot(self, step: FinishedStep) -> Snapshot:
         """Return the snapshot of ``step``; wait for the device. Call on the delivery thread."""
         batches, spent = step.batches(), step.spent
-        device = self._overhead.on_device.add(spent)
+        device = self._overhead.add_device(spent)
         cost = {"hooks": spent.hooks, "drain": spent.drain} | ({"device": device} if device else {})
         return Snapshot(
             step.number,
@@ -201,7 +195,7 @@ class Output:
     @property
     def on_device(self) -> float:
         """Seconds that the device has spent on the monitor's work."""
-        return self._overhead.on_device.seconds
+        return self._overhead.on_device
 
     @property
     def overhead(self) -> float:
@@ -229,18 +223,19 @@ class Output:
 
     def discard(self) -> None:
         """Close and remove the output of an attachment that has failed."""
-        self._end_delivery()
+        self._end_delivery(FLUSH_SECONDS)
         self._writer.close()
         self._remove()
 
-    def close(self, incident: bool = False) -> None:
+    def close(self, incident: bool = False, seconds: float = FLUSH_SECONDS) -> None:
         """Write all pending steps, and the end of the manifest.
 
         Args:
             incident: whether training ends by an exception.
+            seconds: time limit for the pending steps; those not written by then are counted as lost.
         """
         if self._delivery.here:
-            self._end_delivery()
+            self._end_delivery(seconds)
             self._finish(self._run.faults, incident)
 
     def let_go(self) -> None:
@@ -250,10 +245,10 @@ class Output:
         self._exchange.end()
         self._delivery.end_with(lambda: self._finish_here(faults))
 
-    def _end_delivery(self) -> None:
+    def _end_delivery(self, seconds: float) -> None:
         """Write all pending steps, with the numbers of other ranks if they arrive before the deadline."""
-        deadline = time.monotonic() + FLUSH_SECONDS
-        self.flush(FLUSH_SECONDS)
+        deadline = time.monotonic() + seconds
+        self.flush(seconds)
         self._exchange.end()
         self._delivery.wake(self._exchange.advance)
         self._delivery.close(max(LAST_SECONDS, deadline - time.monotonic()))
@@ -286,15 +281,15 @@ class Output:
     def _context(self, run: Run) -> SinkContext:
         settings, attached = run.settings, self._attached
         return SinkContext(
-            directory=self.directory or self._root,
-            root=self._root,
+            directory=self.directory or self._folder.root,
+            root=self._folder.root,
             rank=attached.rank,
             ndigits=settings.ndigits,
             steps_per_file=settings.step_count_per_record,
             pp_stage=attached.pp_stage,
             group_mates=attached.mates,
             dump=settings.alert.dump,
-            run=self._name,
+            run=self._folder.name,
             start=attached.start,
             first_step=attached.first,
             resumed_at=self._resumed.first if self._resumed else None,
@@ -321,7 +316,7 @@ class Output:
         return self._held_back[1]
 
     def _remove(self) -> None:
-        if self.directory is not None and self._resumed is None:
+        if self.directory is not None and self._resumed is None and self._began:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _write_manifest(self, more: Mapping[str, object] | None = None, faults: Faults | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ValidationInfo
 
-from probe.core.fields import Names, Section, Text, not_empty, wrong
+from probe.core.fields import Integer, Names, Section, Text, not_empty, wrong
 from probe.core.moments import OPS
 
 Need = tuple[Callable[[Any], bool], str]
@@ -50,3 +50,6 @@ def not_more_than_window(warm_up: int, info: ValidationInfo) -> int:
     if warm_up > window:
         raise wrong(f"an integer 2..{window} (not more than window; 10 if missing)")
     return warm_up
+
+
+WarmUp = Annotated[Integer, AfterValidator(not_more_than_window)]

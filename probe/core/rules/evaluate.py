@@ -54,15 +54,12 @@ def explain(finding: Finding) -> str:
     """Sentence about a finding, such as ``Spike at step 3: norm of fc.weight (weight gradient ...) is ...``."""
     what = word(finding.rule, finding.op, finding.value)
     micro = f", micro step {finding.key.micro_step}" if finding.micro_stepped else ""
+    module = f"module {module_of(finding)}" if module_of(finding) else "the root module"
     meaning = signal_of(finding.signal).meaning
     return (
         f"{what} at step {finding.step}{micro}: {finding.op} of {row_name(finding.key)} ({meaning}) "
-        f"in {_module(finding)} is {finding.value:.6g}{_against(finding)}."
+        f"in {module} is {finding.value:.6g}{_against(finding)}."
     )
-
-
-def _module(finding: Finding) -> str:
-    return f"module {module_of(finding)}" if module_of(finding) else "the root module"
 
 
 def word(rule: str, op: str, value: float | None) -> str:

@@ -70,10 +70,7 @@ class AnomalyFrozen(About):
         self._moments = columns_for(op for op in ops if op in OPS and op not in QUANTILES)
         self._sizes = [n for n, name in enumerate(self._moments) if name in SIZES]
         self._suffices = bool(EXTREMES & {*self._moments} and SUMS & {*self._moments})
-        fields = {
-            "streak": Field(0, np.int64),
-            "first": Field(np.nan, np.float64, (len(self._moments),)),
-        }
+        fields = {"streak": Field(0, np.int64), "first": Field(np.nan, np.float64, (len(self._moments),))}
         self.history = History((OP,), fields)
         self._latest: dict[str, Batch] = {}
         self._places: dict[str, Alignment] = {name: Alignment() for name in ("param_origin", *GRADIENTS)}

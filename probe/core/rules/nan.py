@@ -63,7 +63,8 @@ class AnomalyNan(About):
             at = np.array([row for row in bad if row not in masks and _is_defined(op, batch.shapes[row])], dtype=int)
             if len(at):
                 values = batch.op(op)[at]
-                expected = np.full(len(at), np.nan) if op in COUNTS else self._expected(values)
+                limit = np.nan if op in COUNTS or self._threshold is None else self._threshold
+                expected = np.where(np.isfinite(values), limit, np.nan)
                 yield from self._reporter.findings(batch, op, at, values, expected)
 
     def _bad(self, batch: Batch, op: str, column: Array) -> npt.NDArray[np.int64]:
@@ -81,10 +82,6 @@ class AnomalyNan(About):
         for op, found in (("nans", histograms[:, NAN]), ("infs", infinite)):
             at = np.array([row for row in np.flatnonzero(found) if row not in masks], dtype=int)
             yield from self._reporter.findings(batch, op, at, found[at], np.full(len(at), np.nan))
-
-    def _expected(self, values: Array) -> Array:
-        threshold = np.nan if self._threshold is None else self._threshold
-        return np.where(np.isfinite(values), threshold, np.nan)
 
 
 def _column(batch: Batch, op: str) -> Array | None:

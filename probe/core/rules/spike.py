@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field as Argument
-from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.about import About, Ops, not_more_than_window
+from probe.core.rules.about import About, Ops, WarmUp
 from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
 from probe.core.rules.reporter import Reporter
 
@@ -35,7 +34,7 @@ class SpikeArgs(Section):
 
     window: Integer = Argument(32, ge=4, le=10_000)
     """Number of latest samples of each value that its median and spread are taken from."""
-    warm_up: Integer = Argument(10, ge=2, le=10_000, validate_default=True)
+    warm_up: WarmUp = Argument(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a value before it is judged. Not more than window."""
     threshold: Number = Argument(5.0, gt=0)
     """Robust z-score that is reported: the distance from the median in units of 1.4826 times the median absolute
@@ -49,11 +48,6 @@ class SpikeArgs(Section):
     ops: Ops = ("norm", "min", "max")
     """Ops that are judged, of those that are collected. Means swing a hundredfold in healthy runs, so they are left
     out."""
-
-    @field_validator("warm_up")
-    @classmethod
-    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
-        return not_more_than_window(warm_up, info)
 
 
 class AnomalySpike(About):

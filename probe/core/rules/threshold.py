@@ -60,7 +60,7 @@ class AnomalyThreshold(About):
         self._below: float = -np.inf if args.below is None else args.below
         self._ops = [op for op in args.ops if op in ops]
         self._signals = frozenset(args.signals)
-        self._patterns: tuple[str, ...] = tuple(args.names)
+        self._patterns: tuple[str, ...] = tuple(args.names) or ("*",)
         self._latest: dict[str, tuple[tuple[Key, ...], Mask]] = {}
         self._limits = {side: Reporter("AnomalyThreshold", rank, f"limit {side}") for side in ("above", "below")}
 
@@ -84,9 +84,7 @@ class AnomalyThreshold(About):
         """Mask of the rows whose names are judged."""
         keys, mask = self._latest.get(batch.signal, ((), None))
         if mask is None or keys != batch.keys:
-            mask = np.array([self._chosen(row_name(key)) for key in batch.keys], dtype=bool)
+            names = map(row_name, batch.keys)
+            mask = np.array([any(fnmatchcase(name, each) for each in self._patterns) for name in names], dtype=bool)
             self._latest[batch.signal] = (batch.keys, mask)
         return mask
-
-    def _chosen(self, name: str) -> bool:
-        return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)

@@ -8,11 +8,10 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field as Argument
-from pydantic import ValidationInfo, field_validator
 
 from probe.core.fields import Integer, Number, Section
 from probe.core.records import Array, Batch, Finding
-from probe.core.rules.about import About, has_op, not_more_than_window
+from probe.core.rules.about import About, WarmUp, has_op
 from probe.core.rules.history import Field, History, HistoryReadings, Indices, measures
 from probe.core.rules.reporter import Reporter
 from probe.core.rules.spike import medians_of
@@ -30,7 +29,7 @@ class VanishArgs(Section):
 
     window: Integer = Argument(32, ge=4, le=10_000)
     """Number of latest samples of each gradient's norm that its median is taken from."""
-    warm_up: Integer = Argument(10, ge=2, le=10_000, validate_default=True)
+    warm_up: WarmUp = Argument(10, ge=2, le=10_000, validate_default=True)
     """Number of samples of a gradient before it is judged. Not more than window."""
     min_ratio: Number = Argument(1e3, gt=1)
     """A gradient is reported when its norm is this many times below its own recent median, and has also shrunk this
@@ -38,11 +37,6 @@ class VanishArgs(Section):
     factor."""
     steps: Integer = Argument(5, ge=1, le=10_000)
     """Number of samples in a row in which a gradient must be that small before it is reported."""
-
-    @field_validator("warm_up")
-    @classmethod
-    def _within_window(cls, warm_up: int, info: ValidationInfo) -> int:
-        return not_more_than_window(warm_up, info)
 
 
 class AnomalyVanish(About):

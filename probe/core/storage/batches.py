@@ -13,7 +13,7 @@ import numpy as np
 from probe.core.histogram import QUANTILES
 from probe.core.messages import plural
 from probe.core.moments import OPS, moments_of, numels
-from probe.core.naming import signal_of
+from probe.core.naming import RUN, signal_of
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import coverage_of, is_number, key_of, shape_of
@@ -60,14 +60,14 @@ class StoredStep(NamedTuple):
 def steps(
     rows: Readable, rank: int, first: int | None = None, last: int | None = None, signals: Iterable[str] | None = None
 ) -> Iterator[StoredStep]:
-    """Yield the steps of one rank, in order; of ``signals`` or of all.
+    """Yield the steps of one rank, in order; of ``signals``, or of all that are about tensors.
 
     Files do not record call ids: ``order`` is the position among the rows of the signal and step. Moments are as exact
     as the digits that were written. Rows of a signal whose empty cells are in different ops are yielded as separate
     batches; a row without any value is left out. A key that comes twice in a step is yielded once, as it was written
     last; a step that comes again after others is yielded again, and recorded in the problems.
     """
-    wanted = [signal for signal in rows.files if signals is None or signal in set(signals)]
+    wanted = [signal for signal in rows.files if (signal != RUN if signals is None else signal in set(signals))]
     readers = [_tables(rows, signal, rank, first, last) for signal in wanted]
     known: dict[str, _About] = {}
     merged = heapq.merge(*readers, key=lambda table: table.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
@@ -25,7 +25,7 @@ from probe.core.storage.layout import (
     is_number,
     type_of,
 )
-from probe.core.storage.metrics_schema import FILE_NAME
+from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
@@ -71,6 +71,7 @@ class Rows:
     Args:
         connection: a shared connection, which its owner closes; None for an own one.
         schema: schema of the views in the database, so that it can hold several runs.
+        left_out: for some signals an SQL condition of the rows that are left out of views.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Rows:
         problems: Problems,
         connection: Connection | None = None,
         schema: str = "main",
+        left_out: Mapping[str, str] | None = None,
     ) -> None:
+        self._left_out = left_out or {}
         self.connection = connection or connect()
         self._owned, self._closed = connection is None, False
         self._schema = quoted(schema)
@@ -126,7 +129,7 @@ class Rows:
             groups = self._groups([file for _, file in self.files[signal]])
             numbers = dict.fromkeys(column for columns, _ in groups for column in columns if is_number(column))
             self._numbers[signal] = tuple(numbers)
-            self.connection.execute(f"CREATE VIEW {name} AS {self._union(groups, numbers)}")
+            self.connection.execute(f"CREATE VIEW {name} AS {self._chosen(signal, self._union(groups, numbers))}")
         return name
 
     def between(self, signal: str, first: int, last: int) -> str:
@@ -140,7 +143,7 @@ class Rows:
         files = [file for file, end in self._spans(signal) if file.first <= last and first < end]
         if not files:
             return f"(SELECT * FROM {self.view(signal)} LIMIT 0)"  # noqa: S608 - no word is a user's
-        read = self._union(self._groups(files), self._numbers[signal])
+        read = self._chosen(signal, self._union(self._groups(files), self._numbers[signal]))
         return f"(SELECT * FROM ({read}) WHERE step BETWEEN {first} AND {last})"  # noqa: S608 - no word is a user's
 
     def read(
@@ -216,6 +219,11 @@ class Rows:
             self._ends[signal] = list(_with_ends(self.files[signal]))
         return self._ends[signal]
 
+    def _chosen(self, signal: str, query: str) -> str:
+        """Return ``query`` without the rows that are left out."""
+        condition = self._left_out.get(signal)
+        return f"SELECT * FROM ({query}) WHERE NOT ({condition})" if condition else query  # noqa: S608 - our own words
+
     def _union(self, groups: Iterable[tuple[tuple[str, ...], str]], numbers: Iterable[str]) -> str:
         return " UNION ALL ".join(self._select(columns, read, numbers) for columns, read in groups)
 
@@ -269,13 +277,15 @@ class Rows:
         return self._originals.get(str(file.path), file.path)
 
     def _add_database(self, n: int) -> None:
-        """Add the rows of a directory that only its database holds."""
-        directory = self.directories[n]
-        path = directory.path / FILE_NAME
-        if not path.exists():
-            return
+        """Add the rows of a directory that only its databases hold."""
+        for name in FILE_NAMES:
+            path = self.directories[n].path / name
+            if path.exists():
+                self._add_rows_of(path, n)
+
+    def _add_rows_of(self, path: Path, n: int) -> None:
         folder, covered = self._folder(n), partial(self._covered, n)
-        for file in sqlite_reader.copied(directory.path, directory.rank, folder, covered, self._copy, self.problems):
+        for file in sqlite_reader.copied(path, self.directories[n].rank, folder, covered, self._copy, self.problems):
             self._originals[str(file.path)] = path
             self.files.setdefault(file.signal, []).append((n, file))
         for files in self.files.values():

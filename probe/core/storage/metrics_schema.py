@@ -11,6 +11,9 @@ from probe.core.storage.sql import literal, quoted
 
 SUFFIX = ".db"
 FILE_NAME = f"monitor_metrics{SUFFIX}"
+RUN_FILE_NAME = f"run_numbers{SUFFIX}"
+"""Database of the numbers of the run, which another thread writes."""
+FILE_NAMES = (FILE_NAME, RUN_FILE_NAME)
 SCHEMA = 1
 """Version of the layout; increased when a query written for the older one would be wrong."""
 

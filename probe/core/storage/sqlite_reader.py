@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.storage.layout import KEY, TAKEN, TEXT, whole
-from probe.core.storage.metrics_schema import FILE_NAME, FIXED, SCHEMA, row_table, row_tables
+from probe.core.storage.metrics_schema import FILE_NAMES, FIXED, SCHEMA, row_table, row_tables
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import quoted
 from probe.core.storage.table_files import TableFile
@@ -62,12 +62,16 @@ class _Signal(NamedTuple):
 
 
 def first_step(directory: Path) -> int | None:
-    """Return the lowest step in the database of a rank's directory; None if there is none.
+    """Return the lowest step in the databases of a rank's directory; None if there is none.
 
     Raises:
-        Exception: one of :data:`UNREADABLE` if the database cannot be read.
+        Exception: one of :data:`UNREADABLE` if a database cannot be read.
     """
-    path = directory / FILE_NAME
+    found = [_first_step(directory / name) for name in FILE_NAMES]
+    return min((step for step in found if step is not None), default=None)
+
+
+def _first_step(path: Path) -> int | None:
     if not path.is_file():
         return None
     with closing(_connected(path)) as database:
@@ -77,17 +81,17 @@ def first_step(directory: Path) -> int | None:
 
 
 def may_have_rows(directory: Path) -> bool:
-    """Return whether the database of a rank's directory has rows, or cannot be read."""
+    """Return whether a database of a rank's directory has rows, or cannot be read."""
     try:
-        return (directory / FILE_NAME).is_dir() or first_step(directory) is not None
+        return any((directory / name).is_dir() for name in FILE_NAMES) or first_step(directory) is not None
     except UNREADABLE:
         return True
 
 
 def copied(
-    directory: Path, rank: int, folder: Path, covered: Covered, copy: Copy, problems: Problems
+    path: Path, rank: int, folder: Path, covered: Covered, copy: Copy, problems: Problems
 ) -> Iterator[TableFile]:
-    """Copy the rows that only the database of a rank's directory has; yield the copies by signal and step.
+    """Copy the rows that only the database ``path`` of a rank has; yield the copies by signal and step.
 
     Rows that cannot be read are left out with the rest of their table, whose steps are in order, and recorded in
     ``problems``.
@@ -95,7 +99,6 @@ def copied(
     Args:
         folder: folder of the copies.
     """
-    path = directory / FILE_NAME
     if not path.exists():
         return
     if not path.is_file():

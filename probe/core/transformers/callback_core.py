@@ -153,7 +153,7 @@ class CallbackCore:
         if endings is not None:
             self.guarded("end of the run", endings.forget)
 
-    def _ended(self, interrupted: bool) -> None:  # noqa: ARG002
+    def _ended(self, *_: object) -> None:
         self.close()
 
 

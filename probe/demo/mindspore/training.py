@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import mindspore
@@ -22,10 +22,11 @@ class MindsporeTraining:
         self._rates = optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
         self._loss_and_gradients = mindspore.value_and_grad(self._loss, None, self.optimizer.parameters)
 
-    def step(self, tokens: Bytes, targets: Bytes) -> float:
+    def step(self, tokens: Bytes, targets: Bytes, log: Callable[..., None]) -> float:
         loss, gradients = self._loss_and_gradients(
             *(mindspore.tensor(ids, mindspore.int32) for ids in (tokens, targets))
         )
+        log(loss=loss)
         self.optimizer(clipped(gradients, LONGEST_GRADIENT))
         self._rates.step()
         return float(loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -20,11 +20,12 @@ class PytorchTraining:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, warm_up)
 
-    def step(self, tokens: Bytes, targets: Bytes) -> float:
+    def step(self, tokens: Bytes, targets: Bytes, log: Callable[..., None]) -> float:
         logits = self.model(torch.from_numpy(tokens))
         loss = functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), LONGEST_GRADIENT)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), LONGEST_GRADIENT)
+        log(loss=loss, grad_norm=norm)
         self.optimizer.step()
         self._schedule.step()
         self.optimizer.zero_grad()

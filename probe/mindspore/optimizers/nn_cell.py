@@ -9,13 +9,18 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mindspore import ParameterTuple, nn
+from mindspore.experimental import optim
 
-from probe.core.backend.protocols import Adam, StepListener
-from probe.core.backend.shield import shielded
+from probe.core.backend.optimizer_kinds import shielded
+from probe.core.backend.patch import Shared, replace
+from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.mindspore import cell_hooks
+from probe.mindspore.cell_hooks import surfacing
 from probe.mindspore.gradients import applied, on_reduction
 from probe.mindspore.loss_scale import held_scale, listened
 
+KINDS: tuple[type, ...] = (nn.Optimizer, optim.Optimizer)
+"""Base classes of all MindSpore optimizers; those of ``mint.optim`` inherit from the second."""
 EXP_AVG = {"moment1": "exp_avg", "moments1": "exp_avg"}
 EXP_AVG_SQ = {"moment2": "exp_avg_sq", "moments2": "exp_avg_sq"}
 NAMES: dict[str, dict[str, str]] = {
@@ -81,6 +86,14 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 def state_names(optimizer: Any) -> dict[str, str]:
     """Return MindSpore's name for each kind of state."""
     return {kind: native for kind, (native, _) in _layout(optimizer).kept.items()}
+
+
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters. A schedule is called here, because ``get_lr`` counts a
+    step in graph mode and in MindSpore 2.4."""
+    rate = optimizer.learning_rate
+    rate = rate[0] if isinstance(rate, (list, tuple)) else rate
+    return rate(optimizer.global_step) if isinstance(rate, nn.Cell) else rate
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
@@ -156,3 +169,25 @@ def _name(optimizer: Any, attribute: str) -> str:
         if attribute in NAMES.get(kind.__name__, {}):
             return NAMES[kind.__name__][attribute]
     return ANY_CLASS.get(attribute, attribute)
+
+
+def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
+    """Call ``began`` and ``ended`` around each call of every optimizer of MindSpore's own."""
+    return _listening.listen((began, ended))
+
+
+def _listen_to(kind: Any) -> Remove:
+    inherited = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for began, _ in _listening:
+            surfacing(began)(self)
+        result = inherited(self, *args, **kwargs)
+        for _, ended in _listening:
+            surfacing(ended)(self)
+        return result
+
+    return replace(kind, "__call__", call)
+
+
+_listening: Shared[tuple[Callable[[Any], None], Callable[[Any], None]]] = Shared(lambda: map(_listen_to, KINDS))

@@ -10,6 +10,7 @@ from typing import Any
 
 import mindspore
 
+from probe.core.backend.optimizer_kinds import evaluating
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, StepListener
 from probe.mindspore import cell_hooks
@@ -44,6 +45,11 @@ def state(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
 def state_names(optimizer: Any) -> dict[str, str]:
     """Return MindSpore's names if MindSpore keeps the state; else nothing: the names are torch's already."""
     return nn_cell.state_names(optimizer) if _is_cell(optimizer) else {}
+
+
+def learning_rate(optimizer: Any) -> object:
+    """Return the learning rate of the first group of parameters."""
+    return optimizer.param_groups[0]["lr"]
 
 
 def adam(optimizer: Any) -> Callable[[Any], Adam | None]:
@@ -130,20 +136,6 @@ class _Steps:
             self._listener.before(self._optimizer, None)
 
     def _evaluating(self, argument: Any) -> Any:
-        """Wrap a closure: its first evaluation computes the gradients; later ones are a line search."""
-        if not callable(argument):
-            return argument
-
-        @functools.wraps(argument)
-        def evaluate() -> Any:
-            if not self._begun:
-                loss = argument()
-                self._begin()
-                return loss
-            self._listener.searching(True)
-            try:
-                return argument()
-            finally:
-                self._listener.searching(False)
-
-        return evaluate
+        return (
+            evaluating(argument, lambda: self._begun, self._begin, self._listener) if callable(argument) else argument
+        )

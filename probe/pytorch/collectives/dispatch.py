@@ -87,7 +87,7 @@ def _install() -> Iterator[Undo]:
         if hasattr(dist.ProcessGroup, name):
             yield replace(dist.ProcessGroup, name, process_group.method(name, sides))
     for kind, name, wrap in (
-        *((dist.Work, name, process_group.waiting) for name in ("wait", "synchronize", "block_current_stream")),
+        *((dist.Work, name, process_group.handles.waiting) for name in ("wait", "synchronize", "block_current_stream")),
         (dist.ProcessGroup, "_start_coalescing", process_group.coalescing_began),
         (dist.ProcessGroup, "_end_coalescing", process_group.coalescing_ended),
     ):

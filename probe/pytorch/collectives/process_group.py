@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from probe.core.backend.collective_listeners import Calls, abandoned, ended
+from probe.core.backend.collective_listeners import Handles, Transfer
 from probe.pytorch.collectives.dispatch import began, flat, listeners, ranks_of, readable
 
 Arguments = Sequence[Any]
-
-
-class _Part(NamedTuple):
-    """Transfer that listeners have received."""
-
-    calls: Calls
-    outputs: list[torch.Tensor]
-    timed: list[Any]
-    """Listeners' calls whose completion the handle reports: those on the host. On a device, the handle reports that
-    the transfer was queued."""
 
 
 class CallSides(NamedTuple):
@@ -41,18 +30,6 @@ def _apart(_: Any, args: Arguments) -> CallSides:
     return CallSides(flat(args[1]), flat(args[0]))
 
 
-def _from_root(group: Any, args: Arguments) -> CallSides:
-    return CallSides(flat(args[0]) if group.rank() == _root(args) else [], flat(args[0]))
-
-
-def _to_root(group: Any, args: Arguments) -> CallSides:
-    return CallSides(flat(args[0]), flat(args[0]) if group.rank() == _root(args) else [])
-
-
-def _sent(_: Any, args: Arguments) -> CallSides:
-    return CallSides(flat(args[0]), [])
-
-
 def _received(_: Any, args: Arguments) -> CallSides:
     return CallSides([], flat(args[0]))
 
@@ -64,8 +41,8 @@ def _nothing(_: Any, __: Arguments) -> CallSides:
 TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "allreduce": _in_place,
     "allreduce_coalesced": _in_place,
-    "broadcast": _from_root,
-    "reduce": _to_root,
+    "broadcast": lambda group, args: CallSides(flat(args[0]) if group.rank() == _root(args) else [], flat(args[0])),
+    "reduce": lambda group, args: CallSides(flat(args[0]), flat(args[0]) if group.rank() == _root(args) else []),
     "allgather": _apart,
     "_allgather_base": _apart,
     "all_gather_single": _apart,
@@ -82,7 +59,7 @@ TRANSFERS: dict[str, Callable[[Any, Arguments], CallSides]] = {
     "alltoall": _apart,
     "alltoall_base": _apart,
     "all_to_all_single": _apart,
-    "send": _sent,
+    "send": lambda _, args: CallSides(flat(args[0]), []),
     "recv": _received,
     "recv_anysource": _received,
     "barrier": _nothing,
@@ -118,8 +95,10 @@ def method(name: str, sides: Callable[[Any, Arguments], CallSides]) -> Callable[
 
 def _begin_transfer(
     name: str, sides: Callable[[Any, Arguments], CallSides], group: Any, args: Arguments, kwargs: dict[str, Any]
-) -> _Part:
-    part = _Part([], [], [])
+) -> Transfer:
+    """Return the transfer that listeners have received. Its handle reports the completion only of transfers on the
+    host; on a device, the handle reports that the transfer was queued."""
+    transfer = Transfer([], [], [])
 
     def begin() -> None:
         named = sorted(kwargs.items(), key=lambda pair: not pair[0].startswith("out"))
@@ -127,30 +106,22 @@ def _begin_transfer(
         inputs, outputs = sides(group, every)
         if not all(map(readable, (*inputs, *outputs))):
             return
-        part.outputs.extend(outputs)
-        part.calls.extend(began(name, ranks_of(group), inputs))
+        transfer.outputs.extend(outputs)
+        transfer.calls.extend(began(name, ranks_of(group), inputs))
         on_host = (inputs or outputs) and all(tensor.device.type == "cpu" for tensor in (*inputs, *outputs))
         if on_host and all(getattr(value, "asyncOp", True) for value in every):
-            part.timed.extend(call for _, call in part.calls)
+            transfer.timed.extend(call for _, call in transfer.calls)
 
     listeners.guarded(begin)
-    return part
+    return transfer
 
 
-class _Waited(NamedTuple):
-    """Handle that was returned to training, and the transfers that it stands for."""
-
-    work: weakref.ref[Any]
-    parts: list[_Part]
-
-
-_works: dict[int, _Waited] = {}
-"""Handles in use by their identity; an entry is removed with its handle."""
-_coalescing: dict[Any, list[_Part]] = {}
+handles = Handles(listeners.guarded)
+_coalescing: dict[Any, list[Transfer]] = {}
 """Transfers that are issued when a process group ends coalescing, by group."""
 
 
-def _issued(group: Any, work: Any, part: _Part) -> None:
+def _issued(group: Any, work: Any, part: Transfer) -> None:
     """Record that a process group has accepted a transfer."""
     if group in _coalescing:
         _coalescing[group].append(part)
@@ -158,20 +129,10 @@ def _issued(group: Any, work: Any, part: _Part) -> None:
         _expect(work, [part])
 
 
-def _expect(work: Any, parts: list[_Part]) -> None:
+def _expect(work: Any, parts: list[Transfer]) -> None:
     """Record that the transfers end when ``work`` does; without a handle, they have ended, in stream order."""
-    if work is None:
-        _all_ended(parts)
-        return
-    identity = id(work)
-
-    def release(_: object) -> None:
-        waited = _works.pop(identity, None)
-        for part in waited.parts if waited is not None else ():
-            abandoned(part.calls, len(part.outputs))
-
-    _works[identity] = _Waited(weakref.ref(work, release), parts)
-    if timed := [call for part in parts for call in part.timed]:
+    handles.expect(work, parts)
+    if work is not None and (timed := [call for part in parts for call in part.timed]):
         _time(work, timed)
 
 
@@ -182,23 +143,6 @@ def _time(work: Any, calls: list[Any]) -> None:
     except RuntimeError:  # this kind of handle has no future
         return
     future.add_done_callback(lambda _: [call.finish() for call in calls])
-
-
-def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(work, *args, **kwargs)
-        waited = _works.pop(id(work), None)
-        if waited is not None:
-            listeners.guarded(lambda: _all_ended(waited.parts))
-        return result
-
-    return wait
-
-
-def _all_ended(parts: list[_Part]) -> None:
-    for part in parts:
-        ended(part.calls, part.outputs)
 
 
 def coalescing_began(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,5 +170,5 @@ def coalescing_ended(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def forget() -> None:
     """Drop all unfinished transfers."""
-    _works.clear()
+    handles.forget()
     _coalescing.clear()

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.graph import Node
 
-from probe.core.backend.protocols import Adam, Guard, Remove, Shard, StepListener
+from probe.core.backend.optimizer_kinds import OptimizerKind
+from probe.core.backend.protocols import Guard, Remove, Shard
 
 Listen = Callable[..., None]
 Module = torch.nn.Module
@@ -29,29 +30,14 @@ class Home(Protocol):
         gradient."""
 
 
-class Optimizers(Protocol):
+class Optimizers(OptimizerKind, Protocol):
     """Optimizers of an engine: a module of plain functions."""
-
-    def knows(self, optimizer: Any) -> bool:
-        """Return whether ``optimizer`` is one of this engine's."""
-
-    def owned(self, optimizer: Any) -> list[Parameter]:
-        """Return the parameters that ``optimizer`` updates."""
 
     def value(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
         """Return the part of ``parameter`` that this process holds."""
 
     def gradient(self, optimizer: Any, parameter: Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
         """Return the gradient that ``optimizer`` will apply."""
-
-    def state(self, optimizer: Any, parameter: Parameter) -> Mapping[str, torch.Tensor | Shard]:
-        """Return the optimizer's tensors for ``parameter``."""
-
-    def adam(self, optimizer: Any) -> Callable[[Parameter], Adam | None]:
-        """Return a function from a parameter to the hyperparameters of its update, None if it is not Adam-like."""
-
-    def on_step(self, optimizer: Any, listener: StepListener) -> Remove:
-        """Call ``listener`` at every training step of ``optimizer``."""
 
 
 def _nothing(model: Module) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.core.records import Coverage
-from probe.pytorch.engines.engine import Engine
+from probe.pytorch.engines.engine import Engine, Listen, Parameter
 from probe.pytorch.hook_handles import on_accumulated, on_own
 
 CLASS = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
@@ -47,7 +47,7 @@ def check(model: torch.nn.Module) -> None:
             )
 
 
-def check_unwrapped(parameter: torch.nn.Parameter) -> None:
+def check_unwrapped(parameter: Parameter) -> None:
     """Refuse a parameter that a unit has taken over after attachment: it no longer holds a whole tensor.
 
     Raises:
@@ -60,7 +60,7 @@ def check_unwrapped(parameter: torch.nn.Parameter) -> None:
         )
 
 
-def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, FlatUnit]]:
+def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, FlatUnit]]:
     """Yield every parameter of every unit, with the unit."""
     for module in _units(model):
         unit = FlatUnit(module)
@@ -76,7 +76,7 @@ def _units(model: torch.nn.Module) -> Iterator[Any]:
             yield module
 
 
-def _originals(flat: Any) -> list[torch.nn.Parameter]:
+def _originals(flat: Any) -> list[Parameter]:
     return [*(flat._params or ()), *(flat._shared_params or ())]
 
 
@@ -126,23 +126,12 @@ class FlatUnit:
             else:
                 yield FlatPiece(shape, start, shape.numel(), 0, "0:0")
 
-    def _reduces(self) -> bool:
-        return bool(getattr(self._module(), "_sync_gradients", True))
-
     @property
     def ready(self) -> bool:
         """True if a hook can be placed now."""
         return bool(self._flat.requires_grad)
 
-    def on_gradient(
-        self,
-        parameter: torch.nn.Parameter,
-        listen: Callable[..., None],
-        *,
-        own: bool,
-        main_grad: bool,  # noqa: ARG002 - there is none
-        guard: Guard,
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen to the gradients, in the dtype of the forward, that this rank passes to a reduction or has accumulated
         under ``no_sync``."""
         piece = self.pieces[parameter]
@@ -150,27 +139,28 @@ class FlatUnit:
         def arrived(gradient: torch.Tensor | None) -> None:
             if gradient is not None and gradient.numel() >= piece.start + piece.numel:
                 flattened = gradient.detach().view(-1)[piece.start : piece.start + piece.numel]
-                listen(flattened.view(piece.shape), reduced=self._reduces())
+                reduced = bool(getattr(self._module(), "_sync_gradients", True))
+                listen(flattened.view(piece.shape), reduced=reduced)
 
         if own:
             return on_own(self._flat, guard(arrived))
         return on_accumulated(self._flat, guard(lambda flat: arrived(flat.grad)))
 
-    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
+    def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
         """Return a flat part (of parameter, reduced gradient, state) with its coverage; other tensors unchanged."""
         piece = self.pieces[parameter]
         if not self._sharded or tensor.numel() != piece.kept:
             return tensor
         return Shard(tensor, Coverage(tuple(piece.shape), piece.part, self._ranks))
 
-    def absent(self, parameter: torch.nn.Parameter) -> Shard | None:
+    def absent(self, parameter: Parameter) -> Shard | None:
         """Return the gradient of a parameter of which this rank has no element."""
         piece = self.pieces[parameter]
         if not self._sharded or piece.kept:
             return None
         return Shard(parameter.detach(), Coverage(tuple(piece.shape), piece.part, self._ranks))
 
-    def leaf(self, parameter: torch.nn.Parameter) -> Any:  # noqa: ARG002 - all lie in the same one
+    def leaf(self, parameter: Parameter) -> Any:  # noqa: ARG002 - all lie in the same one
         """Return the node that receives the flat parameter's gradient. It changes between steps: FSDP keeps it only
         from the forward to the end of the backward."""
         return getattr(self._flat, "_post_backward_hook_state", (None,))[0]

@@ -19,20 +19,20 @@ import torch
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Guard, Remove
 from probe.pytorch.dtensor import add
-from probe.pytorch.engines.engine import Engine
+from probe.pytorch.engines.engine import Engine, Listen, Parameter
 from probe.pytorch.hook_handles import on_accumulated, on_own
 
 CLASS = "torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"
 
 
-def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Stored]]:
+def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, Stored]]:
     """Yield every parameter that ``fully_shard`` has taken over."""
     for group in _groups(model):
         for stored in group.fsdp_params:
             yield stored.sharded_param, Stored(stored, group)
 
 
-def stand_ins(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+def stand_ins(model: torch.nn.Module) -> Iterator[tuple[Parameter, Parameter]]:
     """Yield the stand-ins of parameters while modules run, with the parameters."""
     for group in _groups(model):
         for stored in group.fsdp_params:
@@ -78,15 +78,7 @@ class Stored:
     def _reduces(self) -> bool:
         return bool(getattr(self._group_ref(), "reduce_grads", True))
 
-    def on_gradient(
-        self,
-        parameter: torch.nn.Parameter,  # noqa: ARG002 - known
-        listen: Callable[..., None],
-        *,
-        own: bool,
-        main_grad: bool,  # noqa: ARG002 - there is none
-        guard: Guard,
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen to the gradients that this rank passes to a reduction or has accumulated while reduction is off, in
         the dtype of the forward (the sum in that of the reduction)."""
         hook = guard(functools.partial(self._own if own else self._sum, listen))
@@ -103,10 +95,10 @@ class Stored:
             self._once_there(place, placed, guard)
         return placed.close
 
-    def _own(self, listen: Callable[..., None], gradient: torch.Tensor) -> None:
+    def _own(self, listen: Listen, gradient: torch.Tensor) -> None:
         listen(gradient, reduced=self._reduces())
 
-    def _sum(self, listen: Callable[..., None], unsharded: torch.Tensor) -> None:
+    def _sum(self, listen: Listen, unsharded: torch.Tensor) -> None:
         """Send ``listen`` the sum over backwards that are not reduced yet. If the reduction has a dtype of its own,
         FSDP keeps the sum of the earlier ones separately, in that dtype."""
         earlier, gradient = self._stored.unsharded_accumulated_grad, unsharded.grad
@@ -140,11 +132,11 @@ class Stored:
     def _unsharded(self) -> Any:
         return getattr(self._stored, "_unsharded_param", None)
 
-    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - a DTensor
+    def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - a DTensor
         """Return ``tensor`` itself: a DTensor has its coverage."""
         return tensor
 
-    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:  # noqa: ARG002 - known
+    def leaf(self, parameter: Parameter) -> torch.Tensor | None:  # noqa: ARG002 - known
         """Return the stand-in."""
         return self._unsharded()
 

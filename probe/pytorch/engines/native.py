@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from probe.core.backend.call_stack import callers
+from probe.core.backend.optimizer_kinds import evaluating, shielded
 from probe.core.backend.patch import replace
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
-from probe.core.backend.shield import shielded
 from probe.core.records import Outcome
 from probe.pytorch.engines.homes import absent, piece
 from probe.pytorch.loss_scale import on_scaled_step
@@ -145,25 +145,11 @@ class Steps:
     def _with(self, closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return arguments with a closure that reports the gradients after its first evaluation; later evaluations are
         line search."""
-
-        @functools.wraps(closure)
-        def evaluate() -> Any:
-            if self._reported:
-                return self._search(closure)
-            loss = closure()
-            shielded(self._listener, "optimizer", self._report)
-            return loss
-
+        report = functools.partial(shielded, self._listener, "optimizer", self._report)
+        evaluate = evaluating(closure, lambda: self._reported, report, self._listener)
         if len(args) > 1:
             return (args[0], evaluate, *args[2:]), kwargs
         return args, kwargs | {"closure": evaluate}
-
-    def _search(self, closure: Callable[[], Any]) -> Any:
-        self._listener.searching(True)
-        try:
-            return closure()
-        finally:
-            self._listener.searching(False)
 
     def _report(self) -> None:
         if not self._reported:

@@ -6,11 +6,14 @@ The first engine that knows the optimizer is used; ``native`` knows every optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.optim import optimizer as base
 
-from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
+from probe.core.backend.optimizer_kinds import dispatched
+from probe.core.backend.protocols import Remove
 from probe.pytorch.engines import native
 from probe.pytorch.engines.engine import Optimizers
 from probe.pytorch.engines.table import ENGINES
@@ -19,6 +22,9 @@ DIALECTS: tuple[Optimizers, ...] = (
     *(engine.optimizers for engine in ENGINES.values() if engine.optimizers is not None),
     native,
 )
+adam, gradient, on_step, owned, state, value = (
+    dispatched(DIALECTS, name) for name in ("adam", "gradient", "on_step", "owned", "state", "value")
+)
 
 
 def _dialect(optimizer: Any) -> Optimizers:
@@ -26,13 +32,17 @@ def _dialect(optimizer: Any) -> Optimizers:
     return next(dialect for dialect in DIALECTS if dialect.knows(optimizer))
 
 
-def check(optimizer: Any) -> None:
-    """Refuse an object that updates no parameters (a scheduler of learning rates, a scaler), or whose numbers cannot
-    be read.
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an object that takes no steps or updates no parameters (a scheduler of learning rates, a scaler), or whose
+    numbers cannot be read.
 
     Raises:
         ValueError: with the object's class and the remedy.
     """
+    if not callable(getattr(optimizer, "step", None)):
+        raise ValueError(
+            f"set_monitor: optimizer: expected an object with step(), got {type(optimizer)}; pass the one that trains"
+        )
     dialect = _dialect(optimizer)
     for engine in ENGINES.values():
         if engine.optimizers is dialect and engine.check_optimizer is not None:
@@ -44,21 +54,6 @@ def check(optimizer: Any) -> None:
         )
 
 
-def on_step(optimizer: Any, listener: StepListener) -> Remove:
-    """Call ``listener`` at every training step of ``optimizer``."""
-    return _dialect(optimizer).on_step(optimizer, listener)
-
-
-def value(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | Shard | None:
-    """Return the part of ``parameter`` that this process holds."""
-    return _dialect(optimizer).value(optimizer, parameter)
-
-
-def gradient(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> torch.Tensor | Shard | None:
-    """Return the gradient that ``optimizer`` will apply."""
-    return _dialect(optimizer).gradient(optimizer, parameter, main_grad)
-
-
 def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> bool:
     """Return whether ``optimizer`` will apply the tensor in ``grad``. Optimizers of DeepSpeed and Megatron read buffers
     of their own instead, which always exist."""
@@ -67,21 +62,14 @@ def holds(optimizer: Any, parameter: torch.nn.Parameter, main_grad: bool) -> boo
     return parameter.grad is not None
 
 
-def state(optimizer: Any, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor | Shard]:
-    """Return the optimizer's tensors for ``parameter``."""
-    return _dialect(optimizer).state(optimizer, parameter)
-
-
-def adam(optimizer: Any) -> Callable[[torch.nn.Parameter], Adam | None]:
-    """Return a function from a parameter to the hyperparameters of its update, None if it is not Adam-like."""
-    return _dialect(optimizer).adam(optimizer)
-
-
 def state_names(optimizer: Any) -> Mapping[str, str]:  # noqa: ARG001
     """Return an empty mapping: rows have torch's own names."""
     return {}
 
 
-def owned(optimizer: Any) -> list[torch.nn.Parameter]:
-    """Return the parameters that ``optimizer`` updates."""
-    return _dialect(optimizer).owned(optimizer)
+def on_every_step(began: Callable[[Any], None], ended: Callable[[Any], None]) -> Remove:
+    """Call ``began`` before and ``ended`` after each ``step`` of every optimizer that inherits from torch's."""
+    with ExitStack() as placed:
+        placed.callback(base.register_optimizer_step_pre_hook(lambda optimizer, *_: began(optimizer)).remove)
+        placed.callback(base.register_optimizer_step_post_hook(lambda optimizer, *_: ended(optimizer)).remove)
+        return placed.pop_all().close

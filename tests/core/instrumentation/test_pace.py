@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.core.control.agreed_interval import AgreedPace
+from probe.core.control.agreement import AgreedPace
 from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
-from probe.core.instrumentation.pace import Pace
-from probe.core.instrumentation.schedule import Schedule
+from probe.core.instrumentation.schedule import Pace, Schedule
 
 
 def run(schedule: Schedule, steps: int, step: float, sampling: float) -> list[int]:

@@ -25,5 +25,18 @@ class Channel(Protocol):
         """
 
 
+class AlertSender(Protocol):
+    """Receiver of alerts, which never blocks and never raises."""
+
+    def send(self, alert: Alert) -> None:
+        """Send ``alert``."""
+
+    def resolve(self, key: str, text: str) -> None:
+        """Send a notice that the matter called ``key`` has ended, if an alert about it was sent."""
+
+    def close(self, seconds: float) -> None:
+        """Send what is pending within ``seconds``, and end."""
+
+
 CHANNELS: dict[str, type[Channel]] = {}
 """Channels by their names in a configuration. To add one, write a file with its class, and add a line here."""

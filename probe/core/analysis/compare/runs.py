@@ -7,12 +7,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.naming import CLOCKS, PHASE, RUN
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of
+from probe.core.storage.sql import literal
 from probe.core.storage.table_files import first_step, has_tables
+
+CLOCK_ROWS = {RUN: f"name IN ({', '.join(map(literal, CLOCKS))}) OR starts_with(name, {literal(PHASE)})"}
+"""Rows that differ between any two runs."""
 
 
 class Side(NamedTuple):
@@ -50,7 +55,7 @@ def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
         for letter, root in (("a", a), ("b", b)):
             problems = Problems()
             run = _run(root.expanduser(), problems)
-            rows = stack.enter_context(Rows(run.directories, problems, connection, letter))
+            rows = stack.enter_context(Rows(run.directories, problems, connection, letter, CLOCK_ROWS))
             if not rows.files:
                 raise ValueError(
                     "\n".join([f"{root}: expected files of the monitor; none can be read", *problems.lines()])

@@ -16,8 +16,10 @@ from probe.core.analysis.diagnosis.live_findings import LiveFindings, call_of, d
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
+from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
 from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
 from probe.core.messages import plural
+from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.layout import ranks_text
@@ -57,6 +59,8 @@ class Analysis:
     topology: Topology
     all_steps: bool = True
     """True if the findings of all steps count."""
+    of_run: tuple[RankRunFinding, ...] = ()
+    """Findings about numbers of the run, such as the loss."""
 
     @property
     def extent(self) -> Extent:
@@ -123,6 +127,7 @@ def analyse(
         main = _main(incidents)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
         notes = tuple(_notes(rows, aliens, judged))
+        of_run = tuple(run_findings(rows))
     return Analysis(
         run,
         tuple(judged),
@@ -132,12 +137,13 @@ def analyse(
         problems,
         topo,
         not wanted,
+        tuple(each for each in of_run if not wanted or each.finding.step in wanted),
     )
 
 
 def _span(rows: Rows) -> str:
     """Text of the first and the last step; empty if there is none."""
-    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals)  # noqa: S608
+    found = " UNION ALL ".join(f"SELECT step FROM {rows.view(signal)}" for signal in rows.signals if signal != RUN)  # noqa: S608
     if not found:
         return ""
     first, last = rows.connection.execute(f"SELECT min(step), max(step) FROM ({found})").fetchone()  # noqa: S608

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from probe.core.analysis.diagnosis.located_finding import Located
-from probe.core.config.schema import Alert
+from probe.core.config.schema import AlertSettings
 from probe.core.config.schema import RuleSettings as Configured
 from probe.core.moments import OPS
 from probe.core.records import Batch, Finding
@@ -76,13 +76,13 @@ class EvaluatedRank:
     """First step of each episode, with the sampled step before it, which was clean."""
 
 
-def configured(manifest: Manifest, path: Path, problems: Problems) -> Alert:
-    """Alert rules of a run, the default ones if its manifest names none; always with ``AnomalyNan``."""
+def configured(manifest: Manifest, path: Path, problems: Problems) -> AlertSettings:
+    """AlertSettings rules of a run, the default ones if its manifest names none; always with ``AnomalyNan``."""
     settings = manifest.config.get("alert")
-    alert = Alert()
+    alert = AlertSettings()
     try:
         if isinstance(settings, Mapping) and settings.get("rules"):
-            alert = Alert.model_validate({"rules": settings["rules"]})
+            alert = AlertSettings.model_validate({"rules": settings["rules"]})
     except ValidationError as error:
         what = f"alert rules that cannot be used ({error.error_count()} errors): the default ones are used"
         problems.add(path / FILE, what, skipped=False)
@@ -91,7 +91,7 @@ def configured(manifest: Manifest, path: Path, problems: Problems) -> Alert:
     return alert.model_copy(update={"rules": (Configured(rule_name=ALWAYS, args={}), *alert.rules)})
 
 
-def rules_of(alert: Alert, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:
+def rules_of(alert: AlertSettings, rank: int, ops: Sequence[str]) -> tuple[list[Rule], dict[str, int]]:
     """Rules for a rank, and the number of samples in a row that each waits for."""
     made = [factory(rule.rule_name)(rule.args, rank, ops) for rule in alert.rules]
     waits = {rule.rule_name: int(getattr(rule.args, "steps", 1)) for rule in alert.rules}
@@ -107,7 +107,7 @@ def ops_of(rows: Rows) -> list[str]:
 class RankEvaluator:
     """Evaluation of one rank, step by step."""
 
-    def __init__(self, rows: Rows, rank: int, alert: Alert, ops: Sequence[str], pp_stage: int = 0) -> None:
+    def __init__(self, rows: Rows, rank: int, alert: AlertSettings, ops: Sequence[str], pp_stage: int = 0) -> None:
         self._rows, self._pp_stage = rows, pp_stage
         self._rules, self._waits = rules_of(alert, rank, ops)
         self._latest: deque[int] = deque(maxlen=max([*self._waits.values(), 1]))

@@ -26,6 +26,11 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "diagnosis": _of(analysis.diagnosis, analysis.topology) if analysis.diagnosis else None,
         "others": [_of(diagnosis, analysis.topology) for diagnosis in analysis.others],
         "kept": [entry(located, cause, analysis.topology) for located, cause in analysis.findings()],
+        "run_numbers": [
+            {"rank": each.rank, **each.finding._asdict()}
+            | {"value": in_json(each.finding.value), "expected": in_json(each.finding.expected)}
+            for each in analysis.of_run
+        ],
         "notes": list(analysis.notes),
         "problems": [str(problem) for problem in analysis.problems.kept],
         "skipped": analysis.problems.skipped,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from probe.core.naming import signal_of
+from probe.core.naming import RUN, signal_of
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.table_files import TableFile
 
@@ -67,7 +67,8 @@ def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     steps: set[int] = set()
     ends: list[int] = []
     positions: dict[SurveyRow, int] = {}
-    signals = sorted(rows.signals, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal))
+    shown = (signal for signal in rows.signals if signal != RUN)
+    signals = sorted(shown, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal))
     for signal in signals:
         counted = _counted(rows, signal, steps)
         if not counted or not rows.numbers(signal):

@@ -12,6 +12,7 @@ from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, p
 from probe.core.analysis.report.layout import ReportPlan, plan
 from probe.core.analysis.report.page import asset, page, plotly_bundle
 from probe.core.analysis.report.payload import payload
+from probe.core.analysis.report.run_curves import RunCurves, run_curves, run_section
 from probe.core.analysis.report.survey import Survey, survey
 from probe.core.messages import plural
 from probe.core.storage.atomic_files import replacing
@@ -21,7 +22,7 @@ from probe.core.storage.problems import Problems
 
 MEMORY = "400MB"
 """Memory limit of DuckDB: together with the page itself less than 1 GiB."""
-SCRIPTS = ("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js", "findings.js", "report.js")
+SCRIPTS = ("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js", "findings.js", "run.js", "report.js")
 
 
 class Written(NamedTuple):
@@ -66,13 +67,14 @@ def write_report(
         known = survey(rows, stages)
         chosen = plan(known, len(run.ranks))
         data, bad = payload(rows, run, known, chosen, observe)
-    if not known.signals:
+        curves = run_curves(rows)
+    if not known.signals and not curves.curves:
         problems.add(root, "expected rows in the files of its ranks; there are none")
     if diagnosis is None:
         found, number = dumped(_findings_of(root, run), run, known.first, known.last, problems)
         diagnosis = preliminary(found, number, bad, known)
     observe("writing")
-    size = _write(out, _page(root, run, chosen, known, diagnosis, problems, data))
+    size = _write(out, _page(root, run, chosen, known, diagnosis, problems, data, curves))
     return Written(out, size, len(run.ranks), known.number, problems, diagnosis)
 
 
@@ -96,6 +98,7 @@ def _page(
     diagnosis: Diagnosis,
     problems: Problems,
     data: Mapping[str, object],
+    curves: RunCurves,
 ) -> str:
     ranks = f"{len(run.ranks)} {plural(len(run.ranks), 'rank')}"
     numbers = f"{ranks}, steps {known.first} to {known.last}, {known.number:,} rows"
@@ -104,6 +107,7 @@ def _page(
         [
             sections.first_cause(diagnosis),
             sections.timeline(diagnosis),
+            *run_section(curves),
             *sections.interactive(plan, len(run.ranks)),
             sections.configuration(run),
             sections.cost(run),
@@ -111,7 +115,7 @@ def _page(
         ],
         subtitle=f"{numbers} in {root.resolve()}",
         plotly=True,
-        data={**data, "findings": [_finding(mark) for mark in diagnosis.findings]},
+        data={**data, "run": curves.curves, "findings": [_finding(mark) for mark in diagnosis.findings]},
         scripts=[asset(name) for name in SCRIPTS],
     )
 

@@ -58,7 +58,7 @@ class Listening:
         ops = [op for op in settings.statistics if op not in (HISTOGRAM, *QUANTILES)] or ["norm"]
         ops += ["nans", "infs"] if judged else []
         ops += ["mean"] if "std" in ops else []  # without means it cannot be merged
-        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, self._lost)
+        self._recorder = Recorder(framework.tensors, columns_for(ops), settings.eps, self.failed)
         self._lines, self._sites = LinePatterns(self._settings.cc_codeline), Sites()
         self._calls_log: CallLog | None = CallLog()
         self._step = CollectiveStep()
@@ -66,9 +66,6 @@ class Listening:
         self._first = self._early = 0
         self._lock = threading.RLock()
         self._remove: Remove | None = None
-
-    def _lost(self, where: str, error: Exception) -> None:
-        self._faults.note(where, error)
 
     def start(self) -> None:
         """Begin listening."""

@@ -78,12 +78,7 @@ def weight_gradients(run: Run) -> Iterator[None]:
 
 
 def _reduced(
-    run: Run,
-    touched: set[int],
-    into: Recorder,
-    optimizer: Optimizer,
-    owned: list[Watched],
-    scale: Tensor | None,
+    run: Run, touched: set[int], into: Recorder, optimizer: Optimizer, owned: list[Watched], scale: Tensor | None
 ) -> None:
     """Record the gradients that ``optimizer`` receives. Read buffers that always exist only for parameters whose
     identities are ``touched``: others may hold values of earlier steps."""

@@ -186,10 +186,7 @@ def _holds(tree: Tree | Leaf) -> bool:
 
 def _filled(tree: Tree, text: Callable[[Leaf], str]) -> dict[str, Any]:
     """Return ``tree`` with a text for each leaf."""
-    return {name: _fill(inner, text) for name, inner in tree.items()}
-
-
-def _fill(inner: Any, text: Callable[[Leaf], str]) -> Any:
-    if isinstance(inner, Leaf):
-        return text(inner)
-    return _filled(inner, text) if isinstance(inner, dict) else inner
+    return {
+        name: text(inner) if isinstance(inner, Leaf) else _filled(inner, text) if isinstance(inner, dict) else inner
+        for name, inner in tree.items()
+    }

@@ -32,3 +32,5 @@ class SinkContext:
     """The number of its first step."""
     resumed_at: int | None = None
     """The first step that is done now, in a directory that another run has begun; None if it has none."""
+    run_numbers: bool = False
+    """True if the rows are numbers of the run, which another thread writes: they get files of their own."""

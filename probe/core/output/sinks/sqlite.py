@@ -14,7 +14,7 @@ from probe.core.records import Batch, Snapshot
 from probe.core.storage.layout import CALL, FORM, MICRO_STEP, NAME, STAGE, cells_of, ops_of
 from probe.core.storage.metric_rows import Indices, MetricRows, MetricTarget, TensorForm, numbered
 from probe.core.storage.metrics_db import MetricsDatabase
-from probe.core.storage.metrics_schema import FILE_NAME
+from probe.core.storage.metrics_schema import FILE_NAME, RUN_FILE_NAME
 
 LOCKED_SECONDS = 0.05
 """Time limit of a step's wait for a locked database; then its rows are deferred to the next step."""
@@ -49,7 +49,8 @@ class SqliteSink:
     """
 
     def __init__(self, context: SinkContext) -> None:
-        self._path, self._rank = context.directory / FILE_NAME, context.rank
+        self._path = context.directory / (RUN_FILE_NAME if context.run_numbers else FILE_NAME)
+        self._rank = context.rank
         self._database: MetricsDatabase | None = None
         self._layouts: dict[str, _Layout] = {}
         self._waiting: list[Snapshot] = []

@@ -17,6 +17,8 @@ from probe.core.storage.event_file import VERSION, file_name, record
 from probe.core.storage.layout import histograms_of, ops_of
 
 Event = Any
+RUN_FOLDER = "run"
+"""Folder of the event file with numbers of the run: TensorBoard follows one growing file in a folder."""
 
 
 class _Curves(NamedTuple):
@@ -43,7 +45,8 @@ class TensorBoardSink:
             raise ImportError(missing('format "tensorboard"', "tensorboardX", "tensorboard")) from absent
         self._new_event = NewEvent
         self._rank, self._resumed_at = context.rank, context.resumed_at
-        self._path = context.directory / file_name(time.time())
+        folder = context.directory / RUN_FOLDER if context.run_numbers else context.directory
+        self._path = folder / file_name(time.time())
         self._curves: dict[str, _Curves] = {}
 
     def open(self) -> None:

@@ -2,65 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections import deque
+from collections.abc import Iterable
 
-from probe.core.fields import Section
-from probe.core.records import Outcome, Severity
+from probe.core.run_state.rules.nan import RunNan
+from probe.core.run_state.rules.overflow import RunOverflow
+from probe.core.run_state.rules.run_step import RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.slow import RunSlow
+from probe.core.run_state.rules.spike import RunSpike
+from probe.core.run_state.rules.straggler import RunStraggler
 
+__all__ = ["RUN_RULES", "RunFinding", "RunRule", "RunStep", "remember"]
 
-class RunStep(NamedTuple):
-    """Numbers of the run at one step."""
-
-    step: int
-    time: float
-    """Seconds since the epoch at its end."""
-    seconds: float
-    """Time since the end of the step before; NaN for the first one."""
-    outcome: Outcome
-    values: Mapping[str, float]
-    """Numbers by name: those of ``monitor.log``, and ``step_seconds``, ``throughput``, ``phase/<name>``, ..."""
-
-
-class RunFinding(NamedTuple):
-    """Number of the run that a rule reports."""
-
-    rule: str
-    name: str
-    """Name of the number."""
-    step: int
-    value: float
-    expected: float
-    """Value that the rule compared with; NaN if none."""
-    message: str
-    severity: Severity
-    resolved: bool = False
-    """True if the matter that was reported before has ended."""
-
-
-class RunRule(Protocol):
-    """Judge of the numbers of every step, which remembers earlier ones."""
-
-    Args: ClassVar[type[Section]]
-    """Model of its arguments in the configuration."""
-    title: ClassVar[str]
-    """Title of a finding in two or three words, such as ``Spike of the loss``."""
-    finds: ClassVar[str]
-    """Clause about the rule, for the reference of the configuration."""
-    by_default: ClassVar[bool]
-    """True if it judges when a configuration names no rules."""
-
-    def __init__(self, args: Any) -> None: ...
-
-    def judge(self, step: RunStep) -> Iterable[RunFinding]:
-        """Return the findings in ``step``. Called once a step, in their order, always from one thread."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the memory, of values that JSON can hold."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory; ignore one that cannot be read."""
-
-
-RUN_RULES: dict[str, type[RunRule]] = {}
+RUN_RULES: dict[str, type[RunRule]] = {
+    "RunNan": RunNan,
+    "RunSpike": RunSpike,
+    "RunSlow": RunSlow,
+    "RunOverflow": RunOverflow,
+    "RunStraggler": RunStraggler,
+}
 """Rules by their names in a configuration. To add one, write a file with its class, and add a line here."""
+
+
+def remember(rules: Iterable[RunRule], steps: Iterable[RunStep]) -> None:
+    """Show the steps of an earlier run to ``rules``, in their order, and drop the findings.
+
+    Afterwards each rule is where the end of that run left it, as after ``load_state_dict``.
+    """
+    judges = list(rules)
+    for step in steps:
+        for rule in judges:
+            deque(rule.judge(step), maxlen=0)
+    for rule in judges:
+        rule.load_state_dict(rule.state_dict())

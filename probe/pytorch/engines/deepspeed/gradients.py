@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from probe.core.backend.patch import weakly
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.pytorch.engines.deepspeed import zero
-from probe.pytorch.hook_handles import on_own, removing, weakly
+from probe.pytorch.engines.engine import Listen, Parameter
+from probe.pytorch.hook_handles import on_own, removing
 
 
-def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Any]]:
+def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, Any]]:
     """Yield the homes of the parameters of optimizers in use."""
     here = {id(parameter) for parameter in model.parameters()}
     for optimizer in zero.in_use:
@@ -56,22 +58,14 @@ class DeepSpeedHome:
         self._optimizer = weakref.ref(optimizer)
         self._summed = summed
 
-    def on_gradient(
-        self,
-        parameter: torch.nn.Parameter,
-        listen: Callable[..., None],
-        *,
-        own: bool,
-        main_grad: bool,  # noqa: ARG002
-        guard: Guard,
-    ) -> Remove:
+    def on_gradient(self, parameter: Parameter, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:  # noqa: ARG002
         """Listen before DeepSpeed's own hooks empty ``grad`` and, at the last gradient, reduce the rest."""
         summed = self._summed
         if own or summed is None:
             apart = summed is None
             return on_own(parameter, guard(lambda gradient: listen(gradient, apart=apart)))
 
-        def accumulated(held: torch.nn.Parameter) -> None:
+        def accumulated(held: Parameter) -> None:
             kept = summed(held)
             if held.grad is not None:
                 listen(held.grad if kept is None else kept + held.grad)
@@ -81,12 +75,12 @@ class DeepSpeedHome:
         _put_first(parameter._post_accumulate_grad_hooks, handle.id)
         return removing(handle, parameter, "_post_accumulate_grad_hooks", hook)
 
-    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
+    def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:
         """Return the parameter with its coverage under the optimizer; other tensors unchanged."""
         optimizer = self._optimizer()
         return zero.layout(optimizer).value(parameter) if optimizer is not None and tensor is parameter else tensor
 
-    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    def leaf(self, parameter: Parameter) -> torch.Tensor | None:
         """Return the parameter itself."""
         return parameter
 

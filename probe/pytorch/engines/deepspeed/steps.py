@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from probe.core.backend.optimizer_kinds import shielded
 from probe.core.backend.protocols import Adam, Remove, Shard, StepListener
-from probe.core.backend.shield import shielded
 from probe.core.records import Outcome
 from probe.pytorch.engines.deepspeed import zero
 from probe.pytorch.engines.deepspeed.zero import in_use, layout, layout_of, owned

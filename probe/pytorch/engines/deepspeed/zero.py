@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,19 +22,6 @@ State = Mapping[str, torch.Tensor | Shard]
 
 in_use: WeakSet[Any] = WeakSet()
 """Optimizers that were passed to a monitor."""
-
-
-class Layout(Protocol):
-    """Places of numbers in one kind of optimizer."""
-
-    def value(self, parameter: Parameter) -> torch.Tensor | Shard:
-        """Return the part of the model's parameter that this rank holds."""
-
-    def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
-        """Return the part of the reduced gradient that this rank holds before the update."""
-
-    def state(self, optimizer: Any, parameter: Parameter) -> State:
-        """Return the part of the optimizer's state that this rank keeps."""
 
 
 def groups_of(optimizer: Any) -> Sequence[Sequence[Parameter]]:
@@ -60,22 +47,26 @@ def place(optimizer: Any, parameter: Parameter) -> tuple[int, int, int] | None:
     return known.get(id(parameter))
 
 
-class Replicated:
-    """FP16_UnfusedOptimizer: every rank holds all tensors; state belongs to high-precision copies of parameters."""
+class Layout:
+    """Places of numbers in a kind of optimizer, here in FP16_UnfusedOptimizer: every rank holds all tensors, and state
+    belongs to high-precision copies of parameters."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
+        """Return the part of the model's parameter that this rank holds."""
         return parameter
 
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:  # noqa: ARG002
+        """Return the part of the reduced gradient that this rank holds before the update."""
         return parameter.grad
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
+        """Return the part of the optimizer's state that this rank keeps."""
         at = place(optimizer, parameter)
         return {} if at is None else _like(optimizer.optimizer, optimizer.fp32_groups[at[0]][at[1]])
 
 
-class Flattened(Replicated):
-    """FP16_Optimizer: as :class:`Replicated`, but the copies of a group are one flat tensor."""
+class Flattened(Layout):
+    """FP16_Optimizer: as FP16_UnfusedOptimizer, but the copies of a group are one flat tensor."""
 
     def state(self, optimizer: Any, parameter: Parameter) -> State:
         at = place(optimizer, parameter)
@@ -86,12 +77,9 @@ class Flattened(Replicated):
         return {kind: flat.narrow(0, start, parameter.numel()).view_as(parameter) for kind, flat in kept.items()}
 
 
-class Partitioned:
+class Partitioned(Layout):
     """DeepSpeedZeroOptimizer, stages 1 and 2: each rank updates an equal part of each group's parameters, laid end to
     end; a parameter may be split over ranks, and this rank has no part of most parameters."""
-
-    def value(self, parameter: Parameter) -> torch.Tensor | Shard:
-        return parameter
 
     def gradient(self, optimizer: Any, parameter: Parameter) -> torch.Tensor | Shard | None:
         part = _fragment(parameter)
@@ -132,7 +120,7 @@ class Accumulated(Partitioned):
         return self._state(optimizer, optimizer.fp32_groups_flat_partition, parameter)
 
 
-class Sharded:
+class Sharded(Layout):
     """DeepSpeedZeroOptimizer_Stage3: each rank holds an equal part of each parameter; the last parts are padded."""
 
     def value(self, parameter: Parameter) -> torch.Tensor | Shard:
@@ -160,7 +148,7 @@ LAYOUTS: dict[str, Layout] = {
     "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer": Partitioned(),
     "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3": Sharded(),
     "deepspeed.runtime.bf16_optimizer.BF16_Optimizer": Accumulated(),
-    "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer": Replicated(),
+    "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer": Layout(),
     "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer": Flattened(),
 }
 """Layouts by the qualified name of the optimizer's class."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from probe.core.backend.patch import Shared, Undo, replace
 from probe.core.backend.protocols import Guard, Remove, Shard
 from probe.core.records import Coverage
+from probe.pytorch.engines.engine import Listen, Parameter
 from probe.pytorch.engines.megatron.groups import here, is_a, tensor_ranks
 from probe.pytorch.hook_handles import on_accumulated, on_own
 
@@ -69,7 +70,7 @@ def pipelined(model: torch.nn.Module) -> bool:
     return is_a(model, MODULE) and getattr(config, "pipeline_model_parallel_size", 1) > 1
 
 
-def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, MegatronHome]]:
+def homes(model: torch.nn.Module) -> Iterator[tuple[Parameter, MegatronHome]]:
     """Yield parameters that are split, or whose gradients are added up in Megatron's buffers, with their homes."""
     if not here():
         return
@@ -84,7 +85,7 @@ def homes(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Megatron
                 yield parameter, MegatronHome(parameter, ranks, sequence)
 
 
-def buffered(parameter: torch.nn.Parameter) -> bool:
+def buffered(parameter: Parameter) -> bool:
     """Return whether Megatron adds up the gradients of ``parameter`` in ``main_grad``."""
     return hasattr(parameter, "grad_added_to_main_grad") and isinstance(
         getattr(parameter, "main_grad", None), torch.Tensor
@@ -100,13 +101,11 @@ class MegatronHome:
             parallelism, norms of queries and keys).
     """
 
-    def __init__(self, parameter: torch.nn.Parameter, ranks: list[int], sequence: list[int]) -> None:
+    def __init__(self, parameter: Parameter, ranks: list[int], sequence: list[int]) -> None:
         self.coverage = _split(parameter, ranks)
         self._term = _term(parameter, sequence)
 
-    def on_gradient(
-        self, parameter: Any, listen: Callable[..., None], *, own: bool, main_grad: bool, guard: Guard
-    ) -> Remove:
+    def on_gradient(self, parameter: Any, listen: Listen, *, own: bool, main_grad: bool, guard: Guard) -> Remove:
         """Listen to this backward's gradient when it arrives, or to the step's sum when its reduction begins."""
 
         def arrived(gradient: torch.Tensor) -> None:
@@ -115,7 +114,7 @@ class MegatronHome:
                 raise LookupError(FUSED)
             listen(self._fed(parameter, gradient))
 
-        def accumulated(_: torch.nn.Parameter) -> None:
+        def accumulated(_: Parameter) -> None:
             total: Any = getattr(parameter, "main_grad", None) if main_grad else None
             listen(self._fed(parameter, parameter.grad if total is None else total))
 
@@ -125,15 +124,15 @@ class MegatronHome:
             return _on_reduction(parameter, guard(lambda: listen(self._fed(parameter, parameter.main_grad))))
         return on_accumulated(parameter, guard(accumulated))
 
-    def piece(self, parameter: torch.nn.Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:  # noqa: ARG002
+    def piece(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor | Shard:  # noqa: ARG002
         """Return ``tensor`` as this rank's part of the whole that is split."""
         return tensor if self.coverage is None else Shard(tensor, self.coverage)
 
-    def leaf(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def leaf(self, parameter: Parameter) -> torch.Tensor:
         """Return the parameter itself."""
         return parameter
 
-    def _fed(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor | Shard:
+    def _fed(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor | Shard:
         """Return ``gradient``, which this rank passes to the reduction, with its coverage."""
         return self.piece(parameter, gradient) if self._term is None else Shard(gradient, self._term)
 
@@ -148,7 +147,7 @@ def _split(parameter: Any, ranks: list[int]) -> Coverage | None:
     return Coverage(tuple(shape), f"dim {dim}: {ranks.index(dist.get_rank())}/{len(ranks)}{blocks}", _sorted(ranks))
 
 
-def _term(parameter: torch.nn.Parameter, ranks: list[int]) -> Coverage | None:
+def _term(parameter: Parameter, ranks: list[int]) -> Coverage | None:
     if len(ranks) < 2:
         return None
     part = f"{ranks.index(dist.get_rank())}/{len(ranks)}"
@@ -159,7 +158,7 @@ def _sorted(ranks: list[int]) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _on_reduction(parameter: torch.nn.Parameter, listen: Callable[[], None]) -> Remove:
+def _on_reduction(parameter: Parameter, listen: Callable[[], None]) -> Remove:
     """Call ``listen`` when the reduction of the gradient of ``parameter`` begins."""
     leave = _reductions.listen(listen)
     _listening.setdefault(id(parameter), []).append(listen)

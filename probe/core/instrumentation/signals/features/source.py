@@ -124,6 +124,7 @@ class FeatureListener:
 
     def __init__(self, run: Run, ops: Arrays, collected: Recorder, hook: str, module: Watched) -> None:
         self._run, self._ops, self._collected, self._module = run, ops, collected, module
+        self._numbers = run.framework.tensors.numbers
         self._member: Callable[[str], object] = partial(ops.member, module.thing)
         self.hook, self.ran = hook, False
         self._logged = set[str]()
@@ -188,7 +189,7 @@ class OfWeight(FeatureListener):
         described = self._run.framework.tensors.describe
         weights = _weights(self._run, self._ops, self._module.thing)
         weight = next((each for each in weights if len(described(each)[0]) == 2), None)
-        numbers = None if weight is None else self._ops.numbers(weight)
+        numbers = None if weight is None else self._numbers(weight)
         if numbers is None or not self._ops.is_floating(numbers):
             if not getattr(self._run.settings.l2_targets, self.hook):
                 return  # it was not named
@@ -227,9 +228,9 @@ class AttentionListener(FeatureListener):
         unknown_mask = causal is None and tensors.mask is None
         supposed = unknown_mask and self._alike(tensors)
         call = attention.AttentionCall(
-            self._ops.numbers(tensors.query),
-            self._ops.numbers(tensors.key),
-            None if tensors.mask is None or settings.sa_mask == "none" else self._ops.numbers(tensors.mask),
+            self._numbers(tensors.query),
+            self._numbers(tensors.key),
+            None if tensors.mask is None or settings.sa_mask == "none" else self._numbers(tensors.mask),
             settings.sa_mask == "causal" or causal is True or supposed,
             settings.sa_mask_true == "attends",
         )
@@ -266,7 +267,7 @@ class RouterLogit(FeatureListener):
         tensors, ops = self._run.framework.tensors, self._ops
         logits = next((value for value in leaves(outputs) if tensors.is_tensor(value)), None)
         shape = () if logits is None else tensors.describe(logits)[0]
-        numbers = None if len(shape) < 2 or 0 in shape else ops.numbers(logits)
+        numbers = None if len(shape) < 2 or 0 in shape else self._numbers(logits)
         if numbers is None or not ops.is_floating(numbers):
             raise Misfit(f"expected logits with the experts as last dimension as first output, got shape {shape}")
         top_k = self._run.settings.router_top_k or router.integer(router.TOP_K, self._member)

@@ -1,0 +1,105 @@
+"""Findings about numbers of the run: each rank's numbers judged again by the rules, and ranks compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from probe.core.naming import PHASE, RUN
+from probe.core.records import Outcome
+from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.straggler import stragglers
+from probe.core.storage.duckdb_reader import Rows
+
+MOST = 20
+"""Findings of a run at most: the first of each rule, number and rank."""
+FETCHED = 10_000
+WAITED = "phase/data_seconds"
+"""Phase that is compared between ranks if no collectives were recorded."""
+
+
+class RankRunFinding(NamedTuple):
+    """Finding about a number of one rank."""
+
+    rank: int
+    finding: RunFinding
+
+    @property
+    def text(self) -> str:
+        """Line for people."""
+        return f"rank {self.rank}, step {self.finding.step}: {self.finding.message}"
+
+
+def run_findings(rows: Rows) -> list[RankRunFinding]:
+    """Return the first findings of each rule about the numbers of each rank, in order of step, at most ``MOST``."""
+    if RUN not in rows.signals:
+        return []
+    ranks = [rank for (rank,) in rows.connection.execute(f"SELECT DISTINCT rank FROM {rows.view(RUN)}").fetchall()]  # noqa: S608
+    found = [RankRunFinding(rank, finding) for rank in sorted(ranks) for finding in _of_rank(rows, rank)]
+    found += _slow_ranks(rows)
+    return sorted(found, key=lambda each: (each.finding.step, each.rank))[:MOST]
+
+
+def _of_rank(rows: Rows, rank: int) -> Iterator[RunFinding]:
+    rules: list[RunRule] = [rule(rule.Args()) for rule in RUN_RULES.values() if rule.by_default]
+    seen: set[tuple[str, str]] = set()
+    for step in _steps(rows, rank):
+        for rule in rules:
+            for finding in rule.judge(step):
+                if not finding.resolved and (finding.rule, finding.name) not in seen:
+                    seen.add((finding.rule, finding.name))
+                    yield finding
+
+
+def _steps(rows: Rows, rank: int) -> Iterator[RunStep]:
+    cursor = rows.connection.cursor()
+    query = f"SELECT step, name, value FROM {rows.view(RUN)} WHERE rank = ? AND step IS NOT NULL ORDER BY step"  # noqa: S608
+    cursor.execute(query, [rank])
+
+    def fetched() -> Iterator[tuple[int, str, float | None]]:
+        while some := cursor.fetchmany(FETCHED):
+            yield from some
+
+    try:
+        for step, cells in groupby(fetched(), key=lambda row: row[0]):
+            values = {name: math.nan if value is None else value for _, name, value in cells}
+            outcome: Outcome = "skipped" if values.get("skipped") == 1.0 else "applied"
+            yield RunStep(step, math.nan, values.get("step_seconds", math.nan), outcome, values)
+    finally:
+        cursor.close()
+
+
+def _slow_ranks(rows: Rows) -> Iterator[RankRunFinding]:
+    """Yield ranks that take longer than the others outside of collectives, or in loading data."""
+    for name, query in _times(rows):
+        medians = dict(rows.connection.execute(query).fetchall())
+        for slow in stragglers(medians):
+            text = f"{name} takes {slow.seconds:.3g} s a step, on the other ranks {slow.expected:.3g} s (medians)"
+            last = rows.connection.execute(f"SELECT max(step) FROM {rows.view(RUN)}").fetchone()  # noqa: S608
+            step = last[0] if last else 0
+            yield RankRunFinding(
+                slow.rank, RunFinding("RunStraggler", name, step, slow.seconds, slow.expected, text, "warning")
+            )
+
+
+def _times(rows: Rows) -> Iterator[tuple[str, str]]:
+    """Yield what is compared between ranks, and the query of each rank's median seconds."""
+    run = rows.view(RUN)
+    if "other" in rows.signals and "seconds" in rows.numbers("other"):
+        waited = (
+            f"SELECT rank, step, sum(seconds) AS waited FROM {rows.view('other')} "  # noqa: S608 - our own views
+            "WHERE name LIKE '%.post%' GROUP BY rank, step"
+        )
+        outside = (
+            f"SELECT r.rank, median(r.value - w.waited) FROM {run} AS r JOIN ({waited}) AS w USING (rank, step) "  # noqa: S608
+            "WHERE r.name = 'step_seconds' GROUP BY r.rank"
+        )
+        yield "time outside of collectives", outside
+    yield f"{PHASE}data", f"SELECT rank, median(value) FROM {run} WHERE name = '{WAITED}' GROUP BY rank"  # noqa: S608
+
+
+def run_lines(found: Sequence[RankRunFinding]) -> list[str]:
+    """Return lines for people; none if nothing was found."""
+    return [] if not found else ["Numbers of the run:", *(f"  {each.text}" for each in found)]

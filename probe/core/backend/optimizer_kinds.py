@@ -1,0 +1,69 @@
+"""Kinds of optimizers of a framework, the choice of the kind that knows an optimizer, and protection of their steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from probe.core.backend.protocols import Adam, Optimizer, Parameter, Remove, Reports, Shard, StepListener, Tensor
+
+Result = TypeVar("Result")
+
+
+class OptimizerKind(Protocol):
+    """Contract of a kind of optimizer: a module of plain functions, as :class:`probe.core.backend.protocols.Hooks`."""
+
+    def knows(self, optimizer: Optimizer) -> bool:
+        """Return whether ``optimizer`` is of this kind."""
+
+    def owned(self, optimizer: Optimizer) -> Sequence[Parameter]:
+        """Return the parameters that ``optimizer`` updates."""
+
+    def state(self, optimizer: Optimizer, parameter: Parameter) -> Mapping[str, Tensor | Shard]:
+        """Return the optimizer's tensors for ``parameter``, by torch's names."""
+
+    def adam(self, optimizer: Optimizer) -> Callable[[Parameter], Adam | None]:
+        """Return a function from a parameter to the hyperparameters of its update, None if it is not Adam-like."""
+
+    def on_step(self, optimizer: Optimizer, listener: StepListener) -> Remove:
+        """Call ``listener`` at every training step of ``optimizer``."""
+
+
+def dispatched(kinds: Iterable[OptimizerKind], name: str) -> Callable[..., Any]:
+    """Return the function ``name`` for any optimizer: that of the first of ``kinds`` that knows the optimizer."""
+
+    def call(optimizer: Optimizer, *args: Any) -> Any:
+        return getattr(next(kind for kind in kinds if kind.knows(optimizer)), name)(optimizer, *args)
+
+    return call
+
+
+def evaluating(
+    closure: Callable[[], Any], begun: Callable[[], bool], begin: Callable[[], object], listener: StepListener
+) -> Callable[[], Any]:
+    """Return ``closure`` as an optimizer is to call it: its first evaluation in a step computes the gradients, with
+    which the step begins; later evaluations are a line search."""
+
+    @functools.wraps(closure)
+    def evaluate() -> Any:
+        if not begun():
+            loss = closure()
+            begin()
+            return loss
+        listener.searching(True)
+        try:
+            return closure()
+        finally:
+            listener.searching(False)
+
+    return evaluate
+
+
+def shielded(listener: Reports, where: str, function: Callable[..., Result], *args: object) -> Result | None:
+    """Return the result of ``function``; None if it raises, which ``listener`` counts under ``where``."""
+    try:
+        return function(*args)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+        listener.failed(where, error)
+        return None

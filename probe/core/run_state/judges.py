@@ -1,0 +1,48 @@
+"""The rules about the run that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from probe.core.config.schema import RunSettings
+from probe.core.faults import Faults
+from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
+
+
+class RunJudges:
+    """The rules of a run; one that fails is counted, and called again with the next step."""
+
+    def __init__(self, settings: RunSettings, faults: Faults) -> None:
+        self._faults = faults
+        self._rules: list[tuple[str, RunRule]] = [
+            (chosen.rule_name, RUN_RULES[chosen.rule_name](chosen.args)) for chosen in settings.rules
+        ]
+        self.receivers: list[Callable[[Sequence[RunFinding]], None]] = []
+        """Functions that receive the findings of each step that has any."""
+
+    def judge(self, step: RunStep) -> list[RunFinding]:
+        """Return the findings in ``step``, after all receivers have got them."""
+        found: list[RunFinding] = []
+        for name, rule in self._rules:
+            try:
+                found.extend(rule.judge(step))
+            except Exception as error:  # noqa: BLE001 - the other rules judge all the same
+                self._faults.note(f"rule {name}", error)
+        for receive in self.receivers if found else ():
+            try:
+                receive(found)
+            except Exception as error:  # noqa: BLE001
+                self._faults.note("findings of the run", error)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of each rule, by its name and place."""
+        return {f"{place}:{name}": rule.state_dict() for place, (name, rule) in enumerate(self._rules)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the memory of the rules that ``state`` has; ignore the rest."""
+        for place, (name, rule) in enumerate(self._rules):
+            held = state.get(f"{place}:{name}") if isinstance(state, Mapping) else None
+            if isinstance(held, Mapping):
+                rule.load_state_dict(held)

@@ -1,0 +1,270 @@
+"""Progress of one rank: a small mapped file that a watcher on the same node reads.
+
+The training thread stores a few numbers in memory: no lock, no system call, no network.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import mmap
+import os
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic_ns
+
+from probe.core.run_state.progress_file import (
+    BUCKETS,
+    ENDED,
+    EXITING,
+    HEADER_BYTES,
+    HISTOGRAMS_AT,
+    MAGIC,
+    MOST_PHASES,
+    NAME_BYTES,
+    NAMES_AT,
+    OTHER,
+    PHASES,
+    PROGRESS_SINCE,
+    ROW,
+    ROW_AT,
+    RUNNING,
+    SIZE,
+    START,
+    STEP,
+    SUFFIX,
+    UNIT_BITS,
+    WAYS,
+    ProgressHeader,
+    bucket_of,
+    check,
+    started,
+)
+from probe.core.run_state.stack_signal import StackSignal
+
+FOLDER = "PROBE_PROGRESS_DIR"
+"""Environment variable of the directory that replaces the usual one."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is checked to be ours
+_RENDEZVOUS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "MS_SCHED_HOST",
+    "MS_SCHED_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+)
+"""Variables that ranks of one launch have in common, and two launches have not."""
+
+_store = ROW.pack_into
+_live: weakref.WeakSet[Progress] = weakref.WeakSet()
+
+
+def progress_folder(job: str, root: Path, ranks: int, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the ranks on this node of one launch of ``job`` with the output directory ``root``, made if
+    missing and open to this user alone. Two launches of the same name have two folders.
+
+    Raises:
+        OSError: if it cannot be made, or if it belongs to another user.
+    """
+    launch = [f"{name}={environ.get(name, '')}" for name in _RENDEZVOUS] if ranks > 1 else [str(os.getpid())]
+    # Containers may share this memory, and with it names of files, though neither sees the processes of the other.
+    with suppress(OSError):
+        launch.append(str(Path("/proc/self/ns/pid").readlink()))
+    digest = hashlib.sha256("\0".join([job, str(root.resolve()), *launch]).encode("utf-8", "replace")).hexdigest()[:16]
+    chosen = environ.get(FOLDER)
+    if chosen:
+        Path(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _private(Path(chosen).resolve() / digest)
+    # In memory if possible: a page of a disk's file blocks the thread that stores into it while the disk writes it.
+    above = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    return _private(_private(above / f"probe-{os.getuid()}") / digest)
+
+
+def _private(folder: Path) -> Path:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(
+            f"{folder}: expected a directory of the user {os.getuid()}, got one of {found.st_uid} or no directory: "
+            f"remove it, or name another in {FOLDER}"
+        )
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return folder
+
+
+class Progress:
+    """Writer of the progress of this rank. Its methods are meant for the training thread and take about a microsecond;
+    in a forked child they change nothing that the watcher reads.
+
+    Args:
+        folder: folder of the ranks of this node, see :func:`progress_folder`.
+        rank: number of this rank.
+        ranks: number of ranks of the job.
+        job: name of the job.
+
+    Raises:
+        OSError: if the file cannot be made.
+    """
+
+    def __init__(self, folder: Path, rank: int, ranks: int, job: str) -> None:
+        self.path = folder / f"rank{rank}-{os.getpid()}{SUFFIX}"
+        self._signal = StackSignal(self.path.with_suffix(".stacks"))
+        header = ProgressHeader(
+            pid=os.getpid(),
+            started=started(os.getpid()),
+            rank=rank,
+            ranks=ranks,
+            job=job[:200],
+            thread=threading.get_native_id(),
+            ident=threading.get_ident(),
+            signal=self._signal.number,
+        )
+        self._buffer: mmap.mmap | bytearray = _mapped(self.path, header)
+        self._names = {name: number for number, name in enumerate(PHASES)}
+        self._open: list[int] = []
+        self._step, self._until, self._since = -1, 0, monotonic_ns()
+        self._base, self._state = START, START * WAYS + RUNNING
+        self._map_onto(self._buffer)
+        self._write(self._since)
+        _live.add(self)
+        atexit.register(self._exit)
+
+    def _map_onto(self, buffer: mmap.mmap | bytearray) -> None:
+        whole = memoryview(buffer)
+        self._buffer = buffer
+        self._counts = whole[HISTOGRAMS_AT:SIZE].cast("I")
+
+    def step(self, step: int) -> None:
+        """Record the end of the training step ``step``; a promise ends with it."""
+        now = monotonic_ns()
+        units = now - self._since >> UNIT_BITS
+        state = self._state
+        self._counts[(state // WAYS) * BUCKETS + (bucket_of(units) if units > 3 else units)] += 1
+        self._since, self._step, self._until = now, step, 0
+        if self._base == START:
+            self._base = STEP
+            state = self._state = state if self._open else STEP * WAYS + state % WAYS
+        _store(self._buffer, ROW_AT, step, now, 0, state, now * 3 + step * 5 + state * 7 & 0xFFFF_FFFF_FFFF_FFFF)
+
+    def enter(self, phase: str) -> None:
+        """Begin the phase ``phase``, which may lie inside another."""
+        self._open.append(self._number(phase))
+        self._turn(self._open[-1])
+
+    def leave(self) -> None:
+        """End the phase that began last; without one, do nothing."""
+        if self._open:
+            self._open.pop()
+            self._turn(self._open[-1] if self._open else self._base)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a stage of the program, such as ``evaluation`` or ``checkpoint``, which has a budget of its own."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def promise(self, seconds: float) -> None:
+        """Announce that the next sign of progress comes within ``seconds``: until the end of the next step this takes
+        the place of the budget."""
+        now = monotonic_ns()
+        self._mark(now, self._state, (now + int(min(1e9, max(0.0, seconds)) * 1e9)) & ~PROGRESS_SINCE)
+
+    def ended(self) -> None:
+        """Record that training has ended on this rank in an orderly way: it is watched no longer."""
+        self._finish(ENDED)
+
+    def close(self) -> None:
+        """Record the end of training and release what belongs to the process; a further call does nothing."""
+        self.ended()
+        atexit.unregister(self._exit)
+        _live.discard(self)
+        self._signal.close()
+
+    def _turn(self, phase: int) -> None:
+        until = self._until
+        self._mark(monotonic_ns(), phase * WAYS + self._state % WAYS, until | PROGRESS_SINCE if until else 0)
+
+    def _mark(self, now: int, state: int, until: int) -> None:
+        """Record a sign of progress that is no step."""
+        units = now - self._since >> UNIT_BITS
+        self._counts[self._state // WAYS * BUCKETS + (bucket_of(units) if units > 3 else units)] += 1
+        self._since, self._state, self._until = now, state, until
+        self._write(now)
+
+    def _write(self, now: int) -> None:
+        step, until, state = self._step, self._until, self._state
+        _store(self._buffer, ROW_AT, step, now, until, state, check(step, now, until, state))
+
+    def _finish(self, way: int) -> None:
+        self._state = self._state // WAYS * WAYS + way
+        self._write(monotonic_ns())
+
+    def _exit(self) -> None:
+        if self._state % WAYS == RUNNING:
+            self._finish(EXITING)
+
+    def _number(self, phase: str) -> int:
+        number = self._names.get(phase)
+        if number is None:
+            number = min(len(self._names), OTHER)
+            self._names[phase] = number
+            name = phase.encode("utf-8")[: NAME_BYTES - 1] if number < OTHER else b"other"
+            at = NAMES_AT + number * NAME_BYTES
+            self._buffer[at : at + NAME_BYTES] = name.ljust(NAME_BYTES, b"\0")
+        return number
+
+    def _forget(self) -> None:
+        """Continue in memory of this process alone: the file is that of the parent."""
+        atexit.unregister(self._exit)
+        self._map_onto(bytearray(SIZE))
+
+
+def _mapped(path: Path, header: ProgressHeader) -> mmap.mmap:
+    """Make the file and map it; readers see it whole or not at all."""
+    text = json.dumps(header._asdict(), ensure_ascii=False).encode("utf-8", "replace")
+    content = bytearray(SIZE)
+    content[: len(MAGIC)] = MAGIC
+    content[len(MAGIC) : len(MAGIC) + len(text)] = text
+    assert len(MAGIC) + len(text) <= HEADER_BYTES
+    for number, name in enumerate(PHASES):
+        struct.pack_into(f"{NAME_BYTES}s", content, NAMES_AT + number * NAME_BYTES, name.encode())
+    ROW.pack_into(content, ROW_AT, -1, now := monotonic_ns(), 0, 0, check(-1, now, 0, 0))
+    temporary = path.with_name(f".{path.name}")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # Every page is there before it is mapped: a store into one for which a full disk has no room ends the process.
+        os.posix_fallocate(descriptor, 0, SIZE)
+        os.pwrite(descriptor, content, 0)
+        mapped = mmap.mmap(descriptor, SIZE)
+        temporary.rename(path)
+    finally:
+        os.close(descriptor)
+    return mapped
+
+
+def _after_fork() -> None:
+    for progress in list(_live):
+        progress._forget()
+    _live.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)
+assert len(PHASES) < MOST_PHASES

@@ -1,0 +1,237 @@
+"""Numbers of the run: logged by the program or known without; judged and written at every step, on their own thread.
+
+Nothing here waits for the delivery of rows about tensors, and training waits for nothing here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+from probe.core.backend.protocols import FlopCount, FrameworkAdapter, Optimizer, Remove
+from probe.core.config.schema import Settings
+from probe.core.faults import Faults
+from probe.core.naming import PHASE
+from probe.core.output.sinks import Sink
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Outcome
+from probe.core.run_state.judges import RunJudges
+from probe.core.run_state.numbers import NumberLog
+from probe.core.run_state.phases import PhaseMarks, Phases
+from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.run_state.state_thread import EndedStep, StateThread
+from probe.core.run_state.writer import RunWriter
+
+RATES = {"throughput": "batch_size", "tokens_per_second": "tokens"}
+"""Numbers a second, by the number of which they are the rate."""
+TERA = 1e12
+
+Listener = Callable[[RunStep], None]
+_log = logging.getLogger("probe")
+
+
+class ProgressMarks(PhaseMarks, Protocol):
+    """Marks of this rank's progress, which another process reads."""
+
+    def step(self, step: int) -> None:
+        """Note the end of ``step``."""
+
+    def promise(self, seconds: float) -> None:
+        """Note that the next progress may take ``seconds``."""
+
+    def close(self) -> None:
+        """Note that the run has ended as it should."""
+
+
+class RunNumbers:
+    """Numbers of one attached run on one rank, its phases and progress.
+
+    Args:
+        files: returns the context of sinks, whose directory exists, and sinks that are called before them; called once,
+            on the thread. None if nothing is written.
+        marks: receives the progress; None if no process reads it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        framework: FrameworkAdapter,
+        faults: Faults,
+        files: Callable[[], tuple[SinkContext, Sequence[Sink]]] | None,
+        marks: ProgressMarks | None = None,
+    ) -> None:
+        self._settings, self._framework, self._faults = settings.run, framework, faults
+        self._marks, self._process = marks, os.getpid()
+        self._log = NumberLog(framework.tensors, faults)
+        self._phases = Phases(marks)
+        self._read: dict[str, object] = {}
+        """Numbers that the optimizers have, of the step in progress."""
+        self._ended_at = math.nan
+        self._operations: float | None = settings.run.flops_per_step
+        """Floating-point operations of a step."""
+        self._count: FlopCount | None = None
+        self._judges = RunJudges(settings.run, faults)
+        self._writer = RunWriter(settings, faults, files)
+        self._thread: StateThread | None = None
+        self._closed = False
+        self.listeners: list[Listener] = []
+        """Functions that receive every step, on the thread."""
+        self.looks: list[Callable[[], None]] = []
+        """Functions that are called about once a second, on the thread."""
+        if settings.run.enable or marks is not None:
+            self.begin()
+
+    @property
+    def active(self) -> bool:
+        """True if numbers are recorded."""
+        return self._thread is not None
+
+    def begin(self) -> None:
+        """Record numbers from now on, unless the configuration forbids it or the run has ended."""
+        if (
+            self._thread is None
+            and not self._closed
+            and (self._settings.enable is not False or self._marks is not None)
+        ):
+            self._thread = StateThread(self._take, self._look, self._faults)
+
+    # Called by the program, on the training thread.
+
+    def log(self, values: Mapping[str, object]) -> None:
+        """Record ``values`` for the step in progress. Never wait for a device, and never raise."""
+        self.begin()
+        if self._thread is not None and os.getpid() == self._process:
+            self._log.put(values)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context whose time is recorded as the phase ``name``."""
+        self.begin()
+        return self._phases.phase(str(name))
+
+    def promise(self, seconds: float) -> None:
+        """Note that the next progress may take ``seconds``."""
+        if self._marks is not None:
+            self._marks.promise(float(seconds))
+
+    def listen(self, listener: Listener) -> Remove:
+        """Call ``listener`` with every step, on the thread; return a function that ends this."""
+        self.begin()
+        self.listeners = [*self.listeners, listener]
+
+        def remove() -> None:
+            self.listeners = [each for each in self.listeners if each != listener]
+
+        return remove
+
+    def count_operations(self, count: FlopCount, micro_batches: int) -> None:
+        """Call ``count`` on the thread; a step takes ``micro_batches`` times as many operations."""
+        self._count = lambda: count() * micro_batches
+
+    # Called by the session, on the training thread.
+
+    def updating(self, optimizer: Optimizer) -> None:
+        """Read the learning rate and the loss scale with which ``optimizer``, the first of a step, will update."""
+        if self._thread is None or self._read:
+            return
+        hooks = self._framework.hooks
+        self._read = {"learning_rate": hooks.learning_rate(optimizer), "loss_scale": hooks.loss_scale()}
+        self._log.suggest(self._read)
+
+    def ended(self, step: int, outcome: Outcome) -> None:
+        """Hand the numbers of ``step``, which has ended, to the thread."""
+        if self._marks is not None:
+            self._marks.step(step)
+        if self._thread is None:
+            return
+        now, self._read = time.perf_counter(), {}
+        seconds, self._ended_at = now - self._ended_at, now
+        self._thread.put(EndedStep(step, time.time(), seconds, outcome, self._log.take(), self._phases.take()))
+
+    # On the thread.
+
+    def _take(self, ended: EndedStep) -> None:
+        """Complete the numbers of a step, then judge, pass on and write them."""
+        values = ended.logged.values(self._framework.tensors)
+        step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
+        findings = self._judges.judge(step)
+        for listener in self.listeners:
+            self._guarded("listener of run steps", partial(listener, step))
+        self._writer.write(step, findings)
+
+    def _derived(self, ended: EndedStep, logged: Mapping[str, float]) -> dict[str, float]:
+        """Return the logged numbers and those that follow from them and from time."""
+        values = dict(logged)
+        if ended.seconds > 0:
+            values["step_seconds"] = ended.seconds
+            for name, of in RATES.items():
+                if of in logged:
+                    values.setdefault(name, logged[of] / ended.seconds)
+            if (operations := self._operations_of_a_step()) is not None:
+                values["model_tflops"] = operations / ended.seconds / TERA
+        if ended.outcome in ("applied", "skipped"):
+            values["skipped"] = float(ended.outcome == "skipped")
+        return values | {f"{PHASE}{name}_seconds": seconds for name, seconds in ended.phases.items()}
+
+    def _operations_of_a_step(self) -> float | None:
+        """Return the configured number, else the counted one; None if it is unknown."""
+        count, self._count = self._count, None
+        if count is not None:
+            try:
+                self._operations = count()
+            except Exception as error:  # noqa: BLE001 - not every model runs without data
+                _log.info(
+                    "operations of a step are unknown, set run.flops_per_step: %s: %s", type(error).__name__, error
+                )
+        return self._operations
+
+    def _look(self) -> None:
+        for look in self.looks:
+            self._guarded("look at the run", look)
+
+    def _guarded(self, where: str, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - the other functions are still to be called
+            self._faults.note(where, error)
+
+    # State and the end.
+
+    def on_findings(self, receive: Callable[[Sequence[RunFinding]], None]) -> None:
+        """Call ``receive`` with the findings of every step that has any, on the thread."""
+        self._judges.receivers.append(receive)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory of the rules, of values that JSON can hold."""
+        return self._judges.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the memory of the rules."""
+        self._judges.load_state_dict(state)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
+        return self._thread.flush(timeout) if self._thread is not None else True
+
+    def let_go(self) -> None:
+        """End the thread after the finished steps without waiting for it."""
+        thread, self._thread, self._closed = self._thread, None, True
+        if thread is not None:
+            thread.end_with(self._writer.close)
+
+    def close(self, timeout: float, well: bool = True) -> None:
+        """Write all finished steps and end the thread; steps not written within ``timeout`` seconds are counted.
+
+        Args:
+            well: whether training has ended as it should.
+        """
+        thread, self._thread, self._closed = self._thread, None, True
+        if self._marks is not None and well:
+            self._marks.close()
+        if thread is not None:
+            thread.close(timeout, self._writer.close)

@@ -1,0 +1,62 @@
+"""Standstills of a node so far, kept in a file so that a watcher which is started again does not report one twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = "hangs.json"
+
+
+class HangEpisode(NamedTuple):
+    """Standstill that goes on."""
+
+    step: int
+    """Last step that every rank of the node has finished."""
+    number: int
+    """Position among the standstills at this step, from 1."""
+    phase: str
+    stuck: dict[str, int]
+    """Time of the last sign of progress of each rank whose budget is over, by the name of its file."""
+
+    @property
+    def key(self) -> str:
+        """Identity in alerts: the same on every node at one step, and another for each standstill."""
+        return f"hang step={self.step} number={self.number}"
+
+
+class EpisodeFile:
+    """File of the standstills of this node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self.active: HangEpisode | None = None
+        self._numbers: Counter[str] = Counter()
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            kept = json.loads(self._path.read_text("utf-8"))
+            self._numbers.update(kept["numbers"])
+            self.active = HangEpisode(**kept["active"]) if kept["active"] else None
+
+    def begin(self, step: int, phase: str, stuck: Mapping[str, int]) -> HangEpisode:
+        """Add a standstill."""
+        self._numbers[str(step)] += 1
+        self.active = HangEpisode(step, self._numbers[str(step)], phase, dict(stuck))
+        self._write()
+        return self.active
+
+    def end(self) -> None:
+        """Record that the present one has ended."""
+        self.active = None
+        self._write()
+
+    def _write(self) -> None:
+        temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
+        active = self.active._asdict() if self.active else None
+        with suppress(OSError):
+            temporary.write_text(json.dumps({"numbers": self._numbers, "active": active}), encoding="utf-8")
+            temporary.replace(self._path)

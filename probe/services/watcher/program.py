@@ -1,0 +1,149 @@
+"""Life of the watcher's process: it leaves the rank that started it, takes the lock of its folder, and watches.
+
+This module imports little: the rank waits until the process has left it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probe.core.run_state.watcher_process import WatcherSettings
+    from probe.services.watcher.node import AlertSender
+
+LOCK_SECONDS = 2.0
+"""Time for which the lock is tried: a rank that looks whether a watcher lives holds it for a moment."""
+CLOSE_SECONDS = 10.0
+NICENESS = 10
+OLD_SECONDS = 24 * 3600.0
+_NAME = re.compile("[0-9a-f]{16}")
+_SUFFIXES, _PREFIXES = (".progress", ".stacks"), (".rank", ".watcher", ".hangs")
+
+_log = logging.getLogger("probe.hang")
+
+
+def main(arguments: Sequence[str], queue: Callable[[WatcherSettings], AlertSender] | None = None) -> int:
+    """Watch the folder that is the only argument. Return at once in the process that was started; its child watches.
+
+    Args:
+        arguments: the folder.
+        queue: maker of the queue of alerts; missing: that of the configuration.
+    """
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m probe.services.watcher FOLDER\n")
+        return 2
+    if os.fork():
+        return 0
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(NICENESS)
+    folder = Path(arguments[0])
+    if (lock := _locked(folder)) < 0:
+        return 0
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.raiseExceptions = False
+    with suppress(OSError):
+        sweep(folder.parent)
+    _watch(folder, queue or _queue)
+    with suppress(OSError):
+        _clear(folder)
+    os.close(lock)
+    return 0
+
+
+def _watch(folder: Path, queue: Callable[[WatcherSettings], AlertSender]) -> None:
+    from probe.core.run_state.watcher_process import WatcherSettings
+    from probe.services.watcher.node import NodeWatcher
+
+    settings = WatcherSettings.read(folder)
+    alerts = queue(settings)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        NodeWatcher(folder, settings, alerts).run()
+    finally:
+        alerts.close(CLOSE_SECONDS)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _queue(settings: WatcherSettings) -> AlertSender:
+    """Queue of alerts that the configuration describes."""
+    from importlib import import_module
+
+    from probe.core.config.schema import AlertSettings
+    from probe.core.faults import Faults
+
+    alerts: Any = import_module("probe.core.alerting.alerts")
+    made: AlertSender = alerts.Alerts(
+        AlertSettings.model_validate(dict(settings.alert)),
+        job=settings.job,
+        rank=-1,
+        directory=Path(settings.output),
+        faults=Faults(),
+    )
+    return made
+
+
+def _locked(folder: Path) -> int:
+    """Take the lock of ``folder`` and write the process id into it; -1 if another watcher has it."""
+    from probe.core.run_state.watcher_process import LOCK
+
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == os.stat(folder / LOCK).st_ino:  # noqa: PTH116 - as its neighbour
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, str(os.getpid()).encode(), 0)
+                return lock
+        os.close(lock)
+        if time.monotonic() > end:
+            return -1
+        time.sleep(0.05)
+
+
+def sweep(above: Path) -> None:
+    """Remove folders that jobs left which were killed as a whole: a day old, without a watcher and without a living
+    rank."""
+    for folder in above.iterdir():
+        if _NAME.fullmatch(folder.name) and _abandoned(folder):
+            for path in folder.iterdir():
+                if path.is_file() and (path.suffix in _SUFFIXES or path.name.startswith(_PREFIXES)):
+                    path.unlink()
+            _clear(folder)
+
+
+def _abandoned(folder: Path) -> bool:
+    from probe.core.run_state.watcher_process import watcher_pid
+
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or time.time() - found.st_mtime < OLD_SECONDS:
+        return False
+    pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank*-*.progress")]
+    return not watcher_pid(folder) and not any(Path("/proc", pid).exists() for pid in pids)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of the watcher, and the folder if nothing else is in it."""
+    from probe.core.run_state.watcher_process import LOCK, LOG, SETTINGS
+    from probe.services.watcher.episode import FILE
+
+    for name in (SETTINGS, LOG, FILE, LOCK):
+        with suppress(OSError):
+            (folder / name).unlink()
+    folder.rmdir()

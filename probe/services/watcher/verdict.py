@@ -1,0 +1,172 @@
+"""Verdict on a standstill: the call in which most ranks wait, and the ranks that do not."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import probe
+from probe.core.messages import plural
+from probe.services.watcher.stacks import RankStacks, StackFrame
+
+_OURS = str(Path(probe.__file__).parent)
+_STANDARD = sysconfig.get_path("stdlib")
+_PACKAGES = ("site-packages", "dist-packages")
+_COLLECTIVES = re.compile(
+    r"^_*(all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|reduce|broadcast|barrier|monitored_barrier|gather|scatter|"
+    r"send|recv|i?send|i?recv|batch_isend_irecv|synchronize_?\w*|wait_?\w*)(_|$|[A-Z])",
+    re.IGNORECASE,
+)
+_COMMUNICATION = re.compile(
+    r"distributed|communication|comm_func|mpi4py|horovod|deepspeed/comm|hcom|nccl|megatron/core"
+)
+_LONG = (
+    (
+        "checkpoint",
+        re.compile(r"^_*(save(?!_for_backward|d)|dump_checkpoint|load_(checkpoint|state_dict|pretrained))(_|$)"),
+    ),
+    ("evaluation", re.compile(r"^_*(evaluat(e|ion)(_\w+)?|validat(e|ion)(_\w+)?|eval(_\w+)?|test_(step|loop|epoch))$")),
+    ("compile", re.compile(r"^_*(compile(_\w+)?|compile_fx\w*|inductor\w*)$")),
+)
+"""Phases by the names of functions on the stack of a program that does not mark them."""
+
+
+class RankView(NamedTuple):
+    """Rank at a standstill."""
+
+    rank: int
+    step: int
+    phase: str
+    seconds: float
+    """Time since its last sign of progress."""
+    state: str
+    """Clause about a process that cannot run; empty for any other."""
+    stacks: RankStacks
+
+
+class Verdict(NamedTuple):
+    """Outcome of a look at the stacks of all ranks of a node."""
+
+    line: str
+    culprits: tuple[int, ...]
+    """Ranks that do not wait as most do; empty if none differs."""
+
+
+def place(view: RankView) -> str:
+    """Innermost call that is neither probe's nor of Python's own library, with its file and line."""
+    frames = view.stacks.training
+    frame = next((each for each in frames if not _inner(each.file)), frames[0] if frames else None)
+    if frame is None:
+        return "an unknown place"
+    caller = next((each for each in frames if not _inner(each.file) and not _installed(each.file)), None)
+    own = f", called at {_short(caller.file)}:{caller.line}" if caller and caller != frame else ""
+    return f"{frame.function} ({_short(frame.file)}:{frame.line}{own})"
+
+
+def long_phase(view: RankView) -> str:
+    """Name of the phase that the functions on the stack show, for a program that marks none; empty if none."""
+    for frame in view.stacks.training:
+        if not _inner(frame.file) or frame.file.endswith("pickle.py"):
+            for phase, pattern in _LONG:
+                if pattern.match(frame.function.rpartition(".")[2]):
+                    return phase
+    return ""
+
+
+def judge(views: Sequence[RankView]) -> Verdict:
+    """Name the call in which most ranks wait and the ranks that are elsewhere: those that are stopped; else those
+    outside collectives while others are in one; else those behind by a step; else the fewer in another place or phase.
+    """
+    odd = _odd_ones(views)
+    rest = [view for view in views if view not in odd]
+    common = Counter(map(_function, rest)).most_common(1)
+    first = next((view for view in rest if common and _function(view) == common[0][0]), None)
+    sentences = []
+    if first:
+        number = common[0][1]
+        group = f"rank {first.rank}" if len(views) == 1 or number == 1 else f"{number} of {len(views)} ranks"
+        where = first.state or f"{'waits' if number == 1 else 'wait'} in {place(first)}"
+        sentences.append(f"{group} {where}{_when(first)}")
+    sentences += [_sentence(view, bool(first)) for view in odd[:4]]
+    if len(odd) > 4:
+        sentences.append(f"{len(odd) - 4} more {plural(len(odd) - 4, 'rank')} as these")
+    return Verdict("; ".join(sentences), tuple(view.rank for view in odd))
+
+
+def _sentence(view: RankView, contrast: bool) -> str:
+    state = f"is {view.state}, " if view.state.startswith("stopped") else f"{view.state}, " if view.state else "is "
+    return f"rank {view.rank} {'does not: it ' if contrast else ''}{state}in {place(view)}{_when(view)}"
+
+
+def _odd_ones(views: Sequence[RankView]) -> list[RankView]:
+    ways = (
+        [view for view in views if view.state.startswith("stopped")],
+        [view for view in views if not _collective(view)],
+        [view for view in views if view.step < max(each.step for each in views)],
+        _minority(views, [_function(view) for view in views]),
+        _minority(views, [view.phase for view in views]),
+    )
+    return next((found for found in ways if 0 < len(found) < len(views)), [])
+
+
+def _minority(views: Sequence[RankView], marks: Sequence[str]) -> list[RankView]:
+    common, number = Counter(marks).most_common(1)[0]
+    few = [view for view, mark in zip(views, marks, strict=True) if mark != common]
+    return few if number > len(few) else []
+
+
+def _collective(view: RankView) -> bool:
+    """Return true if the training thread is in a call that waits for other ranks."""
+    return any(
+        _COLLECTIVES.match(frame.function.rpartition(".")[2]) and _COMMUNICATION.search(frame.file)
+        for frame in view.stacks.training
+    )
+
+
+def _when(view: RankView) -> str:
+    """Step and phase of a rank, if they say anything."""
+    if view.step < 0:
+        return " before the end of its first step" if view.phase == "start" else f" in the phase {view.phase}"
+    return f" after step {view.step}" + ("" if view.phase == "step" else f" in the phase {view.phase}")
+
+
+def _function(view: RankView) -> str:
+    return place(view).partition(" (")[0]
+
+
+def _inner(file: str) -> bool:
+    return file.startswith((_OURS, "<frozen")) or (file.startswith(_STANDARD) and not _installed(file))
+
+
+def _installed(file: str) -> bool:
+    return any(f"/{name}/" in file for name in _PACKAGES)
+
+
+def _short(file: str) -> str:
+    for name in _PACKAGES:
+        if f"/{name}/" in file:
+            return file.rpartition(f"/{name}/")[2]
+    return Path(file).name
+
+
+def stack_text(view: RankView, host: str, pid: int) -> str:
+    """Text of a rank's file: facts in the first lines, then every thread, the training thread first."""
+    known = view.stacks.source or f"no stacks: {view.stacks.problem}"
+    lines = [
+        f"rank {view.rank}, process {pid} on {host}, {known}",
+        f"phase {view.phase}, last finished step {view.step}, {view.seconds:.1f} s without progress"
+        + (f", {view.state}" if view.state else ""),
+    ]
+    for thread in sorted(view.stacks.threads, key=lambda each: not each.trains):
+        notes = [note for note, true in (("training", thread.trains), ("holds the lock", thread.locks)) if true]
+        lines += ["", f"Thread {thread.name}".rstrip() + (f" ({', '.join(notes)})" if notes else "")]
+        lines += [f"    {_line(frame)}" for frame in thread.frames]
+    return "\n".join(lines) + "\n"
+
+
+def _line(frame: StackFrame) -> str:
+    return f"{frame.function} ({frame.file}:{frame.line})"
