@@ -34,6 +34,15 @@ def test_every_key_is_there_once() -> None:
     assert {key.rpartition(".")[0] for key in OF_RULES} == {"alert.rules.args", "run.rules.args"}
 
 
+def test_every_requirement_of_mindspore_transformers_has_a_line() -> None:
+    """In their order, each with the test that shows it."""
+    lines = section("MindSpore Transformers' monitor")
+    assert [line[0].split()[0] for line in lines] == [f"004-{number}" for number in range(1, 56)]
+    assert [
+        line[0] for line in lines if len(line) != 3 or not re.search(r"`[\w/]*test_\w+\.py::test_\w+`", line[2])
+    ] == []
+
+
 POINTERS = sorted(set(re.findall(r"`((?:[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?(?:\[\w+\])?`", TEXT + FAULTS)))
 
 

@@ -31,6 +31,14 @@ from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
 from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
 from probe.core.rules.replica import odd_ones  # noqa: E402
+from probe.core.transformers_monitor import (  # noqa: E402
+    LossMonitoring,
+    Presentation,
+    StateMonitoring,
+    TransformersConfig,
+    make_callbacks,
+    read_configuration,
+)
 
 WIDE = 110
 """Characters of a line."""
@@ -49,13 +57,25 @@ SECTIONS: dict[str, tuple[Public, ...]] = {
         Public(
             "probe.pytorch.TrainerMon",
             Monitor,
-            ("set_monitor", "log", "phase", "promise", "on_run_step", "state_dict", "load_state_dict",
+            ("set_monitor", "log", "phase", "promise", "on_run_step", "on_snapshot", "state_dict", "load_state_dict",
              "stop", "flush", "step", "monitoring", "output_directory", "findings", "cost", "faults",
              "ops", "generate_wgrad_metrics", "generate_xy_metrics",
              "set_wrapped_optimizer", "monitor_gnorm_with_ad", "reload_xy"),
         ),
         Public("probe.pytorch.TrainingStopped", TrainingStopped),
         Public("probe.pytorch.ConfigError", ConfigError),
+    ),
+    "Callbacks of MindSpore Transformers": (
+        Public("probe.core.transformers_monitor.make_callbacks", make_callbacks),
+        Public("probe.pytorch.MFLossMonitor", LossMonitoring, ("step_begin", "step_end", "flush", "close", "faults")),
+        Public(
+            "probe.pytorch.TrainingStateMonitor",
+            StateMonitoring,
+            ("attach", "step_begin", "step_end", "finish", "flush", "close", "faults"),
+        ),
+        Public("probe.core.transformers_monitor.Presentation", Presentation),
+        Public("probe.core.transformers_monitor.read_configuration", read_configuration),
+        Public("probe.core.transformers_monitor.TransformersConfig", TransformersConfig),
     ),
     "After training": (
         Public("probe.core.csv2db.CSV2DBConfig", CSV2DBConfig),
@@ -83,8 +103,8 @@ COMMANDS_HEAD = """\
 PYTHON_HEAD = """\
 # Python
 
-Names that programs may import. `probe.mindspore` has `TrainerMon`, `TrainingStopped`, `ConfigError` and `csv2tb` as
-`probe.pytorch` has them. This page is made by `make reference`.
+Names that programs may import. `probe.mindspore` has `TrainerMon`, `TrainingStopped`, `ConfigError`, `csv2tb` and the
+callbacks of MindSpore Transformers as `probe.pytorch` has them. This page is made by `make reference`.
 """
 
 

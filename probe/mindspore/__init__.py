@@ -22,5 +22,6 @@ if str(mindspore.__version__).split("+")[0] == DAMAGED:
     )
 
 from probe.mindspore.adapter import TrainerMon  # noqa: E402  # after the check
+from probe.mindspore.callbacks import MFLossMonitor, TrainingStateMonitor, from_yaml  # noqa: E402
 
-__all__ = ["ConfigError", "TrainerMon", "TrainingStopped"]
+__all__ = ["ConfigError", "MFLossMonitor", "TrainerMon", "TrainingStateMonitor", "TrainingStopped", "from_yaml"]

@@ -11,5 +11,6 @@ OLDEST_TORCH = "2.4"
 require_version("probe.pytorch", "torch", str(torch.__version__), OLDEST_TORCH)
 
 from probe.pytorch.adapter import TrainerMon  # noqa: E402  # an older torch lacks what this imports
+from probe.pytorch.callbacks import MFLossMonitor, TrainingStateMonitor, from_yaml  # noqa: E402
 
-__all__ = ["ConfigError", "TrainerMon", "TrainingStopped"]
+__all__ = ["ConfigError", "MFLossMonitor", "TrainerMon", "TrainingStateMonitor", "TrainingStopped", "from_yaml"]

@@ -37,6 +37,9 @@ class ConfigError(ValueError):
         more: number of problems besides those listed.
     """
 
+    advice = "Correct these and start again; `probe config explain KEY` describes a key."
+    """Last line of the message."""
+
     def __init__(self, source: str, problems: Sequence[str], more: int = 0) -> None:
         super().__init__(source, problems, more)
         self.source = source
@@ -50,8 +53,7 @@ class ConfigError(ValueError):
         number = len(self.problems) + self.more
         count = f"{number} problem{'s' if number > 1 else ''}"
         rest = (f"and {self.more} more",) if self.more else ()
-        advice = "Correct these and start again; `probe config explain KEY` describes a key."
-        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, *rest, advice))
+        return "\n".join((f"{self.source}: {count} in the configuration", *self.problems, *rest, self.advice))
 
 
 def path_text(path: Path) -> str:

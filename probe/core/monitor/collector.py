@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -27,6 +27,7 @@ from probe.core.monitor.process_exit import Endings, put_back
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
+from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
@@ -84,15 +85,22 @@ class Collector:
     Args:
         collectives: the monitor's listener of collectives.
         process_group: the pipeline-parallel group.
+        listeners: receive each step with its findings, on the delivery thread.
 
     Raises:
         Exception: if anything cannot be watched or written; then no hook or file stays behind.
     """
 
     def __init__(
-        self, configuration: Configuration, subject: Subject, collectives: CollectiveWatch, process_group: Any
+        self,
+        configuration: Configuration,
+        subject: Subject,
+        collectives: CollectiveWatch,
+        process_group: Any,
+        listeners: Iterable[SnapshotListener] = (),
     ) -> None:
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
+        self._listeners = listeners
         self.faults, self.number = subject.faults, next(_runs)
         self.output: Output | None = None
         self._first = subject.attachment.start_iteration
@@ -281,7 +289,8 @@ class Collector:
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
         judged = self._alarms.found if self._alarms is not None else None
-        return Output(run, self._attached(first), self._made_folder(first), pace, follows, judged)
+        folder = self._made_folder(first)
+        return Output(run, self._attached(first), folder, pace, follows, judged, self._listeners)
 
     def _made_folder(self, first: int) -> OutputFolder:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""

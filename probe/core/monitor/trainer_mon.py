@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
-from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.backend.protocols import FrameworkAdapter, Remove
 from probe.core.config.schema import Settings
 from probe.core.control.planner import Configuration
 from probe.core.faults import Faults
+from probe.core.instrumentation.context import Listeners
 from probe.core.monitor import attachment
 from probe.core.monitor.collector import CollectiveWatch, Collector
 from probe.core.monitor.legacy import Legacy, main_grad_of
 from probe.core.monitor.process_exit import put_back
 from probe.core.monitor.readback import Metrics, gradients_of, values_of
 from probe.core.monitor.subject import Subject, ranks_of
+from probe.core.output.pipeline import SnapshotListener
 from probe.core.output.run_output import FLUSH_SECONDS
 from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
@@ -59,6 +61,7 @@ class Monitor(Legacy):
         self._collectives = CollectiveWatch(self._configuration, self.framework, self._faults)
         self._collector: Collector | None = None
         """The latest attachment."""
+        self._listeners: Listeners[SnapshotListener] = Listeners()
 
     @overload
     def set_monitor(
@@ -106,7 +109,15 @@ class Monitor(Legacy):
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
         subject = Subject(self.framework, attachment.read(*args, **kwargs), self._main_grad, Faults())
-        self._collector = Collector(self._configuration, subject, self._collectives, self._process_group)
+        self._collector = Collector(
+            self._configuration, subject, self._collectives, self._process_group, self._listeners
+        )
+
+    def on_snapshot(self, listener: SnapshotListener) -> Remove:
+        """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its
+        failures are counted. Return a function that ends this."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.remove(listener)
 
     # Numbers of the run.
 

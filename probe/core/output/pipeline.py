@@ -21,6 +21,8 @@ from probe.core.rules.evaluate import find
 
 FINDINGS_KEPT = 1000
 NEWS_KEPT = 100
+SnapshotListener = Callable[[Snapshot], None]
+"""Function that receives every step with its findings, on the delivery thread."""
 Judged = Callable[[int, Sequence[Finding]], None]
 """Function that receives the number of every sampled step and its findings."""
 
@@ -30,6 +32,7 @@ class Writer:
 
     Args:
         judged: called with the findings of every step, before the step is written.
+        listeners: receive every step, before it is written.
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class Writer:
         faults: Faults,
         past: Past | None = None,
         judged: Judged | None = None,
+        listeners: Iterable[SnapshotListener] = (),
     ) -> None:
         self._rules, self._sinks, self._faults, self._judged = rules, sinks, faults, judged
+        self._listeners = listeners
         self.past = past
         """The buffer of steps without findings; None if every step is written."""
         self.findings: list[Finding] = []
@@ -81,6 +86,8 @@ class Writer:
             self._call("alerts", partial(self._judged, snapshot.step, found))
         for name, seconds in snapshot.cost.items():
             self.cost[name] = self.cost.get(name, 0.0) + seconds
+        for listener in self._listeners:
+            self._call("snapshot listener", partial(listener, snapshot))
         for due in (snapshot,) if self.past is None else self.past.admit(snapshot):
             self._put(due)
 

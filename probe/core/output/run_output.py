@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import Attached, ManifestWriter
-from probe.core.output.pipeline import Judged, Stages, Writer
+from probe.core.output.pipeline import Judged, SnapshotListener, Stages, Writer
 from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
 from probe.core.output.sinks.context import SinkContext
@@ -46,6 +46,7 @@ class Output:
         pace: changes the interval between sampled steps; None if it is fixed.
         follows: the configuration file that is followed during training, or None.
         judged: receives the findings of every sampled step, on the delivery thread.
+        listeners: receive each step, beside the sinks.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Output:
         pace: Pace | None,
         follows: Path | None,
         judged: Judged | None = None,
+        listeners: Iterable[SnapshotListener] = (),
     ) -> None:
         self._run, self._pace = run, pace
         self._attached, self._folder, self._resumed = attached, folder, folder.resumed
@@ -68,7 +70,7 @@ class Output:
         try:
             self._stages.choose(run.settings, self._context(run))
             self._remember()
-            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged)
+            self._writer = Writer(self._stages.rules, self._stages.sinks, run.faults, self._past(), judged, listeners)
             self._writer.open()
         except BaseException:
             self._remove()

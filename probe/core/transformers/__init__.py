@@ -1,0 +1,1 @@
+"""Configuration, log lines, tags and event files of MindSpore Transformers' training monitor."""

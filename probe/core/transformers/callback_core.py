@@ -1,0 +1,162 @@
+"""Common part of both callbacks: steps, the queue of their values, the end of the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.backend.protocols import FrameworkAdapter
+from probe.core.faults import Faults
+from probe.core.monitor.process_exit import Endings
+from probe.core.transformers.configuration import checked
+from probe.core.transformers.event_writer import EventWriter, Scalar, event_writer
+from probe.core.transformers.log_lines import STYLES, Position, logger, state_line
+from probe.core.transformers.schema import TensorboardSection
+from probe.core.transformers.step_values import Norms, StepNumbers, StepValues
+
+FLUSH_SECONDS = 30.0
+"""Longest time that the end of training waits for the last steps."""
+
+
+class Presentation(NamedTuple):
+    """Choice of how numbers are shown."""
+
+    log_style: str = "1.9"
+    """Release of the tool whose log lines are written: `1.6` or `1.9`."""
+    samples_suffix: str = "_vs_samples"
+    """End of the tags of curves against samples: `_vs_samples` as in the tool's event files, where its ` vs samples`
+    arrives so; `-vs-samples` as its documentation has it."""
+
+
+class StepCounter:
+    """Numbers of steps, from 1 and over all runs of the training, and their durations.
+
+    Args:
+        epochs: number of epochs.
+        steps: number of steps in an epoch; 0: unknown.
+        initial: number of steps that were done before this run.
+    """
+
+    def __init__(self, epochs: int | None, steps: int | None, initial: int) -> None:
+        self.epochs, self.steps, self.initial = epochs or 1, steps or 0, initial
+        self.step = initial
+        """Number of the step that ended last."""
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        """Begin a step, if that is known; else each begins where the one before ends."""
+        self._began = time.perf_counter()
+
+    def end(self, step: int | None, several: int = 1) -> float:
+        """End the step with this number, else the next; return its duration in seconds.
+
+        Args:
+            several: number of steps that have ended, as where a dataset is sunk to a device.
+        """
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        self.step = self.step + 1 if step is None else step
+        return seconds / several
+
+    def position(self, step: int) -> Position:
+        """Return the position of ``step`` in training."""
+        return Position.of(step, self.epochs, self.steps)
+
+
+class CallbackCore:
+    """Callback that takes the values of each step from training, and logs and writes them on a thread of its own.
+
+    After training has begun no fault here raises into it: faults are counted in :attr:`faults`.
+    """
+
+    framework: FrameworkAdapter
+
+    def __init__(self, presentation: Presentation, tensorboard: TensorboardSection | Mapping[str, Any] | None) -> None:
+        if presentation.log_style not in STYLES:
+            raise ValueError(f"log_style: expected one of {', '.join(STYLES)}, got {presentation.log_style!r}")
+        self.presentation = presentation
+        section = tensorboard
+        if isinstance(section, Mapping):
+            section = checked(TensorboardSection, section, "tensorboard")
+        self.tensorboard = section if section is not None and section.tensorboard_dir else None
+        self._noted = Faults()
+        self._writer: EventWriter | None = None
+        if self.tensorboard is not None:
+            folder = Path(str(self.tensorboard.tensorboard_dir)).expanduser() / folder_name(self.framework)
+            self._writer = event_writer(folder, self.tensorboard.tensorboard_queue_size)
+        self.lines = logger()
+        """Logger of the lines."""
+        self._values: StepValues | None = None
+        self._endings: Endings | None = None
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Number of faults inside the callback, by place."""
+        return self._noted.counts
+
+    @property
+    def devices(self) -> int:
+        """Number of processes."""
+        return self.framework.groups.world_size()
+
+    def hand_over(self, step: int, seconds: float, values: Mapping[str, Any], norms: Norms | None = None) -> None:
+        """Send the values of a step to the thread; begin it at the first step."""
+        if self._values is None:
+            self._values = StepValues(self.framework, self._noted, self._receive)
+            self._endings = Endings(self._ended, self.flush)
+        self._values.submit(step, seconds, values, norms)
+
+    def _receive(self, numbers: StepNumbers) -> None:
+        """Log and write the numbers of a step, on the thread."""
+        raise NotImplementedError
+
+    def write(self, scalars: list[Scalar]) -> None:
+        """Write ``scalars`` to the event file, if there is one."""
+        if self._writer is not None and scalars:
+            self._writer.add(scalars)
+
+    def write_texts(self, texts: Iterable[tuple[str, str]]) -> None:
+        """Write texts to the event file, if there is one."""
+        if self._writer is not None:
+            self._writer.add_texts(texts, time.time())
+
+    def log_state(self, position: Position, tag: str, value: float) -> None:
+        """Log one number of the training state."""
+        self.lines.info("%s", state_line(position, tag, value, self.presentation.log_style))
+
+    def guarded(self, where: str, work: Callable[[], object]) -> bool:
+        """Do ``work`` and return true if it succeeds; count its failure."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into training
+            self._noted.note(where, error)
+            return False
+        return True
+
+    def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
+        arrived = self._values is None or self._values.flush(timeout)
+        if self._writer is not None:
+            self.guarded("event file", self._writer.flush)
+        return arrived
+
+    def close(self) -> None:
+        """Write what is left and end the thread. A further call does nothing; a further step begins another thread."""
+        values, self._values = self._values, None
+        endings, self._endings = self._endings, None
+        if values is not None:
+            self.guarded("end of the run", lambda: values.close(FLUSH_SECONDS))
+        if self._writer is not None:
+            self.guarded("event file", self._writer.flush)
+        if endings is not None:
+            self.guarded("end of the run", endings.forget)
+
+    def _ended(self, *_: object) -> None:
+        self.close()
+
+
+def folder_name(framework: FrameworkAdapter) -> str:
+    """Return the name of the folder of this rank's event files, such as ``rank_0``."""
+    return f"rank_{framework.groups.rank()}"

@@ -1,0 +1,356 @@
+"""Reading of a MindSpore Transformers configuration: merge of arguments, YAML and defaults, all problems at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from probe.core.config.errors import MOST_SHOWN, ConfigError, nearest, path_text, problems
+from probe.core.config.parse import read
+from probe.core.fields import Section
+from probe.core.transformers.schema import (
+    ELSEWHERE,
+    LOG,
+    TENSORBOARD,
+    LossSection,
+    StateSection,
+    TensorboardSection,
+    TrainStateSection,
+)
+
+MONITOR, EVENTS, CALLBACKS, DYNAMIC = "monitor_config", "tensorboard", "callbacks", "monitor"
+LOSS, STATE = "MFLossMonitor", "TrainingStateMonitor"
+"""Types of callbacks that are read here."""
+DIRECTORY_VARIABLE = "MA_SUMMARY_LOG_DIR"
+"""Environment variable with the directory of event files; it is used instead of `tensorboard_dir`."""
+_log = logging.getLogger("probe.transformers")
+Path = tuple[int | str, ...]
+Lead = Callable[[Path], str]
+Kind = TypeVar("Kind", bound=Section)
+
+
+class TransformersConfigError(ConfigError):
+    """Error of a configuration of MindSpore Transformers that cannot be used."""
+
+    advice = "Correct these and start again; docs/guides/coming_from.md describes the keys."
+
+
+@dataclass(frozen=True)
+class TransformersConfig:
+    """Configuration of a run, after arguments, YAML and defaults are merged."""
+
+    state: StateSection = field(default_factory=StateSection)
+    """Numbers of ``TrainingStateMonitor``; the places are those that exist."""
+    loss: LossSection | None = None
+    """Arguments of ``MFLossMonitor``; None if it is not listed."""
+    tensorboard: TensorboardSection | None = None
+    """Event files; None if there are none."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Every key of arguments and YAML, merged, and the sections above with their defaults."""
+
+    @property
+    def watches_state(self) -> bool:
+        """True if ``TrainingStateMonitor`` is added."""
+        return self.state.monitor_on or self.checks_nan
+
+    @property
+    def checks_nan(self) -> bool:
+        """True if NaN in the loss and the global norm ends training."""
+        return bool(self.values.get("check_for_nan_in_loss_and_grad"))
+
+    @property
+    def skips_spikes(self) -> bool:
+        """True if the training cell leaves out updates at spikes of the global norm."""
+        return bool(_section(self.values, "runner_wrapper").get("use_skip_data_by_global_norm"))
+
+    @property
+    def epochs(self) -> int | None:
+        """Number of epochs, if known."""
+        return _count(_section(self.values, "runner_config"), "origin_epochs", "epochs")
+
+    @property
+    def sink_mode(self) -> bool:
+        """True if the dataset is sunk to the device, as it is by default."""
+        return bool(_section(self.values, "runner_config").get("sink_mode", True))
+
+    @property
+    def global_batch_size(self) -> int:
+        """Number of samples in a step over all devices; 0 if the configuration does not say it."""
+        runner, parallel = _section(self.values, "runner_config"), _section(self.values, "parallel_config")
+        whole, batch = _count(runner, "global_batch_size"), _count(runner, "batch_size")
+        if whole is not None or batch is None:
+            return whole or 0
+        micro = (_count(parallel, "micro_batch_num") or 1) if (_count(parallel, "pipeline_stage") or 1) > 1 else 1
+        accumulated = _count(runner, "gradient_accumulation_steps") or 1
+        copies = (_count(parallel, "data_parallel") or 1) * (_count(self.values, "micro_batch_interleave_num") or 1)
+        return batch * micro * accumulated * copies
+
+    @property
+    def output_directory(self) -> str:
+        """Directory of the file with abnormal global norms."""
+        return str(self.values.get("output_dir") or "./output")
+
+
+def read_configuration(
+    source: str | PathLike[str] | Mapping[str, Any],
+    arguments: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> TransformersConfig:
+    """Read the YAML file ``source``, or a mapping with the same keys.
+
+    Args:
+        arguments: values that replace those of the file, such as ``{"seed": 1, "runner_config": {"epochs": 2}}``.
+
+    Raises:
+        TransformersConfigError: with every problem at once.
+    """
+    values, name, found = dict[str, Any](), "the mapping", list[str]()
+    lead: Lead = lambda _: ""  # noqa: E731
+    if isinstance(source, Mapping):
+        values = dict(source)
+    else:
+        name = fspath(source)
+        parsed = read(source)
+        values, lead = parsed.values, parsed.lines.lead
+        found += parsed.repeated
+    values = merged(values, arguments or {})
+    config = _Reader(values, lead, found, os.environ if environ is None else environ).read()
+    if found:
+        raise TransformersConfigError(name, found[:MOST_SHOWN], len(found[MOST_SHOWN:]))
+    return config
+
+
+def checked(model: type[Kind], values: Mapping[str, Any], name: str) -> Kind:
+    """Return a section made of ``values``.
+
+    Args:
+        name: place of the values in messages, such as a callback.
+
+    Raises:
+        TransformersConfigError: with every problem at once.
+    """
+    found = list[str]()
+    section = _Reader({}, lambda _: "", found, {}).section(model, values, ())
+    if section is None or found:
+        raise TransformersConfigError(name, found)
+    return section
+
+
+def pass_over(arguments: Mapping[str, Any], name: str, known: Sequence[str]) -> None:
+    """Accept arguments that the tool's callback has besides those here; log those that ask for anything.
+
+    Args:
+        name: name of the callback.
+        known: arguments without effect here.
+
+    Raises:
+        TypeError: for an argument that the tool does not have either.
+    """
+    for key, value in arguments.items():
+        if key not in ELSEWHERE and key not in known:
+            raise TypeError(f"{name}: unexpected argument {key!r}")
+        if key in ELSEWHERE and _on(value):
+            _log.warning("%s: %s is not supported; here, %s", name, key, ELSEWHERE[key])
+
+
+def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with those of ``over`` in their place, section by section."""
+    result = dict(values)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        result[key] = merged(below, value) if both else value  # type: ignore[arg-type] # below is a mapping
+    return result
+
+
+class _Reader:
+    """Reader of the sections, which appends to ``found`` a line for each problem."""
+
+    def __init__(self, values: dict[str, Any], lead: Lead, found: list[str], environ: Mapping[str, str]) -> None:
+        self._values, self._lead, self._found = values, lead, found
+        self._directory = environ.get(DIRECTORY_VARIABLE, "").strip()
+
+    def read(self) -> TransformersConfig:
+        if self._values.get(DYNAMIC) is not None and self._values.get(MONITOR) is not None:
+            self._problem((DYNAMIC,), f"expected one of {DYNAMIC} and {MONITOR}, got both; keep one")
+        state, events = self._state(), self._events()
+        if self._values.get(DYNAMIC) is not None:
+            state, events = self._dynamic(events)
+        loss = self._loss()
+        if self._directory:
+            events = (events or TensorboardSection()).model_copy(update={"tensorboard_dir": self._directory})
+        if events is not None and events.tensorboard_dir is None:
+            events = None
+        values = dict(self._values)
+        if self._values.get(MONITOR) is not None:
+            values[MONITOR] = _plain(state)
+        if events is not None:
+            values[EVENTS] = _plain(events)
+        if not self._found:
+            state = _placed(state, events)
+        return TransformersConfig(state, loss, events, values)
+
+    def _state(self) -> StateSection:
+        section = self._mapping(MONITOR)
+        if section.get("monitor_on") in (None, False):  # nothing else in it has an effect
+            return StateSection()
+        return self.section(StateSection, section, (MONITOR,)) or StateSection()
+
+    def _events(self) -> TensorboardSection | None:
+        section = self._mapping(EVENTS)
+        return self.section(TensorboardSection, section, (EVENTS,)) if section else None
+
+    def _dynamic(self, events: TensorboardSection | None) -> tuple[StateSection, TensorboardSection | None]:
+        """Return the sections that the dynamic graph's ``monitor`` stands for."""
+        section = self.section(TrainStateSection, self._mapping(DYNAMIC), (DYNAMIC,)) or TrainStateSection()
+        wanted, written = section.train_state, section.tensorboard
+        if (folder := written.output_dir or written.tensorboard_dir) is not None:
+            queue = written.tensorboard_queue_size or written.queue_size
+            events = TensorboardSection(
+                tensorboard_dir=folder, tensorboard_queue_size=queue, log_timers_to_tensorboard=True
+            )
+        places: tuple[str, ...] = (LOG, TENSORBOARD) if events is not None or self._directory else (LOG,)
+        state = StateSection(
+            monitor_on=any(wanted.model_dump().values()),
+            step_interval=written.tensorboard_log_interval or written.log_interval,
+            local_norm_format=places if wanted.local_norm else (),
+            local_loss_format=places if wanted.local_loss else (),
+            device_local_norm_format=places if wanted.device_norm else (),
+            device_local_loss_format=places if wanted.device_loss else (),
+        )
+        return state, events
+
+    def _loss(self) -> LossSection | None:
+        """Return the arguments of the first ``MFLossMonitor`` among the callbacks."""
+        listed = self._values.get(CALLBACKS)
+        if listed is None:
+            return None
+        if not isinstance(listed, list | tuple):
+            self._problem((CALLBACKS,), f"expected a list of callbacks, got {type(listed).__name__}")
+            return None
+        loss, left = None, list[str]()
+        for index, entry in enumerate(listed):
+            kind = entry.get("type") if isinstance(entry, Mapping) else None
+            if not isinstance(kind, str):
+                self._problem((CALLBACKS, index), "expected a mapping with the key type, such as {type: MFLossMonitor}")
+            elif kind == LOSS:
+                loss = loss or self.section(LossSection, entry, (CALLBACKS, index))
+            elif kind == "LossCallback":  # the dynamic graph's
+                times = entry.get("log_interval", 1)
+                loss = loss or self.section(LossSection, {"per_print_times": times}, (CALLBACKS, index))
+            elif kind != STATE:
+                left.append(kind)
+        if left:
+            _log.info("callbacks of other types are left to the program: %s", ", ".join(left))
+        return loss
+
+    def _mapping(self, key: str) -> Mapping[str, Any]:
+        value = self._values.get(key)
+        if value is None or isinstance(value, Mapping):
+            return value or {}
+        self._problem((key,), f"expected a mapping, got {type(value).__name__}")
+        return {}
+
+    def section(self, model: type[Kind], section: Mapping[str, Any], at: Path) -> Kind | None:
+        known, unknown = dict[str, Any](), list[str]()
+        for key, value in section.items():
+            if key in model.model_fields:
+                known[key] = value
+            elif key in ELSEWHERE:
+                self._name(key, value, at)
+            else:
+                unknown.append(key)
+        for key in unknown:
+            close = nearest(key, list(model.model_fields))
+            hint = f"did you mean {close}?" if close else f"expected one of {', '.join(model.model_fields)}"
+            self._problem((*at, key), f"unknown key; {hint}")
+        try:
+            return model.model_validate(known)
+        except ValidationError as error:
+            self._found += problems(error, model, self._lead, at)
+            return None
+
+    def _name(self, key: str, value: object, at: Path) -> None:
+        """Log that ``key`` is not supported, if it would switch anything on."""
+        if _on(value):
+            _log.warning("%s is not supported; here, %s", path_text((*at, key)), ELSEWHERE[key])
+
+    def _problem(self, path: Path, sentence: str) -> None:
+        self._found.append(f"{self._lead(path)}{path_text(path)}: {sentence}")
+
+
+def _on(value: object) -> bool:
+    """Return whether a value of a section that is not supported asks for anything."""
+    if isinstance(value, Mapping):
+        return any(_on(each) for key, each in value.items() if key.endswith(("format", "_on", "threshold")))
+    return bool(value)
+
+
+def _placed(state: StateSection, events: TensorboardSection | None) -> StateSection:
+    """Return ``state`` with the log in place of event files, if there are none."""
+    if events is not None:
+        return state
+    changed = {key: (LOG,) for key, places in state.formats.items() if TENSORBOARD in places}
+    if changed:
+        _log.warning(
+            "%s: there is no tensorboard section with a tensorboard_dir: 'tensorboard' becomes 'log'",
+            ", ".join(changed),
+        )
+    return state.model_copy(update=changed)
+
+
+def _plain(section: Section) -> dict[str, Any]:
+    """Return a section as in YAML."""
+    pairs = section.model_dump().items()
+    return {key: (list(value) or None) if isinstance(value, tuple) else value for key, value in pairs}
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(section: Mapping[str, Any], *keys: str) -> int | None:
+    """Return the first of ``keys`` that is a positive integer."""
+    found = (section.get(key) for key in keys)
+    return next(
+        (value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None
+    )
+
+
+def chooser(state: StateSection) -> Callable[[str], bool]:
+    """Return the function that is true for the names of parameters that ``target`` and ``invert`` choose."""
+    expressions = [re.compile(text) for text in state.target]
+    return cache(lambda name: any(each.search(name) for each in expressions) != state.invert)
+
+
+def monitor_settings(state: StateSection, names: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of the ``TrainerMon`` that collects the gradients for ``state``; empty if none
+    is needed.
+
+    Args:
+        names: trainable parameters of the model.
+    """
+    chosen = list(filter(chooser(state), names)) if state.local_norm_format else []
+    if not chosen and not state.device_local_norm_format:
+        return {}
+    whole = bool(state.device_local_norm_format) or len(chosen) == len(names)
+    interval = state.step_interval
+    return {
+        "wg_distribution": True,
+        "ops": ["norm"],
+        "format": "api",
+        "squash_name": False,
+        "start_step": interval - 1,
+        "step_interval": interval,
+        "targets": {} if whole else {name: {} for name in chosen},
+        "alert": {"rules": []},
+    }

@@ -1,0 +1,106 @@
+"""MindSpore Transformers' training monitor: its configuration, and the callbacks ``MFLossMonitor`` and
+``TrainingStateMonitor`` without a framework.
+
+``probe.pytorch`` and ``probe.mindspore`` have the callbacks themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from probe.core.transformers.callback_core import CallbackCore, Presentation
+from probe.core.transformers.configuration import (
+    TransformersConfig,
+    TransformersConfigError,
+    monitor_settings,
+    read_configuration,
+)
+from probe.core.transformers.event_writer import EventWriter
+from probe.core.transformers.loss_monitor import LossMonitoring
+from probe.core.transformers.state_monitor import StateMonitoring
+from probe.core.transformers.text_page import CONDITIONS, NAMES, texts
+
+__all__ = [
+    "CONDITIONS",
+    "NAMES",
+    "EventWriter",
+    "LossMonitoring",
+    "Presentation",
+    "StateMonitoring",
+    "TransformersConfig",
+    "TransformersConfigError",
+    "make_callbacks",
+    "monitor_settings",
+    "read_configuration",
+    "texts",
+]
+
+
+def make_callbacks(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    loss_class: Callable[..., Any],
+    state_class: Callable[..., Any],
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    log_style: str = Presentation().log_style,
+    samples_suffix: str = Presentation().samples_suffix,
+    global_batch_size: int = 0,
+    dataset_size: int | None = None,
+    initial_step: int = 0,
+    flops_per_step: float | None = None,
+    monitor_config: Mapping[str, Any] | None = None,
+    monitor: Any = None,
+) -> list[Any]:
+    """Return the callbacks that a configuration asks for, and write its TEXT page.
+
+    Args:
+        source: the YAML file, or a mapping with the same keys.
+        loss_class: ``MFLossMonitor`` of a framework.
+        state_class: its ``TrainingStateMonitor``.
+        arguments: values that replace those of the file, such as ``{"runner_config": {"epochs": 2}}``.
+        log_style: see :class:`Presentation`.
+        samples_suffix: see :class:`Presentation`.
+        global_batch_size: number of samples in a step, over all devices; 0: as configured.
+        dataset_size: number of steps in an epoch.
+        initial_step: number of steps that were done before this run.
+        flops_per_step: floating-point operations of a step on this device.
+        monitor_config: further keys of the ``TrainerMon`` that collects gradients.
+        monitor: receives the numbers of ``MFLossMonitor``, too.
+
+    Raises:
+        TransformersConfigError: with every problem at once.
+    """
+    config = read_configuration(source, arguments)
+    batch = global_batch_size or config.global_batch_size
+    shown: dict[str, Any] = {
+        "log_style": log_style, "samples_suffix": samples_suffix, "tensorboard": config.tensorboard
+    }  # fmt: skip
+    made: list[Any] = []
+    if config.loss is not None:
+        given = {key: value for key, value in config.loss if key != "type"}
+        given["origin_epochs"] = given["origin_epochs"] or config.epochs
+        given["dataset_size"] = given["dataset_size"] or dataset_size
+        given["initial_step"] = given["initial_step"] or initial_step
+        given["global_batch_size"] = given["global_batch_size"] or batch
+        more = {"flops_per_step": flops_per_step, "sink_mode": config.sink_mode, "monitor": monitor}
+        made.append(loss_class(**given, **shown, **more))
+    if config.watches_state:
+        made.append(
+            state_class(
+                origin_epochs=config.epochs,
+                config=config.state,
+                dataset_size=dataset_size,
+                initial_step=initial_step,
+                global_batch_size=batch,
+                check_for_nan_in_loss_and_grad=config.checks_nan,
+                use_skip_data_by_global_norm=config.skips_spikes,
+                output_dir=config.output_directory,
+                monitor_config=monitor_config,
+                **shown,
+            )
+        )
+    if made and isinstance(made[0], CallbackCore):
+        made[0].write_texts(texts({"device_num": made[0].devices, "data_size": dataset_size, **config.values}))
+    return made

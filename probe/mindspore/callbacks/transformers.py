@@ -1,0 +1,149 @@
+"""``MFLossMonitor`` and ``TrainingStateMonitor`` of MindSpore Transformers, for ``mindspore.train.Model``.
+
+::
+
+    model.train(epochs, dataset, callbacks=from_yaml("train.yaml"))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import mindspore
+from mindspore.train import Callback
+
+from probe.core.transformers_monitor import LossMonitoring, StateMonitoring, make_callbacks
+from probe.mindspore.adapter import ADAPTER, TrainerMon
+from probe.mindspore.callbacks.outputs import backbone_of, learning_rate_of, optimizer_of, values_of
+
+
+def _begin(core: LossMonitoring | StateMonitoring, params: Any) -> int:
+    """Complete what ``core`` does not know about the training, at its first epoch; return the number that is added to
+    the run's count of steps."""
+    counter, begun = core.counter, int(params.cur_step_num)
+    counter.steps = counter.steps or int(params.batch_num)
+    epochs = int(params.cur_epoch_num) - 1
+    if counter.epochs == 1:
+        counter.epochs = int(params.epoch_num) + epochs
+    done = max(counter.initial, int(params.get("initial_step", None) or 0), begun)
+    if done < epochs * counter.steps:  # counted within its epoch
+        done = epochs * counter.steps + done % counter.steps
+    counter.initial = counter.step = done
+    return done - begun
+
+
+def _several(params: Any) -> int:
+    """Return the number of steps that end together where the dataset is sunk to the device."""
+    return int(params.batch_num) if params.dataset_sink_mode else 1
+
+
+def _batch_size(params: Any) -> int | None:
+    """Return the number of samples of a step over all devices, if the dataset has one."""
+    try:
+        return int(params.train_dataset.get_batch_size()) * ADAPTER.groups.world_size()
+    except Exception:  # noqa: BLE001 - a dataset of another kind
+        return None
+
+
+class MFLossMonitor(LossMonitoring, Callback):
+    """Monitor of the loss. It needs no hook, so that it also works in graph mode. See
+    :class:`probe.core.transformers.loss_monitor.LossMonitoring`."""
+
+    framework = ADAPTER
+
+    _before: int | None = None
+    """Number of steps before those that the run counts; None before the first epoch."""
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        if self._before is not None:
+            return
+        params = run_context.original_args()
+        self._before = _begin(self, params)
+        self.sink_mode = bool(params.dataset_sink_mode)
+        self.pipelined = mindspore.get_auto_parallel_context("pipeline_stages") > 1
+        self._optimizer, self._batch = optimizer_of(params), _batch_size(params)
+
+    def on_train_step_begin(self, run_context: Any) -> None:  # noqa: ARG002
+        self.step_begin()
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        values = values_of(params.net_outputs)
+        if "learning_rate" not in values and self.section.learning_rate is None:
+            self.guarded("learning rate", lambda: values.update(learning_rate=learning_rate_of(self._optimizer)))
+        if not self.section.global_batch_size:
+            values["batch_size"] = self._batch
+        step = (self._before or 0) + int(params.cur_step_num)
+        self.step_end(**values, step=step, several=_several(params))
+
+    def on_train_end(self, run_context: Any) -> None:  # noqa: ARG002
+        self.close()
+
+
+class TrainingStateMonitor(StateMonitoring, Callback):
+    """Monitor of the training state. See :class:`probe.core.transformers.state_monitor.StateMonitoring`."""
+
+    framework = ADAPTER
+    monitor_class = TrainerMon
+
+    _before: int | None = None
+    """Number of steps before those that the run counts; None before the first epoch."""
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        if self._before is not None:
+            return
+        params = run_context.original_args()
+        self._before = _begin(self, params)
+        self._run_context, self._batch = run_context, _batch_size(params)
+        self._submitted = self.counter.initial
+        self.attach(backbone_of(params), optimizer_of(params))
+
+    def tag_name(self, name: str, parameter: Any) -> str:
+        return str(getattr(parameter, "name", "")) or name
+
+    def check_hooks(self) -> None:
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+            raise ValueError(
+                "TrainingStateMonitor: local_norm_format and device_local_norm_format: MindSpore runs in GRAPH_MODE, "
+                "which compiles training whole, so that no hook sees a gradient; set them to null, or call "
+                "mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. All other numbers are recorded in either"
+            )
+
+    def on_train_step_begin(self, run_context: Any) -> None:  # noqa: ARG002
+        self.step_begin()
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        values = values_of(params.net_outputs)
+        batch = None if self.global_batch_size else self._batch
+        self.step_end(
+            loss=values.get("loss"),
+            grad_norm=values.get("grad_norm"),
+            batch_size=batch,
+            step=(self._before or 0) + int(params.cur_step_num),
+            several=_several(params),
+        )
+
+    def stop_training(self) -> None:
+        self._run_context.request_stop()
+
+    def on_train_end(self, run_context: Any) -> None:  # noqa: ARG002
+        self.finish()
+
+
+def from_yaml(
+    path: str | os.PathLike[str] | Mapping[str, Any], arguments: Mapping[str, Any] | None = None, **options: Any
+) -> list[Any]:
+    """Return the callbacks of a MindSpore Transformers configuration: ``MFLossMonitor`` if it is listed under
+    ``callbacks``, ``TrainingStateMonitor`` if ``monitor_on`` is true.
+
+    Args:
+        arguments: values that replace those of the file.
+        options: those of :func:`probe.core.transformers_monitor.make_callbacks`.
+
+    Raises:
+        TransformersConfigError: with every problem at once.
+    """
+    return make_callbacks(path, MFLossMonitor, TrainingStateMonitor, arguments, **options)
