@@ -37,6 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 """All that a module may import besides the standard library."""
 
 LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"alerting.redaction"}),
     frozenset({"histogram", "faults", "fields", "errors", "messages"}),
     frozenset({"moments"}),
     frozenset({"records"}),

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from probe.core.alerting.redaction import redact
 from probe.core.fields import describe, peel
 
 Path = tuple[int | str, ...]
@@ -106,6 +107,8 @@ def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], m
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return f"missing; expected {expected}"
+    if "shown" in context:
+        return f"expected {expected}, got {context['shown']}"
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
     return f"expected {expected}, got {_shown(value)}{hint}"
 
@@ -130,6 +133,7 @@ def _shown(value: object) -> str:
                 break
     except (TypeError, ValueError, RecursionError):  # keys that JSON lacks; a YAML alias inside its own anchor
         text = _bounded(value)
+    text = redact(text)
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
 
 
