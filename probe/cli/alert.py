@@ -62,14 +62,14 @@ def flush(
         raise typer.Exit(2)
     spools = list(abandoned(folder))
     try:
-        complete = all([_flush(spool, _of_the_run(spool) if outlets is None else outlets) for spool in spools])
+        results = [_flush(spool, _of_the_run(spool) if outlets is None else outlets) for spool in spools]
     finally:
         for spool in spools:
             spool.close()
     if live := len(names(folder)):
         sentence = f"{live} {plural(live, 'sender')} in {folder}: going on, or with alerts that are left"
         typer.echo(printable(sentence))
-    raise typer.Exit(0 if complete else 1)
+    raise typer.Exit(0 if all(results) else 1)
 
 
 def _of_the_run(spool: Spool) -> list[Outlet]:

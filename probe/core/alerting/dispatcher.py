@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from probe.core.alerting.channels.exchange import NotReceived
 from probe.core.alerting.matters import Matters, forget_old
-from probe.core.alerting.outlet import MOST_WAITING, SEND_SECONDS, Attempt, Outlet
+from probe.core.alerting.outlet import MOST_WAITING, SEND_SECONDS, Attempt, Outlet, queue_again
 from probe.core.alerting.redaction import describe_error, redact
 from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
 from probe.core.faults import Faults
@@ -256,15 +256,6 @@ class Dispatcher:
             for spool in filter(None, [self._spool, *self._inherited]):
                 spool.close()
         flush.done.release()
-
-
-def queue_again(entry: SpooledAlert, outlets: Sequence[Outlet]) -> None:
-    """Choose the channels of an alert of an earlier run: those that had not accepted it, by their names; if the
-    configuration has none of them any more, all that admit its severity."""
-    known = {outlet.label for outlet in outlets}
-    if not entry.pending & known:
-        entry.pending = {outlet.label for outlet in outlets if outlet.admits(entry.alert.severity)}
-    entry.pending &= known
 
 
 def _plain(error: BaseException) -> Exception:

@@ -159,6 +159,15 @@ def omission(numbers: Mapping[str, int]) -> list[Alert]:
     return [Alert("omitted", "omitted", worst, title, each, {}, time.time())]  # type: ignore[arg-type]
 
 
+def queue_again(entry: SpooledAlert, outlets: Sequence[Outlet]) -> None:
+    """Choose the channels of an alert of an earlier run: those that had not accepted it, by their names; if the
+    configuration has none of them any more, all that admit its severity."""
+    known = {outlet.label for outlet in outlets}
+    if not entry.pending & known:
+        entry.pending = {outlet.label for outlet in outlets if outlet.admits(entry.alert.severity)}
+    entry.pending &= known
+
+
 def opened(settings: schema.Alert, source: str = "the given configuration") -> list[Outlet]:
     """Open the channels of a configuration.
 

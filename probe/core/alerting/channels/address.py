@@ -110,8 +110,8 @@ class SecretAddressArgs(AddressArgs):
         return self
 
 
-class Server(NamedTuple):
-    """Server that a channel sends to."""
+class Destination(NamedTuple):
+    """Address that a channel sends to, with all that a request needs."""
 
     url: str
     trusted: ssl.SSLContext | bool
@@ -160,7 +160,7 @@ def _file_text(key: str, path: Path) -> str:
         raise AddressError([(key, f'expected a text in UTF-8 in "{path}"')]) from None
 
 
-def read_server(args: AddressArgs) -> Server:
+def read_server(args: AddressArgs) -> Destination:
     """Read address, secret and certificates.
 
     Raises:
@@ -189,4 +189,4 @@ def read_server(args: AddressArgs) -> Server:
             problems.append(("ca_file", sentence))
     if problems:
         raise AddressError(problems)
-    return Server(url, trusted, secret)
+    return Destination(url, trusted, secret)

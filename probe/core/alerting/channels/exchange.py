@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from probe.core.alerting.channels.address import AddressError, Server
+from probe.core.alerting.channels.address import AddressError, Destination
 from probe.core.alerting.redaction import describe_error, install, redact
 from probe.core.errors import missing
 
@@ -48,7 +48,7 @@ def require_httpx(channel: str) -> None:
         raise AddressError([("", missing(f"the channel {channel}", "httpx", "alerts"))]) from None
 
 
-def post(server: Server, url: str, body: bytes, timeout: float, headers: Mapping[str, str] | None = None) -> bytes:
+def post(server: Destination, url: str, body: bytes, timeout: float, headers: Mapping[str, str] | None = None) -> bytes:
     """Send a JSON ``body`` to ``url`` and return the answer, or its first :data:`LARGEST` bytes.
 
     Raises:
@@ -62,7 +62,7 @@ def post(server: Server, url: str, body: bytes, timeout: float, headers: Mapping
     return answer
 
 
-def ask(server: Server, timeout: float) -> None:
+def ask(server: Destination, timeout: float) -> None:
     """Check that the server answers at all, whatever it answers, by a request without content for its root.
 
     Raises:
@@ -99,7 +99,7 @@ def json_object(answer: bytes) -> Mapping[str, Any]:
 
 
 def _exchange(
-    server: Server, method: str, url: str, timeout: float, headers: Mapping[str, str], body: bytes
+    server: Destination, method: str, url: str, timeout: float, headers: Mapping[str, str], body: bytes
 ) -> tuple[int, Mapping[str, str], bytes]:
     import httpx
 

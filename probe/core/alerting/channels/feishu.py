@@ -49,7 +49,7 @@ class Feishu:
 
     def __init__(self, args: FeishuArgs) -> None:
         require_httpx("feishu")
-        self._server, self._pace = read_server(args), Pace(RATES)
+        self._server, self._rate = read_server(args), MessageRate(RATES)
 
     def check(self, timeout: float) -> None:
         """Check that the server answers."""
@@ -58,7 +58,7 @@ class Feishu:
     def send(self, alerts: Sequence[Alert], timeout: float) -> None:
         """Send ``alerts`` as one message; a code of an error within an answer of status 200 counts as failure."""
         end = time.monotonic() + timeout
-        self._pace.wait(timeout)
+        self._rate.wait(timeout)
         content = _Content(subject(alerts), partial(self._signature, int(time.time())))
         parts = fitting(paragraphs(alerts), lambda parts: len(content.body(parts)) <= LARGEST)
         answer = json_object(post(self._server, self._server.url, content.body(parts), end - time.monotonic()))
@@ -91,7 +91,7 @@ def signature(secret: str, timestamp: int) -> str:
     return base64.b64encode(hmac.new(f"{timestamp}\n{secret}".encode(), b"", hashlib.sha256).digest()).decode()
 
 
-class Pace:
+class MessageRate:
     """Limit of messages in windows of time."""
 
     def __init__(self, rates: Sequence[tuple[int, float]]) -> None:
