@@ -102,7 +102,7 @@ class Dispatcher:
             try:
                 self._turn(until)
             except Exception as error:  # noqa: BLE001 - the thread goes on; the error is counted
-                self._faults.note("alerts", _plain(error))
+                self._faults.note("alerts", error)
 
     def _turn(self, until: float | None) -> None:
         if not self._began:
@@ -153,7 +153,7 @@ class Dispatcher:
             try:
                 self._spool.put(entry)
             except OSError as error:  # a full disk: sent all the same
-                self._faults.note("alerts: spool", _plain(error))
+                self._faults.note("alerts: spool", error)
         self._group.append(entry)
         self._wait_for_group()
 
@@ -208,7 +208,7 @@ class Dispatcher:
             else:
                 entry.spool.accept(entry, outlet.label)
         except OSError as error:
-            self._faults.note("alerts: spool", _plain(error))
+            self._faults.note("alerts: spool", error)
 
     def _note(self, outlet: Outlet, failure: NotReceived) -> None:
         self._faults.note(f"alerts: {outlet.label}", failure)
@@ -256,11 +256,6 @@ class Dispatcher:
             for spool in filter(None, [self._spool, *self._inherited]):
                 spool.close()
         flush.done.release()
-
-
-def _plain(error: BaseException) -> Exception:
-    """Return an error with a redacted text, without a traceback whose lines could hold a secret."""
-    return NotReceived(describe_error(error))
 
 
 def severity_of(alert: Alert) -> str:

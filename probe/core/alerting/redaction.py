@@ -27,7 +27,9 @@ LOGGERS = ("probe", "httpx", "httpcore", "apprise", "urllib3", "requests")
 
 _FORMS = (
     (
-        re.compile(r"(?i)(authorization['\"]?\s*[:=,]\s*b?['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\",}]+"),
+        re.compile(
+            r"(?i)(authorization['\"]?\s*[:=,]\s*(?:b(?=['\"]))?['\"]?(?:(?:bearer|basic|token)\s+)?)[^\s'\",}]+"
+        ),
         r"\1" + MASK,
     ),
     (re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/-]{8,}=*"), r"\1" + MASK),
@@ -159,6 +161,8 @@ REDACTION = Redaction()
 def register(*secrets: str) -> None:
     """Register secrets, such as passwords and tokens, and have the loggers of :data:`LOGGERS` redacted."""
     REDACTION.add(filter(None, secrets))
+    for name in LOGGERS:
+        logging.getLogger(name)
     install()
 
 
@@ -188,8 +192,9 @@ def describe_error(error: BaseException) -> str:
 def install() -> None:
     """Add the filter to the loggers of :data:`LOGGERS`, and to those below them that exist, since a filter of a logger
     does not see what those pass up."""
-    for name in [*LOGGERS, *logging.root.manager.loggerDict]:
+    there = logging.root.manager.loggerDict  # getLogger takes a lock, which a thread that waits for us may hold
+    for name, logger in [*there.items()]:
+        if not isinstance(logger, logging.Logger) or REDACTION in logger.filters:
+            continue
         if name.partition(".")[0] in LOGGERS:
-            logger = logging.getLogger(name)
-            if REDACTION not in logger.filters:
-                logger.addFilter(REDACTION)
+            logger.addFilter(REDACTION)

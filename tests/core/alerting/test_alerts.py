@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.messages import HANDLER
 from tests.core.alerting.receivers import (
     ACCEPTED,
     Receiver,
@@ -155,7 +155,7 @@ def test_a_function_says_which_rank_is_first(tmp_path: Path) -> None:
         assert alerts.close(5)
         assert titles(receiver) == [["Spike of mine", "Spike of broken", "Spike of mine", "Spike of mine"]]
         assert asked == ["mine", "theirs", "broken", "mine 2"]
-        assert faults.counts == {"alerts: first of the ranks: NotReceived": 1}
+        assert faults.counts == {"alerts: first of the ranks: OSError": 1}
 
 
 def test_10000_alerts_at_once_are_few_messages_within_8_mib(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_with_a_full_disk_alerts_are_sent_all_the_same(tmp_path: Path) -> None:
     with serving(Receiver()) as receiver:
         command = [sys.executable, "-c", FULL, receiver.url(), str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stdout == "True {'alerts: spool: NotReceived': 1}\n"
+        assert done.stdout == "True {'alerts: spool: OSError': 1}\n"
         assert titles(receiver) == [["Spike of a"]]
         assert spooled(tmp_path) == []
 
@@ -287,7 +287,10 @@ def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
         alerts.send(alert("a"))
         assert alerts.close(5)
         assert titles(receiver) == [["Spike of a"]]
-        assert faults.counts == {"alerts: first of the ranks: NotReceived": 1, "alerts: spool: NotReceived": 1}
+        assert faults.counts == {
+            "alerts: first of the ranks: FileExistsError": 1,
+            "alerts: spool: FileExistsError": 1,
+        }
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -307,9 +310,9 @@ def test_a_forked_child_sends_nothing() -> None:
 
 
 def test_a_signal_handler_sends_and_flushes() -> None:
-    """A handler that interrupts the start of a thread, logging or a send of the same thread waits for none of them."""
+    """Also where it interrupts a line of the log, or a fault that is noted."""
     with serving(Receiver()) as receiver:
-        alerts, _ = alerts_to([http(receiver.url())], group=5.0)
+        alerts, faults = alerts_to([http(receiver.url())], group=5.0)
         results: list[bool] = []
 
         def handle(number: int, frame: object) -> None:
@@ -318,9 +321,11 @@ def test_a_signal_handler_sends_and_flushes() -> None:
 
         before = signal.signal(signal.SIGUSR2, handle)
         try:
-            with alerts._faults._locked(), logging.root.manager.__class__.__init__.__globals__["_lock"]:
+            HANDLER.acquire()
+            with faults._locked():
                 os.kill(os.getpid(), signal.SIGUSR2)
         finally:
+            HANDLER.release()
             signal.signal(signal.SIGUSR2, before)
         assert results == [True]
         assert titles(receiver) == [["Spike of sigterm"]]

@@ -43,6 +43,7 @@ def require_httpx(channel: str) -> None:
         AddressError: if it is not installed.
     """
     try:
+        import httpcore  # noqa: F401 - which httpx imports at its first request
         import httpx  # noqa: F401
     except ImportError:
         raise AddressError([("", missing(f"the channel {channel}", "httpx", "alerts"))]) from None
