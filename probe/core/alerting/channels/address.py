@@ -87,8 +87,8 @@ class AddressArgs(Section):
     url_variable: Name | None = None
     """Environment variable that holds the address."""
     ca_file: Name | None = None
-    """File with certificates (PEM) of authorities that are trusted, for servers whose certificates are signed within an
-    organization. Missing: those of the system."""
+    """File with certificates (PEM) of the only authorities that are trusted, for servers whose certificates are signed
+    within an organization. Missing: the public ones (of the package certifi, or SSL_CERT_FILE)."""
 
     @model_validator(mode="after")
     def _one_address(self) -> Any:
@@ -115,7 +115,7 @@ class Destination(NamedTuple):
 
     url: str
     trusted: ssl.SSLContext | bool
-    """Certificates that are trusted; True for those of the system."""
+    """Certificates that are trusted; True for those of the public authorities."""
     secret: str = ""
 
 
