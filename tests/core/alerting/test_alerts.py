@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from probe.core.alerting.matters import Matters
+from probe.core.faults import Faults
 from probe.core.messages import HANDLER
 from tests.core.alerting.receivers import (
     ACCEPTED,
@@ -135,6 +137,19 @@ def test_ranks_that_share_a_folder_send_a_matter_once(tmp_path: Path) -> None:
         assert len(receiver.requests) == 4
 
 
+class Unaware(Matters):
+    """Rank that has looked into the folder before another one created its file."""
+
+    def _files(self, key: str) -> list[Path]:
+        return []
+
+
+def test_of_two_ranks_at_the_same_moment_one_is_first(tmp_path: Path) -> None:
+    """The file system decides."""
+    ranks = [Unaware(tmp_path, "run", Faults(), None) for _ in range(3)]
+    assert [each.open(alert("nan loss")) for each in ranks] == [True, False, False]
+
+
 def test_a_function_says_which_rank_is_first(tmp_path: Path) -> None:
     """Where ranks share no folder; a matter that opens again is asked about again; an error counts as yes."""
     asked: list[str] = []
@@ -181,6 +196,7 @@ def test_10000_alerts_at_once_are_few_messages_within_8_mib(tmp_path: Path) -> N
         assert len(single) + counted == 10_001
         assert counted == faults.counts["alerts: counted, not sent one by one"]
         assert spooled(tmp_path) == []
+        assert len(list((tmp_path / "alerts").iterdir())) < 500
 
 
 def test_sending_costs_microseconds_and_leaves_random_numbers_alone() -> None:

@@ -107,10 +107,9 @@ def test_a_receiver_that_sets_a_time_is_not_asked_before(tmp_path: Path) -> None
         assert faults.counts == {"alerts: http[0]: NotReceived": 1}
 
 
-@pytest.mark.parametrize("failure", [(429, {}, b""), (500, {}, b""), (200, {}, b'{"code": 9499}')])
-def test_a_failure_is_tried_again_after_a_pause(failure: Any, tmp_path: Path) -> None:
+def test_a_failure_is_tried_again_after_a_pause(tmp_path: Path) -> None:
     """A second or less after the first failure, about two after the second."""
-    with serving(Receiver(failure, failure, ACCEPTED)) as receiver:
+    with serving(Receiver((429, {}, b""), (200, {}, b'{"code": 11232}'), ACCEPTED)) as receiver:
         alerts, _ = alerts_to([{"channel": "feishu", "args": {"url": receiver.url()}}], tmp_path)
         alerts.send(alert())
         wait_for(lambda: len(receiver.requests) == 3)

@@ -7,7 +7,7 @@ import json
 import logging
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -61,7 +61,14 @@ def test_secrets_of_each_channel_are_in_no_log_and_no_traceback(
     alerts_to([{"channel": name, "args": {"url_variable": "ADDRESS", **more}}])
     spellings = [SECRETS[name], quote(SECRETS[name], safe=""), *PARTS[name]]
     if more:
-        spellings += [SECRET, quote(SECRET), json.dumps(SECRET)[1:-1], repr(SECRET)[1:-1]]
+        spellings += [
+            SECRET,
+            quote(SECRET),
+            quote(SECRET, safe=""),
+            quote_plus(SECRET),
+            json.dumps(SECRET)[1:-1],
+            repr(SECRET)[1:-1],
+        ]
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     loggers = [logging.getLogger(each) for each in ("probe", "probe.new." + name, "httpx", "httpcore.connection")]
@@ -133,15 +140,18 @@ def test_a_whole_delivery_leaves_no_secret_behind(tmp_path: Path, caplog: pytest
         channels = [{"channel": "http", "args": args}, {"channel": "apprise", "args": {"url_file": str(urls)}}]
         alerts, faults = alerts_to(channels, tmp_path)
         alerts.start()
+        later = logging.getLogger("probe.later")  # a module that is imported while training runs
         alerts.send(alert("a", text=f"see {receiver.url(f'/in/{token}')} and b3arer-of-tests"))
         alerts.close(1)
         assert receiver.requests[0].headers["authorization"] == "Bearer b3arer-of-tests"
+        later.error("of a later module: %s", token)
         assert "***" in receiver.requests[0].body["alerts"][0]["text"]
     assert len(faults.counts) == 2
     files = "".join(path.read_text() for path in (tmp_path / "alerts").iterdir())
     formatted = "".join(logging.Formatter().format(record) for record in caplog.records)
     assert "Spike of a" in files
     assert any(record.name == "httpx" for record in caplog.records)
+    assert "of a later module: ***" in formatted
     for text in (files, formatted, caplog.text, json.dumps(faults.counts)):
         assert token not in text
         assert "b3arer" not in text

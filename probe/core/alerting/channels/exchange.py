@@ -104,7 +104,7 @@ def _exchange(
 ) -> tuple[int, Mapping[str, str], bytes]:
     import httpx
 
-    install()  # the loggers of httpx exist from here on
+    install()  # loggers that were created since the last request are redacted too
     answer = b""
     with _Deadline(timeout) as deadline:
         try:
