@@ -55,7 +55,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser alertmanager always
 
 venv: $(VENV)/.ready
 
@@ -63,7 +63,7 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 	$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
-test: $(VENV)/.ready $(NUMPY2)/.ready browser
+test: $(VENV)/.ready $(NUMPY2)/.ready browser alertmanager
 	@status=0; set -x; \
 	$(VENV)/bin/python $(PYTEST) $(ARGS) || status=$$?; \
 	$(NUMPY2)/bin/python $(PYTEST) -m "not torch and not mindspore" $(UNDER_NUMPY2) || status=$$?; \
@@ -107,6 +107,14 @@ browser:
 		apt-get install -y --no-install-recommends chromium chromium-driver >/dev/null || { \
 		apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; }; }; } || \
 		echo "No browser, so its test is skipped. On Debian: apt-get install chromium chromium-driver" >&2
+
+# A test sends alerts to it; installed as the browser is.
+alertmanager:
+	@command -v prometheus-alertmanager >/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
+		apt-get install -y --no-install-recommends prometheus-alertmanager >/dev/null || { \
+		apt-get update && apt-get install -y --no-install-recommends prometheus-alertmanager; }; }; } || \
+		echo "No Alertmanager, so its test is skipped. On Debian: apt-get install prometheus-alertmanager" >&2
 
 # A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
 

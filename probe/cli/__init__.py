@@ -16,6 +16,7 @@ from typer.main import get_group
 from probe import __version__
 
 VERBS: dict[str, str] = {
+    "alert": "probe.cli.alert:app",
     "anomalies": "probe.cli.anomalies:anomalies",
     "compare": "probe.cli.compare:compare",
     "config": "probe.cli.config:app",

@@ -38,8 +38,8 @@ last element, are allowed; missing braces around all keys give a warning) or a Y
 is wrong with a file, each with its line, and keys that have no effect; `probe config explain KEY` prints one entry of
 this page. KEY may also be the last part of a key.
 
-A key inside another is written with a dot. The keys of `targets` are names of modules, and `alert.rules` is a list: the
-name and the position are left out here.
+A key inside another is written with a dot. The keys of `targets` are names of modules, and `alert.rules`,
+`alert.channels` and `run.rules` are lists: the name and the position are left out here.
 
 This page is printed by `probe config explain --markdown`.
 """
@@ -50,7 +50,7 @@ class KeyReference(NamedTuple):
 
     key: str
     rule: str
-    """Alert rule whose argument this is, or empty."""
+    """Rule or channel whose argument this is, or empty."""
     type: str
     default: str
     range: str
@@ -83,7 +83,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _inside(field: FieldInfo) -> Iterator[tuple[type[BaseModel], str]]:
-    """Mappings of known keys that a field holds, each with the rule that it belongs to."""
+    """Mappings of known keys that a field holds, each with the rule or channel that it belongs to."""
     bare, metadata = peel(field.annotation, field.metadata)
     for variants in metadata:
         if isinstance(variants, Variants):
@@ -180,6 +180,8 @@ def summary(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "ranks", ", ".join(map(str, settings.module_ranks)) or "all"
     yield "writes", _written(settings)
     yield "alerts", ", ".join(rule.rule_name for rule in settings.alert.rules) or "none"
+    if settings.alert.channels:
+        yield "sends to", ", ".join(f"{each.channel} (from {each.severity} on)" for each in settings.alert.channels)
 
 
 def _named(settings: Settings) -> str:

@@ -9,12 +9,15 @@ import logging
 import re
 import sys
 
+from probe.core.alerting.redaction import redact
+
 LOGGER = "probe"
 
 
 def lines(level: str, text: str) -> str:
-    """Prefix ``text`` with its level; every further line begins with ``probe:`` too. Control characters are escaped."""
-    first, *others = map(printable, text.rstrip("\n").split("\n"))
+    """Prefix ``text`` with its level; every further line begins with ``probe:`` too. Control characters are escaped and
+    secrets redacted."""
+    first, *others = map(printable, redact(text).rstrip("\n").split("\n"))
     return "\n".join([f"probe: {level}: {first}", *(f"probe:   {other}".rstrip() for other in others)])
 
 

@@ -105,7 +105,7 @@ class Alert(NamedTuple):
     key are about the same matter."""
     kind: str
     """``finding``, ``run`` (a rule about numbers of the run), ``hang``, ``gone`` (a process), ``exception``,
-    ``sigterm``, ``begin`` or ``end``."""
+    ``sigterm``, ``begin``, ``end``, or ``omitted`` (a number of alerts that were counted only)."""
     severity: Severity
     title: str
     """One line."""

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from probe.core.alerting.redaction import redact
 from probe.core.fields import describe, peel
 
 Path = tuple[int | str, ...]
@@ -111,6 +112,8 @@ def _sentence(kind: str, loc: Path, value: object, context: Mapping[str, Any], m
     expected = context.get("expected") or describe(*_resolve(model, loc)).expected
     if kind == "missing":
         return f"missing; expected {expected}"
+    if "shown" in context:
+        return f"expected {expected}, got {context['shown']}"
     hint = _hint(value, context["names"]) if kind == "unknown_name" else ""
     return f"expected {expected}, got {_shown(value)}{hint}"
 
@@ -132,7 +135,7 @@ def _shown(value: object) -> str:
         text = f"a {type(value).__name__}"
         with suppress(ValueError):  # an integer of more than 4300 digits
             text = _REPR.repr(value)
-    return _cut(text, MOST_TEXT)
+    return _cut(redact(text), MOST_TEXT)
 
 
 def _resolve(model: type[BaseModel], loc: Path) -> tuple[Any, Sequence[object]]:

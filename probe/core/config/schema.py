@@ -144,6 +144,9 @@ CHANNEL_ARGS: dict[str, type[Section]] = {name: channel.Args for name, channel i
 
 
 def _args_of_channel(value: object, info: ValidationInfo) -> Any:
+    if not isinstance(value, Mapping | Section):  # such as an address, which no error may show
+        shown = type(value).__name__
+        raise PydanticCustomError("expected", "expected", {"expected": "a mapping", "shown": shown})
     return _args_of(CHANNEL_ARGS.get(info.data.get("channel", "")), value)
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
+from probe.core.alerting.alerts import Alerts
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.schema import Settings
 from probe.core.control.planner import Configuration, Planner
@@ -210,9 +211,8 @@ class Collector:
             return None
         job, rank = job_name(settings.run.job), self._subject.framework.groups.rank()
         root = output_root(os.environ).absolute()
-        from probe.core.alerting.alerts import Alerts
-
         sender = Alerts(settings.alert, job=job, rank=rank, directory=root, faults=self.faults)
+        sender.start()
         return Alarms(sender, job, rank, self._first)
 
     def _count_operations(self, session: Session) -> None:

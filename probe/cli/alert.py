@@ -1,0 +1,157 @@
+"""``probe alert``: test the channels of a configuration, and send alerts that a run could not send."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Annotated, Any
+
+import typer
+
+from probe.core.alerting.outlet import SEND_SECONDS, Attempt, Outlet, opened, queue_again
+from probe.core.alerting.redaction import MASK, describe_error
+from probe.core.alerting.spool import FOLDER, Spool, SpooledAlert, abandoned, names
+from probe.core.config.errors import ConfigError
+from probe.core.config.load import load
+from probe.core.messages import complain, plural, printable, printable_lines
+from probe.core.records import Alert
+
+app = typer.Typer(no_args_is_help=True, help="Test the channels of alerts, and send alerts that a run could not send.")
+
+Config = Annotated[Path, typer.Argument(help="A JSON or YAML file with alert.channels.")]
+
+
+@app.command()
+def test(config: Config) -> None:
+    """Send a test alert to each channel, whatever its severity, and print the result.
+
+    Exit code 0 if every channel accepted it, 1 if one did not, 2 for a wrong configuration or use.
+    """
+    outlets = _outlets(config)
+    labels = {"job": "probe alert test", "host": socket.gethostname()}
+    text = "This is a test of probe's alerts. Nothing has happened."
+    alert = Alert(f"test {time.time_ns()}", "test", "info", "Test alert", text, labels, time.time())
+    _show_information()
+    entries = {outlet.label: [SpooledAlert(alert, {outlet.label})] for outlet in outlets}
+    failed = [attempt for attempt in _sent(outlets, entries) if attempt.error is not None]
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def flush(
+    directory: Annotated[Path, typer.Argument(help="Where a run has written: its MONITOR_OUTPUT_DIR.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A JSON or YAML file with the run's alert.channels; required if addresses stand in it."),
+    ] = None,
+) -> None:
+    """Send the alerts that runs in a directory could not send, to the channels that have not accepted them.
+
+    Alerts of runs that are going on are left to them. Exit code 0 if nothing is left to send, 1 if a channel failed, 2
+    for a wrong configuration or use.
+    """
+    outlets = None if config is None else _outlets(config)
+    folder = directory if directory.name == FOLDER else directory / FOLDER
+    if not directory.is_dir():
+        complain(f"{directory}: expected a directory; give a run's MONITOR_OUTPUT_DIR")
+        raise typer.Exit(2)
+    spools = list(abandoned(folder))
+    try:
+        results = [_flush(spool, _of_the_run(spool) if outlets is None else outlets) for spool in spools]
+    finally:
+        for spool in spools:
+            spool.close()
+    if live := len(names(folder)):
+        sentence = f"{live} {plural(live, 'sender')} in {folder}: going on, or with alerts that are left"
+        typer.echo(printable(sentence))
+    raise typer.Exit(0 if all(results) else 1)
+
+
+def _of_the_run(spool: Spool) -> list[Outlet]:
+    """Open the channels of a run by what it has left in its directory, which has no addresses."""
+    channels = spool.channels()
+    inline = [each["channel"] for each in channels if MASK in str(each.get("args", {}).get("url", ""))]
+    if inline or not channels:
+        what = f"the address of {', '.join(inline)}" if inline else "the channels of the run"
+        complain(f"{what}: not in the directory; give the run's configuration with --config")
+        raise typer.Exit(2)
+    try:
+        return opened(load({"alert": {"channels": channels}}).alert, "the channels of the run")
+    except ConfigError as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+
+
+def _flush(spool: Spool, outlets: Sequence[Outlet]) -> bool:
+    entries = [*spool.alerts()]
+    for entry in entries:
+        queue_again(entry, outlets)
+    typer.echo(f"{len(entries)} {plural(len(entries), 'alert')} to send")
+    waiting = {o.label: [entry for entry in entries if o.label in entry.pending] for o in outlets}
+    complete = True
+    for attempt in _sent([outlet for outlet in outlets if waiting[outlet.label]], waiting):
+        complete &= attempt.error is None
+        for entry in waiting[attempt.outlet.label] if attempt.error is None else ():
+            if entry.spool is not None:
+                entry.spool.accept(entry, attempt.outlet.label)
+    return complete
+
+
+def _outlets(config: Path) -> list[Outlet]:
+    try:
+        settings = load(config)
+        outlets = opened(settings.alert, str(config))
+    except ConfigError as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+    if not outlets:
+        complain(f"{config}: expected alert.channels, got none; `probe config explain alert.channels` describes them")
+        raise typer.Exit(2)
+    return outlets
+
+
+def _sent(outlets: Sequence[Outlet], entries: dict[str, list[SpooledAlert]]) -> list[Attempt]:
+    """Send to all channels at once; print a line for each as it ends."""
+    ended: SimpleQueue[Any] = SimpleQueue()
+    attempts = []
+    for outlet in outlets:
+        alerts = [entry.alert for entry in entries[outlet.label]]
+        attempts.append(Attempt(outlet, (), _sending(outlet, alerts)))
+    for attempt in attempts:
+        attempt.error = TimeoutError(f"no answer within {SEND_SECONDS:g} s")
+        attempt.start(SEND_SECONDS, ended)
+    deadline = time.monotonic() + SEND_SECONDS + 0.5
+    left = {id(attempt): attempt for attempt in attempts}
+    while left:
+        try:
+            attempt = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            break
+        del left[id(attempt)]
+        _print(attempt)
+    for attempt in left.values():
+        _print(attempt)
+    return attempts
+
+
+def _sending(outlet: Outlet, alerts: Sequence[Alert]) -> Any:
+    return lambda seconds: outlet.channel.send(alerts, seconds)
+
+
+def _print(attempt: Attempt) -> None:
+    result = "accepted" if attempt.error is None else f"failed: {describe_error(attempt.error)}"
+    typer.echo(printable_lines(f"{attempt.outlet.label}: {result}"))
+
+
+def _show_information() -> None:
+    """Let the channel ``console`` be seen: an alert of severity ``info`` is logged at INFO."""
+    if threading.current_thread() is threading.main_thread():
+        from probe.core.messages import HANDLER
+
+        HANDLER.setLevel(logging.INFO)
+        logging.getLogger("probe.alerts").setLevel(logging.INFO)

@@ -1,0 +1,90 @@
+"""Texts of alerts for people, of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from probe.core.messages import plural
+from probe.core.records import SEVERITIES, Alert
+
+MOST_TITLE, MOST_TEXT, MOST_LABELS = 200, 4000, 1000
+"""Most characters of a title, of the details of one alert, and of its labels."""
+
+
+def clipped(text: str, most: int) -> str:
+    """Return ``text``, or its beginning with the number of characters that were left out."""
+    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be sent
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters left out)"
+
+
+def moment(seconds: float) -> str:
+    """Return a time since the epoch as RFC 3339 has it, in UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def highest(alerts: Sequence[Alert]) -> str:
+    """Return the highest severity of ``alerts`` that have not ended; ``info`` if all have."""
+    return max((alert.severity for alert in alerts if not alert.resolved), key=SEVERITIES.index, default="info")
+
+
+def heading(alert: Alert) -> str:
+    """Return the first line of one alert: its severity or ``resolved``, and its title."""
+    return f"[{'resolved' if alert.resolved else alert.severity}] {clipped(_one_line(alert.title), MOST_TITLE)}"
+
+
+def subject(alerts: Sequence[Alert]) -> str:
+    """Return the first line of a message: job, and the only alert or the number of them with the most severe."""
+    job = next((alert.labels["job"] for alert in alerts if alert.labels.get("job")), "")
+    lead = f"{clipped(_one_line(job), MOST_TITLE)}: " if job else ""
+    if len(alerts) == 1:
+        return lead + heading(alerts[0])
+    worst = max(alerts, key=lambda alert: (not alert.resolved, SEVERITIES.index(alert.severity)))
+    return f"{lead}{len(alerts)} alerts: {heading(worst)}"
+
+
+def details(alert: Alert) -> str:
+    """Return the lines below the heading of one alert: text, labels, time."""
+    labels = ", ".join(f"{name} {value}" for name, value in alert.labels.items())
+    lines = (clipped(alert.text.strip(), MOST_TEXT), clipped(labels, MOST_LABELS), moment(alert.time))
+    return "\n".join(filter(None, lines))
+
+
+def paragraphs(alerts: Sequence[Alert]) -> list[str]:
+    """Return one paragraph for each alert."""
+    return [f"{heading(alert)}\n{details(alert)}" for alert in alerts]
+
+
+def fitting(parts: Sequence[str], fits: Callable[[list[str]], bool]) -> list[str]:
+    """Return the first of ``parts`` that fit, with the number of those left out; of the first one as much as fits."""
+    if fits([*parts]):
+        return [*parts]
+    low, high = 0, len(parts)  # low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits([*parts[:middle], _left_out(len(parts) - middle)]) else (low, middle)
+    if low:
+        return [*parts[:low], _left_out(len(parts) - low)]
+    rest, size = [_left_out(len(parts) - 1)] if len(parts) > 1 else [], len(parts[0])
+    while size and not fits([clipped(parts[0], size), *rest]):
+        size //= 2
+    return [clipped(parts[0], size), *rest]
+
+
+def _left_out(number: int) -> str:
+    return f"{number} {plural(number, 'alert')} left out: the message would be too long"
+
+
+def as_json(alert: Alert) -> Mapping[str, Any]:
+    """Return an alert as an object of JSON."""
+    return {
+        **alert._asdict(),
+        "title": clipped(alert.title, MOST_TITLE),
+        "text": clipped(alert.text, MOST_TEXT),
+        "labels": {str(name): clipped(str(value), MOST_LABELS) for name, value in alert.labels.items()},
+    }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,263 @@
+"""Dispatcher: the one thread of alerts. It groups alerts, writes them to the spool, and starts the channels' attempts.
+
+Only attempts have threads of their own, one at a time for each channel: a channel that does not answer delays no other,
+not even at SIGTERM, when all of them share ten seconds.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from probe.core.alerting.channels.exchange import NotReceived
+from probe.core.alerting.matters import Matters, forget_old
+from probe.core.alerting.outlet import MOST_WAITING, SEND_SECONDS, Attempt, Outlet, queue_again
+from probe.core.alerting.redaction import describe_error, redact
+from probe.core.alerting.spool import Spool, SpooledAlert, abandoned, without_secrets
+from probe.core.faults import Faults
+from probe.core.records import SEVERITIES, Alert
+
+CHECK_SECONDS = 5.0
+"""Longest time in which an address is expected to answer when a run begins."""
+SPACING = 1.0
+"""Least time between two messages of a run, whatever the time of grouping."""
+COUNTED = "alerts: counted, not sent one by one"
+"""Kind of loss that is counted."""
+
+_log = logging.getLogger("probe.alerts")
+
+
+class Resolution(NamedTuple):
+    """End of a matter."""
+
+    key: str
+    text: str
+
+
+class Omission(NamedTuple):
+    """Alert for which the queue had no room."""
+
+    severity: str
+
+
+class Start:
+    """Request to check the addresses."""
+
+
+class Flush:
+    """Request to send everything now; its lock is released when that is done, or when the time is over."""
+
+    def __init__(self, deadline: float, last: bool) -> None:
+        self.deadline, self.last = deadline, last
+        self.complete = False
+        self.done = _thread.allocate_lock()
+        self.done.acquire()
+
+
+class Dispatcher:
+    """Loop over a queue of alerts and requests.
+
+    Args:
+        folder: folder of the spool; None if there is none.
+        labels: facts that every alert gets unless it has them.
+        channels: the channels in a configuration, addresses left out.
+    """
+
+    def __init__(
+        self,
+        outlets: Sequence[Outlet],
+        group_seconds: float,
+        folder: Path | None,
+        matters: Matters,
+        faults: Faults,
+        labels: Mapping[str, str],
+        channels: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.queue: SimpleQueue[Any] = SimpleQueue()  # put is safe within a signal handler
+        self._outlets, self._group_seconds, self._folder = outlets, group_seconds, folder
+        self._matters, self._faults, self._labels = matters, faults, labels
+        self._group: list[SpooledAlert] = []
+        self._omitted: Counter[str] = Counter()
+        self._due: float | None = None
+        self._earliest = 0.0
+        self._spool = None if folder is None else Spool(folder, channels=channels)
+        self._inherited: list[Spool] = []
+        self._flushes: list[Flush] = []
+        self._closed = self._began = False
+        self._react: dict[type, Callable[[Any], None]] = {
+            Alert: self._alert, Resolution: self._resolve, Omission: self._omit, Start: self._check,
+            Flush: self._flush, Attempt: self._ended,
+        }  # fmt: skip
+
+    def run(self, until: float | None = None) -> None:
+        """Loop until closed, or until a time (monotonic)."""
+        while not self._closed and (until is None or time.monotonic() < until):
+            try:
+                self._turn(until)
+            except Exception as error:  # noqa: BLE001 - the thread goes on; the error is counted
+                self._faults.note("alerts", error)
+
+    def _turn(self, until: float | None) -> None:
+        if not self._began:
+            self._began = True
+            self._inherit()
+        pause = self._pause(until)
+        with suppress(Empty):
+            item = self.queue.get(timeout=pause)
+            self._react[type(item)](item)
+            for _ in range(self.queue.qsize()):
+                item = self.queue.get_nowait()
+                self._react[type(item)](item)
+        self._advance(time.monotonic())
+
+    def _pause(self, until: float | None) -> float | None:
+        times = [self._due, until, *(outlet.next_time() for outlet in self._outlets)]
+        times += [each.deadline for each in self._flushes]
+        known = [at for at in times if at is not None]
+        return max(0.01, min(known) - time.monotonic()) if known else None
+
+    def _alert(self, alert: Alert) -> None:
+        if alert.resolved:
+            return self._resolve(Resolution(alert.key, alert.text))
+        alert = without_secrets(alert._replace(labels={**self._labels, **alert.labels}))
+        if self._matters.is_open(alert.key):
+            return None
+        if sum(each.alert.severity == alert.severity for each in self._group) >= MOST_WAITING:
+            return self._omit(Omission(alert.severity))
+        return self._add(alert) if self._matters.open(alert) else None
+
+    def _resolve(self, resolution: Resolution) -> None:
+        notice = self._matters.resolve(redact(resolution.key), resolution.text)
+        if notice is not None:
+            self._add(without_secrets(notice))
+
+    def _omit(self, omission: Omission) -> None:
+        self._omitted[omission.severity] += 1
+        self._faults.lost(COUNTED, 1)
+        self._wait_for_group()
+
+    def _add(self, alert: Alert) -> None:
+        """Spool an alert and put it into the group; the first one begins the time of the group."""
+        pending = {outlet.label for outlet in self._outlets if outlet.admits(alert.severity)}
+        if not pending:
+            return
+        entry = SpooledAlert(alert, pending)
+        if self._spool is not None:
+            try:
+                self._spool.put(entry)
+            except OSError as error:  # a full disk: sent all the same
+                self._faults.note("alerts: spool", error)
+        self._group.append(entry)
+        self._wait_for_group()
+
+    def _wait_for_group(self) -> None:
+        if self._due is None:
+            self._due = max(time.monotonic() + self._group_seconds, self._earliest)
+
+    def _advance(self, now: float) -> None:
+        if self._due is not None and (now >= self._due or self._flushes):
+            self._distribute(now)
+        for outlet in self._outlets:
+            if (failure := outlet.expire(now)) is not None:
+                self._note(outlet, failure)
+            outlet.begin(now, self._seconds(now), self.queue)
+        for flush in [*self._flushes]:
+            if self._settled() or now >= flush.deadline:
+                self._release(flush)
+
+    def _seconds(self, now: float) -> float:
+        """Return the time of an attempt that begins now: what is left if somebody waits for it."""
+        left = max((flush.deadline for flush in self._flushes), default=now + SEND_SECONDS) - now
+        return max(0.1, min(SEND_SECONDS, left))
+
+    def _distribute(self, now: float) -> None:
+        for outlet in self._outlets:
+            for entry in self._group:
+                if outlet.label in entry.pending:
+                    self._hand(outlet, entry)
+            outlet.omit(self._omitted)
+        self._group, self._omitted, self._due = [], Counter(), None
+        self._earliest = now + SPACING
+
+    def _hand(self, outlet: Outlet, entry: SpooledAlert) -> None:
+        if not outlet.add(entry):
+            self._faults.lost(COUNTED, 1)
+            self._accept(entry, outlet)
+
+    def _ended(self, attempt: Attempt) -> None:
+        if attempt.outlet not in self._outlets or (attempt not in (attempt.outlet.attempt, attempt.outlet.late)):
+            self._checked(attempt)
+            return
+        accepted, failure = attempt.outlet.end(attempt, time.monotonic())
+        for entry in accepted:
+            self._accept(entry, attempt.outlet)
+        if failure is not None:
+            self._note(attempt.outlet, failure)
+
+    def _accept(self, entry: SpooledAlert, outlet: Outlet) -> None:
+        try:
+            if entry.spool is None:
+                entry.pending.discard(outlet.label)
+            else:
+                entry.spool.accept(entry, outlet.label)
+        except OSError as error:
+            self._faults.note("alerts: spool", error)
+
+    def _note(self, outlet: Outlet, failure: NotReceived) -> None:
+        self._faults.note(f"alerts: {outlet.label}", failure)
+
+    def _inherit(self) -> None:
+        """Queue what earlier runs in this folder could not send."""
+        if self._folder is None:
+            return
+        forget_old(self._folder)
+        for spool in abandoned(self._folder):
+            entries = [*spool.alerts()]
+            if not entries:
+                spool.close()
+                continue
+            self._inherited.append(spool)
+            for entry in entries:
+                queue_again(entry, self._outlets)
+                for outlet in self._outlets:
+                    if outlet.label in entry.pending:
+                        self._hand(outlet, entry)
+
+    def _check(self, _: Start) -> None:
+        for outlet in self._outlets:
+            Attempt(outlet, (), outlet.channel.check).start(CHECK_SECONDS, self.queue)
+
+    def _checked(self, attempt: Attempt) -> None:
+        if attempt.error is not None:
+            kept = "" if self._folder is None else f" Until then they are kept in {self._folder}."
+            text = "alerts: %s does not answer: %s. Alerts will be sent as soon as it does.%s"
+            _log.warning(text, attempt.outlet.label, describe_error(attempt.error), kept)
+
+    def _flush(self, flush: Flush) -> None:
+        self._flushes.append(flush)
+        for outlet in self._outlets:
+            outlet.hurry()
+
+    def _settled(self) -> bool:
+        return not self._group and not self._omitted and all(outlet.idle for outlet in self._outlets)
+
+    def _release(self, flush: Flush) -> None:
+        flush.complete = self._settled()
+        self._flushes.remove(flush)
+        if flush.last:
+            self._closed = True
+            for spool in filter(None, [self._spool, *self._inherited]):
+                spool.close()
+        flush.done.release()
+
+
+def severity_of(alert: Alert) -> str:
+    """Return the severity of an alert; ``critical`` for an unknown one."""
+    return alert.severity if alert.severity in SEVERITIES else "critical"

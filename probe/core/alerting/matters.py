@@ -1,0 +1,147 @@
+"""Open matters: each is sent once, by one rank, until it is resolved or an hour has passed.
+
+Ranks agree without talking to each other: the first to create the matter's file in the folder that they share sends it,
+and the others count it. Files that were created before this rank began belong to an earlier run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from probe.core.faults import Faults
+from probe.core.messages import plural
+from probe.core.records import Alert
+
+OPEN_SECONDS = 3600.0
+"""Time after which an open matter is sent again."""
+CLOCK_SECONDS = 0.1
+"""Most that the clock of file systems may be behind."""
+MOST = 2000
+"""Most matters that are kept in memory; of more, the oldest are forgotten."""
+LAUNCHERS = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    *("MS_SCHED_HOST", "MS_SCHED_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+)
+"""Environment variables of launchers that are equal on all ranks of a run and differ between runs."""
+
+
+def run_name(environ: Mapping[str, str]) -> str:
+    """Return a name that all ranks of a run share, and no other run at the same time; of a process without a launcher
+    one of its own."""
+    found = [f"{name}={environ[name]}" for name in LAUNCHERS if environ.get(name)]
+    return "\n".join(found) or os.urandom(16).hex()
+
+
+class _Matter:
+    def __init__(self, alert: Alert, since: float, own: bool) -> None:
+        self.alert, self.since, self.own = alert._replace(text=""), since, own
+        self.repeats = 0
+
+
+class Matters:
+    """Memory of the open matters of a run, as one rank knows them.
+
+    Args:
+        folder: folder that ranks share; None if there is none: then every rank sends its own.
+        run: name of the run, the same on all ranks.
+        once: function that returns true on the first rank that calls it with a text, instead of the folder.
+    """
+
+    def __init__(self, folder: Path | None, run: str, faults: Faults, once: Callable[[str], bool] | None) -> None:
+        self._folder, self._run, self._faults, self._once = folder, run, faults, once
+        self._began = time.time()
+        self._open: OrderedDict[str, _Matter] = OrderedDict()
+        self._times: OrderedDict[str, int] = OrderedDict()
+
+    def is_open(self, key: str) -> bool:
+        """Return whether the matter is known here and open, and count the repetition if so."""
+        matter = self._open.get(key)
+        if matter is None or time.monotonic() - matter.since >= OPEN_SECONDS:
+            return False
+        matter.repeats += 1
+        return True
+
+    def open(self, alert: Alert) -> bool:
+        """Open a matter; return whether this rank sends it."""
+        own = self._claimed(alert.key)
+        self._open.pop(alert.key, None)
+        self._open[alert.key] = _Matter(alert, time.monotonic(), own)
+        while len(self._open) > MOST:
+            self._open.popitem(last=False)
+        return own
+
+    def resolve(self, key: str, text: str) -> Alert | None:
+        """Close a matter; return its notice if this rank has sent it."""
+        matter = self._open.pop(key, None)
+        if matter is None:
+            return None
+        if self._folder is not None and matter.own:
+            with suppress(OSError):
+                for path in self._files(key):
+                    path.rename(path.with_suffix(".resolved"))
+        if not matter.own:
+            return None
+        number = matter.repeats
+        repeats = f"{number} {plural(number, 'repetition')} not sent" if number else ""
+        text = "\n".join(filter(None, (text, repeats)))
+        return matter.alert._replace(text=text, time=time.time(), resolved=True)
+
+    def _claimed(self, key: str) -> bool:
+        """Return whether this rank is the first with the matter; errors count as yes: rather twice than never."""
+        try:
+            if self._once is not None:
+                number = self._times.pop(key, 0) + 1
+                self._times[key] = number
+                while len(self._times) > MOST:
+                    self._times.popitem(last=False)
+                return self._once(key if number == 1 else f"{key} {number}")
+            return self._folder is None or self._created(key)
+        except Exception as error:  # noqa: BLE001 - of a store, or a disk: it is counted
+            self._faults.note("alerts: first of the ranks", error)
+            return True
+
+    def _created(self, key: str) -> bool:
+        assert self._folder is not None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        taken = self._files(key)
+        if taken and _is_open(taken[-1], self._began):
+            return False
+        path = self._folder / f"{self._stem(key)}.{len(taken) + 1}.open"
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        return True
+
+    def _stem(self, key: str) -> str:
+        return "matter-" + hashlib.sha256(f"{self._run}\0{key}".encode("utf-8", "replace")).hexdigest()[:32]
+
+    def _files(self, key: str) -> list[Path]:
+        assert self._folder is not None
+        found = [path for path in self._folder.glob(f"{self._stem(key)}.*") if path.suffixes[0][1:].isdecimal()]
+        return sorted(found, key=lambda path: int(path.suffixes[0][1:]))
+
+
+def _is_open(path: Path, began: float) -> bool:
+    if path.suffix != ".open":
+        return False
+    try:
+        created = path.stat().st_mtime
+    except FileNotFoundError:  # resolved at this moment
+        return False
+    return created > began - CLOCK_SECONDS and time.time() - created < OPEN_SECONDS
+
+
+def forget_old(folder: Path) -> None:
+    """Remove the files of matters that nobody needs any more."""
+    with suppress(OSError):
+        for path in folder.glob("matter-*"):
+            if time.time() - path.stat().st_mtime > 2 * OPEN_SECONDS:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""Receivers that fail: each attempt ends in time with its reason, and the alert arrives as soon as it can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.core.alerting.channels.exchange import NotReceived, retry_after
+from tests.core.alerting.receivers import (
+    ACCEPTED,
+    Receiver,
+    alert,
+    alerts_to,
+    black_hole,
+    context_of,
+    dripping,
+    free_port,
+    raw_server,
+    serving,
+    wait_for,
+)
+from tests.core.alerting.test_channels import channel
+from tests.required import require
+
+require("httpx")
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [black_hole, dripping(b""), dripping(HEAD + b"X: "), dripping(HEAD + b"\r\n")],
+    ids=["black hole", "drip from the start", "drip of headers", "drip of the answer"],
+)
+def test_an_attempt_ends_at_its_deadline(behaviour: Callable[[Any], None]) -> None:
+    """Whole attempts are bounded, however the bytes come."""
+    with raw_server(behaviour) as url:
+        start = time.monotonic()
+        with pytest.raises(NotReceived, match=r"within 0\.5 s"):
+            channel("http", url=url).send([alert()], 0.5)
+        assert 0.4 < time.monotonic() - start < 2.0
+
+
+def test_an_endless_answer_is_cut_off() -> None:
+    """Of an answer that floods, 64 KiB are read."""
+
+    def flood(connection: Any) -> None:
+        connection.sendall(HEAD + b"\r\n")
+        try:
+            while True:
+                connection.sendall(b"x" * 65536)
+        except OSError:
+            pass
+
+    with raw_server(flood) as url:
+        start = time.monotonic()
+        with pytest.raises(NotReceived, match="expected a JSON object"):
+            channel("feishu", url=url).send([alert()], 5)
+        assert time.monotonic() - start < 4
+
+
+def test_refused_connections_and_unknown_names_are_failures_with_their_reasons() -> None:
+    """Without the address in the text."""
+    for url, reason in (
+        (f"http://127.0.0.1:{free_port()}/hook/0123456789abcdef", "refused"),
+        ("http://no-such-host.invalid/hook/0123456789abcdef", "ConnectError"),
+    ):
+        with pytest.raises(NotReceived, match=reason) as failed:
+            channel("http", url=url).send([alert()], 5)
+        assert "0123456789abcdef" not in str(failed.value)
+
+
+@pytest.mark.parametrize("status", [301, 400, 404, 500, 503])
+def test_other_statuses_than_2xx_are_failures(status: int) -> None:
+    """With the status and the beginning of the answer; redirections are not followed."""
+    with serving(Receiver((status, {"location": "/"}, b"out of order" + b"x" * 9000))) as receiver:
+        with pytest.raises(NotReceived, match=f"HTTP status {status}: out of order") as failed:
+            channel("http", url=receiver.url()).send([alert()], 5)
+        assert len(str(failed.value)) < 300
+        assert len(receiver.requests) == 1
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    """Bounded by an hour; anything else is ignored."""
+    assert retry_after({"retry-after": "7"}) == 7
+    assert retry_after({"retry-after": "999999999"}) == 3600
+    dated = retry_after({"retry-after": formatdate(time.time() + 30, usegmt=True)})
+    assert dated is not None
+    assert 28 < dated <= 30
+    assert retry_after({"retry-after": formatdate(time.time() - 30, usegmt=True)}) == 0
+    assert retry_after({"retry-after": "soon"}) is None
+    assert retry_after({}) is None
+
+
+def test_a_receiver_that_sets_a_time_is_not_asked_before(tmp_path: Path) -> None:
+    """429 with Retry-After: the next attempt comes after that time, also while a flush is in a hurry."""
+    with serving(Receiver((429, {"retry-after": "1"}, b"slow down"), ACCEPTED)) as receiver:
+        alerts, faults = alerts_to([{"channel": "http", "args": {"url": receiver.url()}}], tmp_path)
+        alerts.send(alert())
+        assert alerts.close(10)
+        first, second = receiver.requests
+        assert 0.9 < second.time - first.time < 3
+        assert faults.counts == {"alerts: http[0]: NotReceived": 1}
+
+
+def test_a_failure_is_tried_again_after_a_pause(tmp_path: Path) -> None:
+    """A second or less after the first failure, about two after the second."""
+    with serving(Receiver((429, {}, b""), (200, {}, b'{"code": 11232}'), ACCEPTED)) as receiver:
+        alerts, _ = alerts_to([{"channel": "feishu", "args": {"url": receiver.url()}}], tmp_path)
+        alerts.send(alert())
+        wait_for(lambda: len(receiver.requests) == 3)
+        alerts.close(5)
+        first, second, third = (request.time for request in receiver.requests)
+        assert 0.4 < second - first < 1.6
+        assert 0.9 < third - second < 3.0
+
+
+def test_certificates_are_checked(tmp_path: Path) -> None:
+    """An authority that is not trusted is a failure; with its certificate in ca_file the alert arrives."""
+    trustme = require("trustme")
+    certificate, trusted = context_of(trustme.CA(), tmp_path)
+    with serving(Receiver(), certificate) as receiver:
+        with pytest.raises(NotReceived, match="CERTIFICATE_VERIFY_FAILED"):
+            channel("http", url=receiver.url()).send([alert()], 5)
+        assert receiver.requests == []
+        channel("http", url=receiver.url(), ca_file=str(trusted)).send([alert()], 5)
+        assert len(receiver.requests) == 1
+
+
+def test_an_address_that_does_not_answer_is_a_warning_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """Logged in the background, without the address; one that answers is not mentioned, and gets no message."""
+    hook = f"http://127.0.0.1:{free_port()}/hook/0123456789abcdef"
+    with serving(Receiver()) as receiver:
+        channels = [{"channel": "http", "args": {"url": url}} for url in (hook, receiver.url())]
+        alerts, _ = alerts_to(channels)
+        start = time.monotonic()
+        alerts.start()
+        assert time.monotonic() - start < 0.2
+        wait_for(lambda: caplog.messages)
+        alerts.close(1)
+        assert receiver.requests == []
+    (message,) = caplog.messages
+    assert message.startswith("alerts: http[0] does not answer: NotReceived: ConnectError")
+    assert "0123456789abcdef" not in message
