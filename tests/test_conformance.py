@@ -31,7 +31,7 @@ def test_every_key_is_there_once() -> None:
     beyond = re.findall(r"`([\w.]+)`", " ".join(line[0] for line in section("Keys beyond it")))
     assert len(documented) > 40
     assert sorted(documented + beyond) == sorted(KEYS)
-    assert {key.rpartition(".")[0] for key in OF_RULES} == {"alert.rules.args", "run.rules.args"}
+    assert {key.rpartition(".")[0] for key in OF_RULES} == {"alert.rules.args", "alert.channels.args", "run.rules.args"}
 
 
 def test_every_requirement_of_mindspore_transformers_has_a_line() -> None:

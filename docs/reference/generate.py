@@ -57,7 +57,8 @@ SECTIONS: dict[str, tuple[Public, ...]] = {
         Public(
             "probe.pytorch.TrainerMon",
             Monitor,
-            ("set_monitor", "log", "phase", "promise", "on_run_step", "on_snapshot", "state_dict", "load_state_dict",
+            ("set_monitor", "log", "log_ended", "phase", "promise", "on_run_step", "on_snapshot",
+             "state_dict", "load_state_dict",
              "stop", "flush", "step", "monitoring", "output_directory", "findings", "cost", "faults",
              "ops", "generate_wgrad_metrics", "generate_xy_metrics",
              "set_wrapped_optimizer", "monitor_gnorm_with_ad", "reload_xy"),

@@ -706,7 +706,7 @@ def test_the_run_gets_the_same_numbers() -> None:
     received: list[dict[str, Any]] = []
 
     class Run:
-        def log(self, **values: Any) -> None:
+        def log_ended(self, **values: Any) -> None:
             received.append(values)
 
     train(Loss(monitor=Run()), 1, **GIVEN, batch_size=4, accuracy=0.5)
@@ -718,7 +718,7 @@ def test_model_flops_are_those_that_the_run_measures(tmp_path: Path) -> None:
     listeners: list[Any] = []
 
     class Run:
-        def log(self, **values: Any) -> None: ...
+        def log_ended(self, **values: Any) -> None: ...
 
         def on_run_step(self, listener: Any) -> Any:
             listeners.append(listener)

@@ -88,6 +88,26 @@ def test_the_last_value_of_a_step_counts(framework: Harness) -> None:
     }
 
 
+def test_numbers_that_are_logged_after_the_update(framework: Harness) -> None:
+    """With the step's number, or by log_ended, they count for the step that ended last; others are refused."""
+    training = Training(framework).begin(5)
+    seen: list[RunStep] = []
+    training.monitor.on_run_step(seen.append)
+    for step in range(5, 9):
+        train_step(training.loop, framework.tensor(X))
+        training.monitor.log(loss=float(step), step=step)
+        training.monitor.log_ended(grad_norm=-float(step))
+    training.monitor.log(loss=9.5, step=9)
+    training.monitor.log(loss=0.0, step=3)
+    training.monitor.stop()
+    assert training.monitor.faults == {"log: numbers of neither the step in progress nor the one before": 1}
+    found = numbers_in(Path(os.environ["MONITOR_OUTPUT_DIR"]))
+    assert [found[step, "loss"] for step in range(5, 9)] == [5.0, 6.0, 7.0, 8.0]
+    assert [found[step, "grad_norm"] for step in range(5, 9)] == [-5.0, -6.0, -7.0, -8.0]
+    assert [each.step for each in seen] == [5, 6, 7, 8]
+    assert [each.values.get("loss") for each in seen[1:]] == [6.0, 7.0, 8.0]
+
+
 def test_a_tensor_that_changes_afterwards_has_its_value_at_the_call(framework: Harness) -> None:
     """Tensors are copied when they are logged, those in NumPy's memory, too."""
     training = Training(framework).begin()

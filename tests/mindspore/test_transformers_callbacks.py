@@ -189,7 +189,7 @@ def test_in_graph_mode_all_but_gradients_is_recorded(lines: Callable[[], list[st
     received: list[dict[str, Any]] = []
 
     class Run:
-        def log(self, **values: Any) -> None:
+        def log_ended(self, **values: Any) -> None:
             received.append(values)
 
     trained([*callbacks, RunCallback(Run())], 1)

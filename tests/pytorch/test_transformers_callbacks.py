@@ -411,7 +411,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
 
-    def log(self, **values: Any) -> None:
+    def log_ended(self, **values: Any) -> None:
         self.received.append(values)
 
 

@@ -104,7 +104,7 @@ class Collector:
         self._listeners = listeners
         self.faults, self.number = subject.faults, next(_runs)
         self.output: Output | None = None
-        self._first = subject.attachment.start_iteration
+        self.first = subject.attachment.start_iteration
         self._folder: OutputFolder | None = None
         self._folding = threading.RLock()
         self._ended_at: int | None = None
@@ -115,17 +115,17 @@ class Collector:
             self._alarms = self._new_alarms(configuration.settings)
             if self._alarms is not None:
                 undo.callback(self._alarms.close, 0.0)
-            self.run = subject.run(Plan(configuration.settings, Schedule()), self._first)
-            self._planner = Planner(configuration, subject.framework, self.number, self._first, self.faults)
+            self.run = subject.run(Plan(configuration.settings, Schedule()), self.first)
+            self._planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
             undo.callback(self._planner.close)
             plan = self._planner.plan
             ranks = subject.framework.groups.world_size()
             self._planner.warn(warnings_for(configuration.settings, ranks, os.environ))
             if plan.takes_part and not plan.settings.print_struct:
-                self.output = self._new_output(self.run, plan, self._first)
+                self.output = self._new_output(self.run, plan, self.first)
                 undo.callback(self.output.discard)
             consumer = StructureOutput(self.faults) if plan.purpose == "structure" else self.output
-            session = Session(self.run, plan.schedule, self._first, consumer, self._between)
+            session = Session(self.run, plan.schedule, self.first, consumer, self._between)
             undo.callback(session.detach)
             session.attach(plan.sources)
             self.numbers = self._new_numbers(configuration.settings)
@@ -213,7 +213,7 @@ class Collector:
         root = output_root(os.environ).absolute()
         sender = Alerts(settings.alert, job=job, rank=rank, directory=root, faults=self.faults)
         sender.start()
-        return Alarms(sender, job, rank, self._first)
+        return Alarms(sender, job, rank, self.first)
 
     def _count_operations(self, session: Session) -> None:
         """Count the operations of a step, of as many micro batches as were configured, at the first forward."""
@@ -228,7 +228,7 @@ class Collector:
     def _files_of_numbers(self) -> tuple[SinkContext, Sequence[Sink]]:
         """Return the context of the sinks of these numbers, and the sink that resumes a directory. Called on their
         thread."""
-        folder, attached, settings = self._made_folder(self._first), self._attached(), self.run.settings
+        folder, attached, settings = self._made_folder(self.first), self._attached(), self.run.settings
         directory = folder.make()
         if not (directory / FILE).exists():
             ManifestWriter(self.run, attached, None, folder.resumed).write(directory, {})
@@ -300,7 +300,7 @@ class Collector:
             return self._folder
 
     def _attached(self, first: int | None = None) -> Attached:
-        groups, first = self.run.framework.groups, self._first if first is None else first
+        groups, first = self.run.framework.groups, self.first if first is None else first
         mates = tuple(groups.ranks_of(self._process_group))
         return Attached(self.number, first, groups.rank(), mates, time_text(time.localtime()))
 
@@ -333,7 +333,7 @@ class Collector:
                 self._try(self._detach, self._leaving)
             return
         self._ended_at = self.run.clock.step
-        if not partial and self._ended_at == self._first:
+        if not partial and self._ended_at == self.first:
             _log.warning(UNSTEPPED)
         with ExitStack() as ending:  # each runs even if others fail
             if self.output is not None and not self._retired:

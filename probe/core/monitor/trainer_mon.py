@@ -121,12 +121,16 @@ class Monitor(Legacy):
 
     # Numbers of the run.
 
-    def log(self, **values: Any) -> None:
+    def log(self, *, step: int | None = None, **values: Any) -> None:
         """Record numbers of the training step in progress, such as ``loss``, ``grad_norm``, ``batch_size``, ``tokens``
         or ``val_loss``; any name will do. Call it anywhere in a step and any number of times: the last value of a name
         counts.
 
+        A step ends with its update. For numbers that are logged after it, pass ``step``.
+
         Args:
+            step: number of the step; only that in progress and the one that ended last have an effect. Missing: that in
+                progress.
             values: numbers, or tensors of one element on any device. They are copied at once and read on another
                 thread; training never waits for them. None is left out. A value that is no number is counted as a
                 fault.
@@ -134,7 +138,11 @@ class Monitor(Legacy):
         if self._collector is None:
             _log.warning("log: no model is watched, so nothing is recorded; call set_monitor first")
         elif (numbers := self._collector.listening_numbers()) is not None:
-            numbers.log(values)
+            numbers.log(values, step)
+
+    def log_ended(self, **values: Any) -> None:
+        """Record numbers of the step that ended last, as :meth:`log` does: for callbacks after the update."""
+        self.log(step=self.step - 1 if self.step > self._first else None, **values)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as ``phase/{name}_seconds``, for names such as ``evaluation``,
@@ -257,6 +265,11 @@ class Monitor(Legacy):
         return values_of(collector.run, collector.session, "actv"), values_of(
             collector.run, collector.session, "actv_grad"
         )
+
+    @property
+    def _first(self) -> int:
+        """Number of the first step."""
+        return self._collector.first if self._collector is not None else 0
 
     # Access of the older interface to the configuration.
 

@@ -41,11 +41,15 @@ class LoggedNumbers(NamedTuple):
 class NumberLog:
     """Collector of the numbers of a step. Used on the training thread alone; never waits for a device."""
 
-    def __init__(self, tensors: Tensors, faults: Faults) -> None:
+    def __init__(self, tensors: Tensors, faults: Faults, names: dict[str, str] | None = None) -> None:
         self._tensors, self._faults = tensors, faults
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = {} if names is None else names
         """Names in this run, each as it is written."""
         self._clear()
+
+    def beside(self) -> NumberLog:
+        """Return another log of the same run."""
+        return NumberLog(self._tensors, self._faults, self._names)
 
     def _clear(self) -> None:
         self._known: dict[str, float] = {}

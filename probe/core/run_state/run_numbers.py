@@ -22,7 +22,7 @@ from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
-from probe.core.run_state.numbers import NumberLog
+from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
 from probe.core.run_state.state_thread import EndedStep, StateThread
@@ -69,6 +69,12 @@ class RunNumbers:
         self._settings, self._framework, self._faults = settings.run, framework, faults
         self._marks, self._process = marks, os.getpid()
         self._log = NumberLog(framework.tensors, faults)
+        self._late, self._has_late = self._log.beside(), False
+        """Numbers of the step that ended last, and whether there were any in this run."""
+        self._last: int | None = None
+        """The step that ended last."""
+        self._waiting: EndedStep | None = None
+        """A step whose later numbers may still come, on the thread."""
         self._phases = Phases(marks)
         self._read: dict[str, object] = {}
         """Numbers that the optimizers have, of the step in progress."""
@@ -103,11 +109,19 @@ class RunNumbers:
 
     # Called by the program, on the training thread.
 
-    def log(self, values: Mapping[str, object]) -> None:
-        """Record ``values`` for the step in progress. Never wait for a device, and never raise."""
+    def log(self, values: Mapping[str, object], step: int | None = None) -> None:
+        """Record ``values`` for the step in progress, or for ``step``, if that is the one that ended last. Never wait
+        for a device, and never raise."""
         self.begin()
-        if self._thread is not None and os.getpid() == self._process:
+        if self._thread is None or os.getpid() != self._process:
+            return
+        if step is None or self._last is None or step == self._last + 1:
             self._log.put(values)
+        elif step == self._last:
+            self._has_late = True
+            self._late.put(values)
+        else:
+            self._faults.lost("log: numbers of neither the step in progress nor the one before", len(values))
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is recorded as the phase ``name``."""
@@ -151,18 +165,36 @@ class RunNumbers:
             return
         now, self._read = time.perf_counter(), {}
         seconds, self._ended_at = now - self._ended_at, now
-        self._thread.put(EndedStep(step, time.time(), seconds, outcome, self._log.take(), self._phases.take()))
+        late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
+        self._last = step
+        self._thread.put(EndedStep(step, time.time(), seconds, outcome, logged, phases, late, self._has_late))
 
     # On the thread.
 
     def _take(self, ended: EndedStep) -> None:
+        """Process a step, after the one before has got its late numbers."""
+        self._complete(ended.late, ended.step - 1)
+        if ended.waits:
+            self._waiting = ended
+        else:
+            self._process_step(ended, {})
+
+    def _complete(self, late: LoggedNumbers, step: int) -> None:
+        """Process the waiting step with its ``late`` numbers; if it did not wait, write these alone."""
+        waiting, self._waiting, values = self._waiting, None, late.values(self._framework.tensors)
+        if waiting is not None:
+            self._process_step(waiting, values)
+        elif values:
+            self._writer.write(RunStep(step, time.time(), math.nan, "unknown", values))
+
+    def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        values = ended.logged.values(self._framework.tensors)
+        values = ended.logged.values(self._framework.tensors) | dict(late)
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
-        findings = self._judges.judge(step)
+        self._judges.judge(step)
         for listener in self.listeners:
             self._guarded("listener of run steps", partial(listener, step))
-        self._writer.write(step, findings)
+        self._writer.write(step)
 
     def _derived(self, ended: EndedStep, logged: Mapping[str, float]) -> dict[str, float]:
         """Return the logged numbers and those that follow from them and from time."""
@@ -216,13 +248,32 @@ class RunNumbers:
 
     def flush(self, timeout: float) -> bool:
         """Wait until every finished step is written; return False if that takes longer than ``timeout`` seconds."""
-        return self._thread.flush(timeout) if self._thread is not None else True
+        return self._thread.flush(timeout, self._completion(self._thread)) if self._thread is not None else True
+
+    def _completion(self, thread: StateThread) -> Callable[[], None]:
+        """Return work for the thread that processes a waiting step."""
+        late, step = self._late.take(), -1 if self._last is None else self._last
+
+        def complete() -> None:
+            try:
+                self._complete(late, step)
+            finally:
+                thread.done()
+
+        return complete
 
     def let_go(self) -> None:
         """End the thread after the finished steps without waiting for it."""
         thread, self._thread, self._closed = self._thread, None, True
         if thread is not None:
-            thread.end_with(self._writer.close)
+            complete = self._completion(thread)
+            thread.end_with(lambda: self._end(complete))
+
+    def _end(self, complete: Callable[[], None]) -> None:
+        try:
+            complete()
+        finally:
+            self._writer.close()
 
     def close(self, timeout: float, well: bool = True) -> None:
         """Write all finished steps and end the thread; steps not written within ``timeout`` seconds are counted.
@@ -234,4 +285,4 @@ class RunNumbers:
         if self._marks is not None and well:
             self._marks.close()
         if thread is not None:
-            thread.close(timeout, self._writer.close)
+            thread.close(timeout, self._completion(thread), self._writer.close)

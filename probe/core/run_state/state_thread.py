@@ -33,6 +33,10 @@ class EndedStep(NamedTuple):
     logged: LoggedNumbers
     phases: Mapping[str, float]
     """Seconds by phase."""
+    late: LoggedNumbers
+    """Numbers of the step before, logged after its end."""
+    waits: bool
+    """True if more numbers of this step may be logged after its end."""
 
 
 class StateThread:
@@ -63,8 +67,12 @@ class StateThread:
         self._submitted += 1
         self._queue.put(step)
 
-    def flush(self, timeout: float) -> bool:
-        """Wait until all queued steps are done; return False if that takes longer than ``timeout`` seconds."""
+    def flush(self, timeout: float, complete: Callable[[], None]) -> bool:
+        """Wait until all queued steps and then ``complete`` are done; return False if that takes longer than
+        ``timeout`` seconds."""
+        if os.getpid() == self._process and self._thread.is_alive():
+            self._submitted += 1
+            self._queue.put(complete)
         deadline = time.monotonic() + timeout
         while os.getpid() == self._process and self._thread.is_alive() and self._done < self._submitted:
             if time.monotonic() > deadline:
@@ -72,12 +80,13 @@ class StateThread:
             time.sleep(0.001)
         return True
 
-    def close(self, timeout: float, last: Callable[[], None]) -> None:
-        """End the thread after the queued steps and ``last``; steps not done within ``timeout`` seconds are counted."""
+    def close(self, timeout: float, complete: Callable[[], None], last: Callable[[], None]) -> None:
+        """End the thread after the queued steps, ``complete`` and ``last``; steps not done within ``timeout`` seconds
+        are counted."""
         if os.getpid() != self._process:
             return
         deadline = time.monotonic() + timeout
-        if not self.flush(timeout):
+        if not self.flush(timeout, complete):
             self._faults.lost("run state: steps not written before the deadline", self._submitted - self._done)
         self.end_with(last)
         self._thread.join(max(LAST_SECONDS, deadline - time.monotonic()))
@@ -107,10 +116,14 @@ class StateThread:
             work = self._queue.get(timeout=LOOK_SECONDS)
         except queue.Empty:
             return
-        if not isinstance(work, EndedStep):
+        if isinstance(work, EndedStep):
+            try:
+                self._take(work)
+            finally:
+                self._done += 1
+        else:
             work()
-            return
-        try:
-            self._take(work)
-        finally:
-            self._done += 1
+
+    def done(self) -> None:
+        """Count work that is no step as done; called by it."""
+        self._done += 1

@@ -63,7 +63,8 @@ class WatcherSettings:
         return cls(
             job=job,
             output=str(output.resolve()),
-            alert=settings.alert.model_dump(mode="json", exclude={"rules"}),
+            # not in JSON mode, in which addresses are cut
+            alert=json.loads(json.dumps(settings.alert.model_dump(exclude={"rules"}))),
             on_hang=hang.on_hang,
             floor_seconds=hang.floor_seconds,
             startup_seconds=hang.startup_seconds,

@@ -13,7 +13,7 @@ from probe.core.naming import RUN
 from probe.core.output.sinks import KEPT, Sink, factory
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Batch, Key, Snapshot
-from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.run_state.rules import RunStep
 
 VALUE = "value"
 """Column of these rows."""
@@ -31,7 +31,7 @@ class RunWriter:
         self._names: tuple[str, ...] = ()
         self._keys: tuple[Key, ...] = ()
 
-    def write(self, step: RunStep, findings: Sequence[RunFinding]) -> None:  # noqa: ARG002
+    def write(self, step: RunStep) -> None:
         """Write the numbers of ``step``."""
         if self._sinks is None:
             self._sinks = []

@@ -24,7 +24,7 @@ TAGS = {"learning-rate": "learning_rate", "loss": "loss", "grad-norm": "grad_nor
 class RunLog(Protocol):
     """Receiver of numbers of the run, such as a ``TrainerMon``."""
 
-    def log(self, **values: Any) -> None:
+    def log_ended(self, **values: Any) -> None:
         """Record ``values`` of the step in progress."""
 
 
@@ -140,8 +140,8 @@ class LossMonitoring(CallbackCore):
         self.guarded("MFLossMonitor", lambda: self.hand_over(self.counter.step, seconds, values))
         if self.monitor is not None:
             logged = {name: value for name, value in values.items() if value is not None and name != "overflow"}
-            log = self.monitor.log
-            self.guarded("MFLossMonitor: monitor.log", lambda: log(**logged, **more))
+            log = self.monitor.log_ended
+            self.guarded("MFLossMonitor: monitor.log_ended", lambda: log(**logged, **more))
 
     def close(self) -> None:
         """Write what is left and end the thread. A further call does nothing; a further step begins another thread."""

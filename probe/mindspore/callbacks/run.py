@@ -12,7 +12,7 @@ from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, va
 class RunReceiver(Protocol):
     """Receiver of numbers of the run, such as a ``TrainerMon``."""
 
-    def log(self, **values: Any) -> None:
+    def log_ended(self, **values: Any) -> None:
         """Record ``values`` of the step in progress."""
 
 
@@ -33,4 +33,4 @@ class RunCallback(Callback):
         values = values_of(params.net_outputs)
         values.setdefault("learning_rate", learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
-        self._monitor.log(**{name: value for name, value in values.items() if value is not None})
+        self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})

@@ -30,4 +30,4 @@ class HuggingFaceCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         values = {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
         if values:
-            self._monitor.log(**values)
+            self._monitor.log_ended(**values)

@@ -33,9 +33,9 @@ class LightningCallback(Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         groups = trainer.optimizers[0].param_groups if trainer.optimizers else ()
         values = {"loss": loss, "learning_rate": groups[0].get("lr") if groups else None}
-        self._monitor.log(**{name: value for name, value in values.items() if value is not None})
+        self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         value = trainer.callback_metrics.get(self._validation)
         if value is not None and not trainer.sanity_checking:
-            self._monitor.log(val_loss=value)
+            self._monitor.log_ended(val_loss=value)

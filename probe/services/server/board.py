@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class RankView:
+class RankSummary:
     """State of one process."""
 
     origin: Origin
@@ -67,7 +67,7 @@ class JobView:
     id: str
     job: str
     launch: str
-    ranks: dict[tuple[int, str], RankView] = field(default_factory=dict)
+    ranks: dict[tuple[int, str], RankSummary] = field(default_factory=dict)
     """Processes by rank and run."""
     runs: dict[int, list[str]] = field(default_factory=dict)
     """Processes of each rank, in the order of their first messages."""
@@ -87,7 +87,7 @@ class JobView:
         """Time of the last message."""
         return max((rank.received for rank in self.ranks.values()), default=0.0)
 
-    def of(self, *states: str) -> list[RankView]:
+    def of(self, *states: str) -> list[RankSummary]:
         """Return the processes in one of ``states``, in the order of their ranks."""
         return [self.ranks[key] for key in sorted(key for key, rank in self.ranks.items() if rank.state in states)]
 
@@ -118,7 +118,7 @@ class RunBoard:
         """Return the job of ``origin``."""
         return self._jobs.get((origin.job, origin.launch))
 
-    def admit(self, origin: Origin, now: float, late: bool = False) -> RankView | None:
+    def admit(self, origin: Origin, now: float, late: bool = False) -> RankSummary | None:
         """Return the state of a process, made if it is new; None if there are too many. A new process takes the place
         of others with its rank, unless it is ``late``, which means ended."""
         job = self._jobs.get((origin.job, origin.launch))
@@ -138,10 +138,10 @@ class RunBoard:
                 other.state, other.deadline = "replaced", math.inf
         runs.append(origin.run)
         self._number += 1
-        rank = job.ranks[key] = RankView(origin, now)
+        rank = job.ranks[key] = RankSummary(origin, now)
         return rank
 
-    def receive(self, rank: RankView, batch: HeartbeatBatch, now: float) -> None:
+    def receive(self, rank: RankSummary, batch: HeartbeatBatch, now: float) -> None:
         """Note that a process lives, before anything is stored: a full disk here is no silence there."""
         if batch.late:
             rank.state, rank.deadline = "ended", math.inf
@@ -152,7 +152,7 @@ class RunBoard:
         if _is_end(batch.messages[-1]):
             rank.state, rank.deadline = "ended", math.inf
 
-    def apply(self, rank: RankView, message: HeartbeatMessage) -> bool:
+    def apply(self, rank: RankSummary, message: HeartbeatMessage) -> bool:
         """Take the numbers of a message over; return whether it adds a point to the curves of its job."""
         if message.kind in EVENTS:
             return False
@@ -201,7 +201,7 @@ class RunBoard:
             if not job.ranks:
                 del self._jobs[place]
 
-    def each_rank(self) -> Iterator[RankView]:
+    def each_rank(self) -> Iterator[RankSummary]:
         """Yield every process."""
         for job in self._jobs.values():
             yield from job.ranks.values()

@@ -17,7 +17,7 @@ from probe.core.messages import plural
 from probe.core.records import SEVERITIES, Alert, Severity
 from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
 from probe.core.run_state.rules import RunFinding, RunRule, RunStep
-from probe.services.server.board import LIVE, JobView, RankView, RunBoard
+from probe.services.server.board import LIVE, JobView, RankSummary, RunBoard
 
 _log = logging.getLogger("probe.server")
 
@@ -95,7 +95,7 @@ class RunJudge:
             for key in sorted({some, every} & self._open):
                 self._resolve(job, key)
 
-    def _raise(self, job: JobView, key: str, silent: Sequence[RankView], number: str, now: float) -> None:
+    def _raise(self, job: JobView, key: str, silent: Sequence[RankSummary], number: str, now: float) -> None:
         first = min(silent, key=lambda rank: rank.received)
         word, named = "rank" if number == "1" else "ranks", ranges([rank.origin.rank for rank in silent])
         phase = f", in phase {first.phase}" if first.phase else ""
@@ -127,7 +127,7 @@ class RunJudge:
         except Exception as error:  # noqa: BLE001 - the server goes on
             self._faults.note("server: alerts", error)
 
-    def judge(self, rank: RankView, messages: Iterable[HeartbeatMessage], late: bool = False) -> None:
+    def judge(self, rank: RankSummary, messages: Iterable[HeartbeatMessage], late: bool = False) -> None:
         """Judge messages that were stored now: findings and exceptions of a run, and its numbers by the rules, unless
         they are ``late``."""
         job = self._board.view_of(rank.origin)
@@ -138,7 +138,7 @@ class RunJudge:
             if not late and self._board.apply(rank, message) and job is not None and self._makers:
                 self._judge_numbers(job, rank, message)
 
-    def _judge_numbers(self, job: JobView, rank: RankView, message: HeartbeatMessage) -> None:
+    def _judge_numbers(self, job: JobView, rank: RankSummary, message: HeartbeatMessage) -> None:
         if job.id not in self._rules:
             self._rules[job.id] = [make() for make in self._makers]
         values = {
@@ -155,7 +155,7 @@ class RunJudge:
             except Exception as error:  # noqa: BLE001 - a rule that fails is no reason to stop the server
                 self._faults.note(f"server: rule {type(rule).__name__}", error)
 
-    def _report(self, job: JobView, rank: RankView, finding: RunFinding) -> None:
+    def _report(self, job: JobView, rank: RankSummary, finding: RunFinding) -> None:
         key = f"run {job.id} {finding.rule} {finding.name}"
         if finding.resolved:
             self._alerts.resolve(key, finding.message)
@@ -171,7 +171,7 @@ class RunJudge:
             self._faults.note(f"server: alerts of {job.job}", error)
 
 
-def _event_alert(job: JobView, rank: RankView, message: HeartbeatMessage) -> Alert:
+def _event_alert(job: JobView, rank: RankSummary, message: HeartbeatMessage) -> Alert:
     """Alert about a finding or an exception; its key is the same for all ranks of the job."""
     values = message.values
     about = " ".join(str(values[name]) for name in ("rule", "type", "name", "op") if values.get(name) is not None)

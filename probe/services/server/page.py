@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.core.run_state.heartbeat_messages import number_text, travelling
-from probe.services.server.board import NUMBERS, JobView, RankView, RunBoard
+from probe.services.server.board import NUMBERS, JobView, RankSummary, RunBoard
 from probe.services.server.judge import ranges
 from probe.services.server.store import StoredMessage
 
@@ -75,7 +75,7 @@ def worst_ranks(job: JobView, now: float) -> dict[str, Any]:
     return {**_job(job, now), "worst": [_rank(rank, now) for rank in chosen], "processes": len(job.ranks)}
 
 
-def _urgency(rank: RankView) -> tuple[int, bool, float, float, int]:
+def _urgency(rank: RankSummary) -> tuple[int, bool, float, float, int]:
     broken = any(not math.isfinite(value) for value in rank.numbers.values())
     step = rank.step if math.isfinite(rank.step) else math.inf
     seconds = rank.numbers.get("step_seconds", 0.0)
@@ -83,7 +83,7 @@ def _urgency(rank: RankView) -> tuple[int, bool, float, float, int]:
     return ORDER.index(rank.state), not broken, step, -seconds, rank.origin.rank
 
 
-def _rank(rank: RankView, now: float) -> dict[str, Any]:
+def _rank(rank: RankSummary, now: float) -> dict[str, Any]:
     numbers = {name: number_text(rank.numbers[name]) for name in NUMBERS if name in rank.numbers}
     return {
         "rank": rank.origin.rank,

@@ -10,11 +10,11 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
+from probe.core.alerting.alerts import Alerts
 from probe.core.alerting.channels import AlertSender
 from probe.core.errors import missing
 from probe.core.faults import Faults
@@ -128,10 +128,9 @@ def alert_sender(settings: Settings | None, directory: Path, faults: Faults) -> 
     """Return the sender of alerts that ``settings`` configure, which writes them to ``directory`` first."""
     if settings is None or not settings.alert.channels:
         return SilentSender()
-    alerts = import_module("probe.core.alerting.alerts").Alerts
-    sender = alerts(settings.alert, job="probe serve", rank=0, directory=directory, faults=faults)
+    sender = Alerts(settings.alert, job="probe serve", rank=0, directory=directory, faults=faults)
     sender.start()
-    return cast(AlertSender, sender)
+    return sender
 
 
 class SilentSender:

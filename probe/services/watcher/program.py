@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from probe.core.alerting.channels import AlertSender
@@ -82,20 +82,19 @@ def _leave(number: int, _frame: object) -> None:
 
 def _queue(settings: WatcherSettings) -> AlertSender:
     """Queue of alerts that the configuration describes."""
-    from importlib import import_module
-
+    from probe.core.alerting.alerts import Alerts
     from probe.core.config.schema import AlertSettings
     from probe.core.faults import Faults
 
-    alerts: Any = import_module("probe.core.alerting.alerts")
-    made: AlertSender = alerts.Alerts(
+    alerts = Alerts(
         AlertSettings.model_validate(dict(settings.alert)),
         job=settings.job,
         rank=-1,
         directory=Path(settings.output),
         faults=Faults(),
     )
-    return made
+    alerts.start()
+    return alerts
 
 
 def _locked(folder: Path) -> int:
