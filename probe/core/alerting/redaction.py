@@ -41,6 +41,10 @@ _FORMS = (
         ),
         r"\1" + MASK,
     ),
+    (
+        re.compile(r"(?i)\b((?:token|secret|password|passwd|pwd|api[_-]?key)\s*=\s*['\"]?)[^\s'\",;&<>)]+"),
+        r"\1" + MASK,
+    ),
     (re.compile(r"(?i)(/open-apis/bot/(?:v2/)?hook/)[\w%.~-]+"), r"\1" + MASK),
     (re.compile(r"(?i)(slack\.com(?::\d+)?/(?:services|workflows|triggers)/)[\w%/.~-]+"), r"\1" + MASK),
     (re.compile(r"(?i)(discord(?:app)?\.com(?::\d+)?/api/(?:v\d+/)?webhooks/)[\w%/.~-]+"), r"\1" + MASK),

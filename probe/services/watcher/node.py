@@ -325,7 +325,7 @@ class NodeWatcher:
             return
         if ranks:
             steps = ", ".join(sorted({str(rank.row.step) for rank in ranks.values()}))
-            self._resolve(f"training goes on: {plural(len(ranks), 'rank')} of {self.host} at step {steps}")
+            self._resolve(f"training goes on: {len(ranks)} {plural(len(ranks), 'rank')} of {self.host} at step {steps}")
         else:
             self._resolve(f"the ranks of {self.host} have ended")
 
