@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from probe.core.alerting.alerts import Alerts
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.schema import Settings
 from probe.core.control.planner import Configuration, Planner
@@ -23,20 +22,19 @@ from probe.core.instrumentation.schedule import Schedule
 from probe.core.instrumentation.session import Session
 from probe.core.instrumentation.signals import collectives
 from probe.core.instrumentation.step_boundary import StepConsumer
-from probe.core.monitor.alarms import Alarms, Cause, job_name
+from probe.core.monitor.alarms import Cause
 from probe.core.monitor.process_exit import Endings, put_back
+from probe.core.monitor.reporting import Reporting
 from probe.core.monitor.subject import Subject, warnings_for
 from probe.core.output.folder import OutputFolder
 from probe.core.output.manifest import Attached, ManifestWriter
 from probe.core.output.pipeline import SnapshotListener
-from probe.core.output.run_output import FLUSH_SECONDS, LAST_SECONDS, Output, StructureOutput
+from probe.core.output.run_output import FLUSH_SECONDS, Output, StructureOutput
 from probe.core.output.sinks import Sink
 from probe.core.output.sinks.context import SinkContext
-from probe.core.run_state.progress import Progress, progress_folder
 from probe.core.run_state.run_numbers import RunNumbers
-from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
 from probe.core.storage.manifest import FILE
-from probe.core.storage.run_directory import output_root, time_text
+from probe.core.storage.run_directory import time_text
 
 _runs = count()
 """Number of attachments in this process; the same on ranks that train together."""
@@ -108,13 +106,11 @@ class Collector:
         self._folder: OutputFolder | None = None
         self._folding = threading.RLock()
         self._ended_at: int | None = None
-        self._watcher: WatcherProcess | None = None
         self._retired = False
         """True once the files about tensors are closed, while steps are still counted."""
         with ExitStack() as undo:
-            self._alarms = self._new_alarms(configuration.settings)
-            if self._alarms is not None:
-                undo.callback(self._alarms.close, 0.0)
+            self._reporting = Reporting(configuration.settings, subject.framework.groups, self.first, subject.faults)
+            undo.callback(self._reporting.close, 0.0)
             self.run = subject.run(Plan(configuration.settings, Schedule()), self.first)
             self._planner = Planner(configuration, subject.framework, self.number, self.first, self.faults)
             undo.callback(self._planner.close)
@@ -144,8 +140,7 @@ class Collector:
             session.inform(self.numbers)
             self._try(self._count_operations, session)
         self._endings = Endings(self._process_ends, self._terminated)
-        if self._alarms is not None:
-            self._try(self._alarms.begun)
+        self._reporting.begun()
         if not self._planner.dynamic:
             session.retire(self._retire)
 
@@ -185,35 +180,9 @@ class Collector:
                 raise RuntimeError("the run has ended")
             return make()
 
-        marks = self._new_marks(settings)
-        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, marks)
-        if self._watcher is not None:
-            numbers.looks.append(self._watcher.look)
-        if self._alarms is not None:
-            numbers.on_findings(self._alarms.run_found)
+        numbers = RunNumbers(settings, self._subject.framework, self.faults, context, self._reporting.marks)
+        self._reporting.follow(numbers)
         return numbers
-
-    def _new_marks(self, settings: Settings) -> Progress | None:
-        """Return the progress file of this rank, and see to a watcher on this node; None if hangs are not detected."""
-        if not settings.run.hang.enable:
-            return None
-        groups, job = self._subject.framework.groups, job_name(settings.run.job)
-        root = output_root(os.environ).absolute()
-        folder = progress_folder(job, root, groups.world_size())
-        marks = Progress(folder, groups.rank(), groups.world_size(), job)
-        first = os.environ.get("LOCAL_RANK", str(groups.rank())) == "0"
-        self._watcher = ensure_watcher(folder, WatcherSettings.of(settings, job, root), first, self.faults)
-        return marks
-
-    def _new_alarms(self, settings: Settings) -> Alarms | None:
-        """Return the alerts of the run; None if no channel is configured."""
-        if not settings.alert.channels:
-            return None
-        job, rank = job_name(settings.run.job), self._subject.framework.groups.rank()
-        root = output_root(os.environ).absolute()
-        sender = Alerts(settings.alert, job=job, rank=rank, directory=root, faults=self.faults)
-        sender.start()
-        return Alarms(sender, job, rank, self.first)
 
     def _count_operations(self, session: Session) -> None:
         """Count the operations of a step, of as many micro batches as were configured, at the first forward."""
@@ -288,9 +257,8 @@ class Collector:
 
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
-        judged = self._alarms.found if self._alarms is not None else None
         folder = self._made_folder(first)
-        return Output(run, self._attached(first), folder, pace, follows, judged, self._listeners)
+        return Output(run, self._attached(first), folder, pace, follows, self._reporting.found, self._listeners)
 
     def _made_folder(self, first: int) -> OutputFolder:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
@@ -316,12 +284,12 @@ class Collector:
             error: the exception that has interrupted training; then the unfinished step is written, too.
         """
         deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self.run.settings.alert.grace_seconds)
-        alarms = self._alarms if self.session is not None else None
-        if alarms is not None:  # to the disk first: the files may take all the time there is
-            self._try(alarms.ended, cause, self.run.clock.step, error)
+        reporting = self._reporting if self.session is not None else None
+        if reporting is not None:  # first: the files may take all the time there is
+            reporting.ended(cause, self.run.clock.step, error)
         self._end(error is not None, deadline, cause == "exit" and error is None)
-        if alarms is not None:
-            self._try(alarms.close, max(LAST_SECONDS, deadline - time.monotonic()))
+        if reporting is not None:
+            reporting.close(deadline)
 
     def _end(self, partial: bool, deadline: float, well: bool) -> None:
         session, self.session = self.session, None
@@ -383,8 +351,7 @@ class Collector:
     def _terminated(self) -> None:
         """Write what is pending at a SIGTERM that the process may survive, and send an alert."""
         seconds = self.run.settings.alert.grace_seconds
-        if self._alarms is not None:
-            self._try(self._alarms.ended, "sigterm", self.step, None)
+        self._reporting.ended("sigterm", self.step)
         self._try(self.flush, seconds)
 
     def __del__(self) -> None:

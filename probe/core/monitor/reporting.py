@@ -1,0 +1,117 @@
+"""Reports of a run to people and to other processes: alerts, heartbeats, and the progress that a watcher reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from probe.core.alerting.alerts import Alerts
+from probe.core.backend.protocols import Groups
+from probe.core.config.schema import Settings
+from probe.core.faults import Faults
+from probe.core.monitor.alarms import Alarms, Cause, job_name
+from probe.core.output.run_output import LAST_SECONDS
+from probe.core.records import Finding
+from probe.core.run_state.heartbeat_feed import HeartbeatFeed
+from probe.core.run_state.progress import Progress, progress_folder
+from probe.core.run_state.run_numbers import RunNumbers
+from probe.core.run_state.watcher_process import WatcherProcess, WatcherSettings, ensure_watcher
+from probe.core.storage.run_directory import output_root
+
+
+class Reporting:
+    """Alerts, heartbeats and progress of one run on one rank, each if it is configured.
+
+    Args:
+        first: number of the first step.
+
+    Raises:
+        ValueError: if an address cannot be used.
+        OSError: if the folder of the progress cannot be used.
+    """
+
+    def __init__(self, settings: Settings, groups: Groups, first: int, faults: Faults) -> None:
+        self._settings, self._faults = settings, faults
+        self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
+        self._rank, self._ranks = groups.rank(), groups.world_size()
+        self._watcher: WatcherProcess | None = None
+        with ExitStack() as undo:
+            self._feed = self._new_feed(first)
+            if self._feed is not None:
+                undo.callback(self._feed.close, 0.0)
+            self._alarms = self._new_alarms(first)
+            if self._alarms is not None:
+                undo.callback(self._alarms.close, 0.0)
+            self.marks = self._new_marks()
+            """Progress of this rank; None if hangs are not detected."""
+            undo.pop_all()
+
+    def follow(self, numbers: RunNumbers) -> None:
+        """Report the ``numbers`` of every step, and what rules find in them."""
+        if self._watcher is not None:
+            numbers.looks.append(self._watcher.look)
+        if self._feed is not None:
+            numbers.on_findings(self._feed.run_found)
+            numbers.listen(self._feed.step)
+        if self._alarms is not None:
+            numbers.on_findings(self._alarms.run_found)
+
+    def begun(self) -> None:
+        """Report that the run has begun."""
+        if self._alarms is not None:
+            self._try(self._alarms.begun)
+
+    def found(self, step: int, findings: Sequence[Finding]) -> None:
+        """Report the findings of a sampled step; called with every such step, on the delivery thread."""
+        for receiver in (self._alarms, self._feed):
+            if receiver is not None:
+                receiver.found(step, findings)
+
+    def ended(self, cause: Cause, step: int, error: BaseException | None = None) -> None:
+        """Report the end of the run and its cause."""
+        if self._alarms is not None:  # to the disk first
+            self._try(partial(self._alarms.ended, cause, step, error))
+        if self._feed is not None and error is not None:
+            self._try(partial(self._feed.failed, error))
+
+    def close(self, deadline: float) -> None:
+        """Send what is pending before ``deadline``, of the monotonic clock."""
+        for sender in (self._alarms, self._feed):
+            if sender is not None:
+                self._try(partial(sender.close, max(LAST_SECONDS, deadline - time.monotonic())))
+
+    def _new_feed(self, first: int) -> HeartbeatFeed | None:
+        run = self._settings.run
+        if run.server is None:
+            return None
+        feed = HeartbeatFeed(run.server, self._job, self._rank, self._ranks, self._faults, self._root / "heartbeats")
+        feed.begun(first, run.hang.startup_seconds)
+        return feed
+
+    def _new_alarms(self, first: int) -> Alarms | None:
+        if not self._settings.alert.channels:
+            return None
+        sender = Alerts(self._settings.alert, job=self._job, rank=self._rank, directory=self._root, faults=self._faults)
+        sender.start()
+        return Alarms(sender, self._job, self._rank, first)
+
+    def _new_marks(self) -> Progress | None:
+        """Return the progress file of this rank, and see to a watcher on this node."""
+        if not self._settings.run.hang.enable:
+            return None
+        folder = progress_folder(self._job, self._root, self._ranks)
+        marks = Progress(folder, self._rank, self._ranks, self._job)
+        first = os.environ.get("LOCAL_RANK", str(self._rank)) == "0"
+        settings = WatcherSettings.of(self._settings, self._job, self._root)
+        self._watcher = ensure_watcher(folder, settings, first, self._faults)
+        return marks
+
+    def _try(self, function: Callable[[], object]) -> None:
+        """Call ``function``, and count an error: training goes on, or the process ends for another reason."""
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001
+            self._faults.note("reports of the run", error)
