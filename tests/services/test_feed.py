@@ -43,12 +43,7 @@ print(monitor.faults)
 def test_a_run_is_seen_at_the_server(tmp_path: Path, end: str) -> None:
     """Its last step, its findings, its end; an exception with its type."""
     with serving(tmp_path / "heartbeats.db") as server:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "MONITOR_OUTPUT_DIR": str(tmp_path),
-        }
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, server.address, end],
             env={**os.environ, **own},
