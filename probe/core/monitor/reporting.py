@@ -1,4 +1,4 @@
-"""Reports of a run to people and to other processes: alerts, heartbeats, and the progress that a watcher reads."""
+"""Messages of a run to people and to other processes: alerts, heartbeats, and the progress that a watcher reads."""
 
 from __future__ import annotations
 
