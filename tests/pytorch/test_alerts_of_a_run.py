@@ -58,7 +58,7 @@ class Job:
 
     def wait(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
         """Wait for as many alerts of a kind."""
-        wait_for(lambda: len(self.alerts(kind)) >= number, 60)
+        wait_for(lambda: len(self.alerts(kind)) >= number, 120)
         return self.alerts(kind)
 
     def ended(self) -> int:
