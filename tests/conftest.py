@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(package)
     places = list(FOLDERS)
     items.sort(key=lambda item: places.index(folder) if (folder := _folder(item)) in FOLDERS else len(places))
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what imports and the collection have made, which stays to the end, out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _folder(item: pytest.Item) -> str:
