@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +15,19 @@ FOLDERS = {
     "mindspore": "mindspore",
     "pytorch": "torch",
     "matrix": "",
+    "": "",
     "contract": "",
     "core": "",
     "services": "",
     "cli": "",
 }
 """Those whose files take longest first, so that processes side by side end together; the framework that each needs."""
+LIBRARIES = ("deep_signals", "deepspeed", "megatron", "outcomes", "transformers", "unlike_ranks", "wrapped_signals")
+"""Files of ``distributed`` whose ranks train with DeepSpeed or Megatron-Core: one process runs them all, since imports
+of these take long."""
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore"}
 """The package of each framework of the matrix."""
+TOGETHER = {f"tests/distributed/test_{name}.py" for name in LIBRARIES}
 
 # A shell that runs the tests in the background has them ignore it, and so every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,6 +48,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(package)
     places = list(FOLDERS)
     items.sort(key=lambda item: places.index(folder) if (folder := _folder(item)) in FOLDERS else len(places))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files to processes, but for those that one process is to run together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):  # type: ignore[misc]
+        """Takes some files for one."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "libraries" if file in TOGETHER else file
+
+    return Together(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what imports and the collection have made, which stays to the end, out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _folder(item: pytest.Item) -> str:

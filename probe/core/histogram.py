@@ -60,7 +60,7 @@ def counts(array: npt.NDArray[Any]) -> Array:
     distances = np.clip(exponents, LOW - 1, HIGH) - LOW + 2
     row = np.zeros(BINS)
     for sign, of_sign in zip((1, -1), kinds, strict=True):
-        np.add.at(row, ZERO + sign * distances, of_sign[1:-1])
+        row += np.bincount(ZERO + sign * distances, of_sign[1:-1], BINS)
     if kinds[:, 0].any():  # zeros and subnormal numbers
         row[ZERO] += np.count_nonzero(flat == 0)
         small = np.abs(flat) < np.finfo(flat.dtype).tiny

@@ -10,10 +10,10 @@ What a test runs in them is a plain function of its own module::
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.forks import ROOT, Forked, ForkServer
+
 SECONDS = 120.0
 """After which a call is given up, and the processes ended."""
 GRACE = 10.0
 """How long the others may still take when one has raised: they may wait for it in a collective."""
+IMPORTED = (
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",
+    "torch.profiler",
+    "duckdb",
+    "pytest",
+    "probe.pytorch",
+    "probe.core.analysis.merge",
+    "tests.distributed.worker",
+)
+"""Modules of most tests, imported once for all ranks."""
+
+_servers: dict[tuple[object, ...], ForkServer] = {}
+"""Those started so far, by what they import: they end with this process."""
 
 
 class Ranks:
@@ -59,23 +76,35 @@ class Ranks:
             **(environment or {}),
         }
         self._prepare = prepare
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
         self._pipes: list[Connection] = []
         self._logs: TemporaryDirectory[str] | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, seconds: float = SECONDS, **kwargs: Any) -> list[Any]:
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        seconds: float = SECONDS,
+        grace: float = GRACE,
+        **kwargs: Any,
+    ) -> list[Any]:
         """Call ``function`` on each rank and return the results.
 
         Raises:
             AssertionError: with every traceback and what the processes printed, if one raised, died or took too long.
         """
-        answers = self.outcomes(function, *args, seconds=seconds, **kwargs)
+        answers = self.outcomes(function, *args, seconds=seconds, grace=grace, **kwargs)
         failed = {rank: answer[1] for rank, answer in enumerate(answers) if answer[0] != "returned"}
         assert not failed, "\n".join(f"rank {rank}: {what}\n{self._printed(rank)}" for rank, what in failed.items())
         return [value for _, value in answers]
 
     def outcomes(
-        self, function: Callable[..., Any], *args: Any, seconds: float = SECONDS, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        seconds: float = SECONDS,
+        grace: float = GRACE,
+        **kwargs: Any,
     ) -> list[tuple[str, Any]]:
         """How the call ended on each rank: ``returned`` and the value, ``raised`` and the traceback, ``died`` and the
         exit code, or ``hung`` and the seconds. Unless all returned, the next call starts new processes."""
@@ -86,7 +115,7 @@ class Ranks:
         for pipe in self._pipes:
             with suppress(OSError):  # died since the last call: reported below
                 pipe.send_bytes(call)
-        answers = self._collect(seconds)
+        answers = self._collect(seconds, grace)
         for process, (outcome, _) in zip(self._processes, answers, strict=True):
             if outcome == "hung":
                 process.send_signal(signal.SIGABRT)  # prints where it is
@@ -102,7 +131,7 @@ class Ranks:
             self._logs.cleanup()
             self._logs = None
 
-    def _collect(self, seconds: float) -> list[tuple[str, Any]]:
+    def _collect(self, seconds: float, grace: float) -> list[tuple[str, Any]]:
         answers: dict[int, tuple[str, Any]] = {}
         end = time.monotonic() + seconds
         while len(answers) < self.size:
@@ -117,25 +146,25 @@ class Ranks:
                 except (EOFError, OSError):
                     answers[rank] = ("died", self._processes[rank].wait())
                 if answers[rank][0] != "returned":
-                    end = min(end, time.monotonic() + GRACE)
+                    end = min(end, time.monotonic() + grace)
         return [answers.get(rank, ("hung", seconds)) for rank in range(self.size)]
 
     def _start(self) -> None:
         self._logs = self._logs or TemporaryDirectory()
+        servers = self._servers()
         for rank in range(self.size):
             ours, theirs = Pipe()
-            command = [sys.executable, "-m", "tests.distributed.worker", str(theirs.fileno()), self._prepare]
+            arguments = ["-m", "tests.distributed.worker", str(theirs.fileno())]
             environment = self._environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with Path(self._logs.name, f"{rank}.log").open("ab") as log:
                 self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
+                    servers[min(rank, 1)].start(
+                        arguments,
+                        environment=environment,
                         cwd=self._logs.name,
+                        stdout=log.fileno(),
+                        stderr=log.fileno(),
                         pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
                     )
                 )
             theirs.close()
@@ -146,6 +175,16 @@ class Ranks:
             raise AssertionError(f"rank 0 did not start\n{self._printed(0)}") from None
         for pipe in self._pipes[1:]:
             pipe.send(port)
+
+    def _servers(self) -> list[ForkServer]:
+        """One for the first rank and one for the others: the names of a set have another order in each of the two."""
+        modules = [*filter(None, [self._prepare]), *IMPORTED]
+        keys = [(number, self._environment["PYTHONPATH"], *modules) for number in range(2)]
+        for key in keys:
+            if key not in _servers:
+                _servers[key] = ForkServer(modules, self._environment)
+                atexit.register(_servers[key].close)
+        return [_servers[key] for key in keys]
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -39,7 +39,7 @@ def test_every_rank_answers(two_ranks: Ranks) -> None:
 
 def test_a_rank_that_raises_is_named_and_the_next_call_works(two_ranks: Ranks) -> None:
     with pytest.raises(AssertionError, match=r"rank 1: (.*\n)*RuntimeError: no more"):
-        two_ranks.run(fail_on, 1)
+        two_ranks.run(fail_on, 1, grace=0.5)
     assert two_ranks.run(total, 1) == [3, 3]
 
 

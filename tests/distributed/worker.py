@@ -48,8 +48,6 @@ def answer(call: bytes) -> tuple[str, Any]:
 def main() -> None:
     faulthandler.enable()  # the test ends what hangs by a signal that prints where
     pipe = Connection(int(sys.argv[1]))
-    if sys.argv[2]:
-        import_module(sys.argv[2])
     join(pipe)
     while True:
         try:

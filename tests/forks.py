@@ -1,0 +1,187 @@
+"""Processes forked from one that has imported what they need: importing a framework takes longer than most tests.
+
+A forked process has an identity, arguments, an environment, a directory and files of its own, and ends as any other: by
+the interpreter's own exit, an exception or a signal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import importlib.util
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LONGEST = 1 << 17
+"""Bytes of a request."""
+ABOVE = 200
+"""File descriptors that are received are moved above those that they are to become."""
+
+
+class ForkServer:
+    """Process with one thread that imports ``modules`` and forks as it is asked to.
+
+    Args:
+        modules: those to import, in this order.
+        environment: its own. The path of its modules is that of all processes that it forks.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules]
+        self._process = subprocess.Popen(
+            command, env=dict(environment), cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self._socket = ours
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: str,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+    ) -> Forked:
+        """A process that runs as ``python`` with these arguments: ``-m`` and a module, or a script, and its own."""
+        become = {1: stdout, 2: stderr, **{number: number for number in pass_fds}}
+        request = pickle.dumps((list(arguments), dict(environment), str(cwd), list(become)))
+        socket.send_fds(self._socket, [request], list(become.values()))
+        return Forked(self, self._answer())
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a process that has ended; negative if a signal ended it."""
+        self._socket.send(pickle.dumps(pid))
+        return self._answer()
+
+    def close(self) -> None:
+        """Ends the server. Processes that it has forked go on."""
+        self._socket.close()
+        self._process.wait()
+
+    def _answer(self) -> int:
+        answer = self._socket.recv(LONGEST)
+        assert answer, f"the fork server has ended with exit code {self._process.wait()}"
+        return int(pickle.loads(answer))
+
+
+class Forked:
+    """Process of a :class:`ForkServer`, for use as ``subprocess.Popen``."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server, self._ended = server, os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """The exit code; None while the process runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once there is one."""
+        if self.returncode is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = self._server.reap(self.pid)
+            os.close(self._ended)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def serve(control: socket.socket) -> tuple[list[str], dict[str, str], str]:
+    """Answers requests. Returns only in a forked process: arguments, environment and directory."""
+    while True:
+        request, received, _, _ = socket.recv_fds(control, LONGEST, 64)
+        if not request:
+            os._exit(0)
+        asked = pickle.loads(request)
+        if isinstance(asked, int):
+            control.send(pickle.dumps(os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])))
+            continue
+        threads = [each.name for each in Path("/proc/self/task").iterdir()]
+        assert len(threads) == threading.active_count() == 1, f"cannot fork {threads}: {threading.enumerate()}"
+        pid = os.fork()
+        if not pid:
+            control.close()
+            arguments, environment, directory, numbers = asked
+            take(received, numbers)
+            return arguments, environment, directory
+        for each in received:
+            os.close(each)
+        control.send(pickle.dumps(pid))
+
+
+def take(received: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give file descriptors the numbers that they had where they come from."""
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, ABOVE) for each in received]
+    for each in received:
+        os.close(each)
+    for each, number in zip(moved, numbers, strict=True):
+        os.dup2(each, number, inheritable=number <= 2)
+        os.close(each)
+
+
+def become(arguments: list[str], environment: dict[str, str], directory: str) -> None:
+    """Run as an interpreter that was started with these arguments."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    if arguments[0] == "-m":
+        found = importlib.util.find_spec(arguments[1])
+        assert found is not None, arguments
+        assert found.origin is not None, arguments
+        path, sys.argv = found.origin, [found.origin, *arguments[2:]]
+        sys.path[0] = directory
+    else:
+        path, sys.argv = arguments[0], list(arguments)
+        sys.path[0] = str(Path(path).parent)
+    vars(main).update(__file__=path, __builtins__=__builtins__)
+    exec(compile(Path(path).read_bytes(), path, "exec"), vars(main))
+
+
+def prepare(modules: Sequence[str]) -> None:
+    """Imports them. Of what they have made, which stays as it is, no collection of garbage looks at anything again."""
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _main() -> tuple[list[str], dict[str, str], str]:
+    prepare(sys.argv[2:])
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        return serve(control)
+
+
+if __name__ == "__main__":
+    become(*_main())

@@ -1,0 +1,73 @@
+"""Processes that are forked instead of started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forks import ROOT, Forked, ForkServer
+
+SHOWN = "import os, sys; print(__name__, sys.argv[1:], os.environ['GIVEN'], os.getcwd(), json.__name__, flush=True)"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """One that has imported a module."""
+    server = ForkServer(["json"], os.environ | {"PYTHONPATH": str(ROOT)})
+    yield server
+    server.close()
+
+
+def started(server: ForkServer, directory: Path, script: str) -> tuple[Forked, Path]:
+    """A process that runs ``script``, and where its output goes."""
+    path, output = directory / "script.py", directory / "output"
+    path.write_text(f"import json\n{script}\n")
+    with output.open("w") as file:
+        number = file.fileno()
+        environment = {"GIVEN": "here"}
+        arguments = [str(path), "one", "two"]
+        return server.start(
+            arguments, environment=environment, cwd=str(directory), stdout=number, stderr=number
+        ), output
+
+
+def test_it_runs_as_a_script_does(server: ForkServer, tmp_path: Path) -> None:
+    """With arguments, environment, directory and output of its own."""
+    process, output = started(server, tmp_path, SHOWN)
+    assert process.wait(60) == 0
+    assert output.read_text() == f"__main__ ['one', 'two'] here {tmp_path} json\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "printed"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("import os; os._exit(4)", 4, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
+        ("raise ValueError('bad')", 1, "ValueError: bad"),
+        ("import atexit; atexit.register(print, 'at the end')", 0, "at the end"),
+    ],
+    ids=["exit", "at once", "signal", "exception", "handler"],
+)
+def test_it_ends_as_any_process(server: ForkServer, tmp_path: Path, script: str, code: int, printed: str) -> None:
+    """By the interpreter's own exit, an exception or a signal; what handlers of the end print is kept."""
+    process, output = started(server, tmp_path, script)
+    assert process.wait(60) == code
+    assert output.read_text().rstrip().endswith(printed)
+
+
+def test_one_that_runs_on_can_be_ended(server: ForkServer, tmp_path: Path) -> None:
+    """A signal reaches it; until then there is no exit code, and the server goes on forking."""
+    process, _ = started(server, tmp_path, "import signal; signal.pause()")
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    other, _ = started(server, tmp_path, "")
+    assert other.wait(60) == 0
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
