@@ -38,6 +38,7 @@ def initialize_monitor_manager(
     """
     manager = MonitorManager()
     if not alert_address:
+        recipients().job = job_name  # for heartbeats
         yield manager
         return
     manager.start_monitor(job_name, alert_address)
