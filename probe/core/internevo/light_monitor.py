@@ -86,7 +86,8 @@ _lock = threading.RLock()
 def initialize_light_monitor(monitor_address: str | None = None) -> None:
     """Connect to a heartbeat server, in the background. Without an address nothing is done.
 
-    Call it before training, within ``initialize_monitor_manager``, which knows the name of the job. A token for the server is read from the variable PROBE_SERVER_TOKEN.
+    Call it before training, within ``initialize_monitor_manager``, which knows the name of the job. A token for the
+    server is read from the variable PROBE_SERVER_TOKEN.
 
     Args:
         monitor_address: address of the server, such as ``http://10.0.0.1:8765``; missing: that in the variable
