@@ -34,10 +34,13 @@ def test_every_key_is_there_once() -> None:
     assert {key.rpartition(".")[0] for key in OF_RULES} == {"alert.rules.args", "alert.channels.args", "run.rules.args"}
 
 
-def test_every_requirement_of_mindspore_transformers_has_a_line() -> None:
+@pytest.mark.parametrize(
+    ("title", "page", "number"), [("MindSpore Transformers' monitor", "004", 55), ("InternEvo's monitor", "000", 34)]
+)
+def test_every_requirement_of_another_monitor_has_a_line(title: str, page: str, number: int) -> None:
     """In their order, each with the test that shows it."""
-    lines = section("MindSpore Transformers' monitor")
-    assert [line[0].split()[0] for line in lines] == [f"004-{number}" for number in range(1, 56)]
+    lines = section(title)
+    assert [line[0].split()[0] for line in lines] == [f"{page}-{each}" for each in range(1, number + 1)]
     assert [
         line[0] for line in lines if len(line) != 3 or not re.search(r"`[\w/]*test_\w+\.py::test_\w+`", line[2])
     ] == []

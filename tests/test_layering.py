@@ -51,8 +51,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"control", "run_state", "alerting"}),
     frozenset({"output"}),
     frozenset({"monitor"}),
-    frozenset({"transformers"}),
-    frozenset({"transformers_monitor"}),
+    frozenset({"transformers", "internevo"}),
+    frozenset({"transformers_monitor", "monitor_manager", "alert"}),
 )
 """The rooms of core, the lowest first: a module imports from its own room or from a lower layer."""
 BESIDE = {"analysis": "config"}

@@ -26,6 +26,8 @@ OURS = {
     "probe.core.csv2db": ("CSV2DBConfig", "csv2db"),
     "probe.pytorch.csv2tb": ("csv2tensorboard_by_step",),
     "probe.mindspore.csv2tb": ("csv2tensorboard_by_step",),
+    "probe.core.monitor_manager": ("initialize_monitor_manager", "MonitorManager", "MonitorTracker"),
+    "probe.core.alert": ("send_feishu_msg_with_webhook", "initialize_light_monitor", "send_heartbeat"),
     "probe.core.analysis.report.findings": ("Diagnosis", "Mark"),
     "probe.core.analysis.report.write": ("write_report",),
     "probe.core.rules.replica": ("odd_ones",),

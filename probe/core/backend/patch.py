@@ -74,6 +74,11 @@ class Shared(Generic[Listener]):
     def __len__(self) -> int:
         return len(self._listeners)
 
+    @property
+    def installed(self) -> bool:
+        """True if the changes are in effect."""
+        return bool(self._undos)
+
     def listen(self, listener: Listener) -> Remove:
         """Add ``listener``; return a function that removes it, and may be called any number of times."""
         token = object()

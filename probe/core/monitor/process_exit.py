@@ -39,6 +39,11 @@ class Endings:
         atexit.register(self._exit)
         self._leave = _live.listen(self)
 
+    @property
+    def catches_sigterm(self) -> bool:
+        """True if a handler of SIGTERM is installed; on another thread than the main one none can be."""
+        return _live.installed
+
     def forget(self) -> None:
         """Remove the handlers; a signal handler that was set after ours stays. A further call does nothing."""
         atexit.unregister(self._exit)

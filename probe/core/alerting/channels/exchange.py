@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from probe.core.alerting.channels.address import AddressError, Destination
@@ -36,6 +36,14 @@ class NotReceived(Exception):  # noqa: N818 - a fact about an alert
         self.retry_after = retry_after
 
 
+class Received(NamedTuple):
+    """Answer of a receiver that has accepted a message."""
+
+    status: int
+    content: bytes
+    """Its first :data:`LARGEST` bytes."""
+
+
 def require_httpx(channel: str) -> None:
     """Import httpx.
 
@@ -50,7 +58,18 @@ def require_httpx(channel: str) -> None:
 
 
 def post(server: Destination, url: str, body: bytes, timeout: float, headers: Mapping[str, str] | None = None) -> bytes:
-    """Send a JSON ``body`` to ``url`` and return the answer, or its first :data:`LARGEST` bytes.
+    """Send a JSON ``body`` to ``url`` and return the content of the answer.
+
+    Raises:
+        NotReceived: as for :func:`posted`.
+    """
+    return posted(server, url, body, timeout, headers).content
+
+
+def posted(
+    server: Destination, url: str, body: bytes, timeout: float, headers: Mapping[str, str] | None = None
+) -> Received:
+    """Send a JSON ``body`` to ``url`` and return the answer.
 
     Raises:
         NotReceived: if there is none within ``timeout`` seconds, or its status is not 2xx.
@@ -60,7 +79,7 @@ def post(server: Destination, url: str, body: bytes, timeout: float, headers: Ma
     if not 200 <= status < 300:
         shown = answer[:MOST_SHOWN].decode("utf-8", "replace").strip()
         raise NotReceived(f"HTTP status {status}: {shown}".rstrip(": "), retry_after(received))
-    return answer
+    return Received(status, answer)
 
 
 def ask(server: Destination, timeout: float) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import ClassVar
 
 from probe.core.alerting.channels.address import SecretAddressArgs, read_server
-from probe.core.alerting.channels.exchange import NotReceived, ask, json_object, post, require_httpx
+from probe.core.alerting.channels.exchange import NotReceived, Received, ask, json_object, posted, require_httpx
 from probe.core.alerting.channels.message import fitting, paragraphs, subject
 from probe.core.fields import Section
 from probe.core.records import Alert
@@ -57,15 +57,25 @@ class Feishu:
 
     def send(self, alerts: Sequence[Alert], timeout: float) -> None:
         """Send ``alerts`` as one message; a code of an error within an answer of status 200 counts as failure."""
+        self.deliver(subject(alerts), paragraphs(alerts), timeout)
+
+    def deliver(self, title: str, parts: Sequence[str], timeout: float) -> Received:
+        """Send a message of paragraphs, cut to the size that Feishu accepts, and return the answer.
+
+        Raises:
+            NotReceived: as for :meth:`send`.
+        """
         end = time.monotonic() + timeout
         self._rate.wait(timeout)
-        content = _Content(subject(alerts), partial(self._signature, int(time.time())))
-        parts = fitting(paragraphs(alerts), lambda parts: len(content.body(parts)) <= LARGEST)
-        answer = json_object(post(self._server, self._server.url, content.body(parts), end - time.monotonic()))
+        content = _Content(title, partial(self._signature, int(time.time())))
+        fit = fitting(parts, lambda some: len(content.body(some)) <= LARGEST)
+        received = posted(self._server, self._server.url, content.body(fit), end - time.monotonic())
+        answer = json_object(received.content)
         code = answer.get("code", answer.get("StatusCode"))
         if code != 0 or isinstance(code, bool):
             advice = f" ({ADVICE[code]})" if isinstance(code, int) and code in ADVICE else ""
             raise NotReceived(f"code {code}: {str(answer.get('msg', ''))[:200]}{advice}")
+        return received
 
     def _signature(self, now: int) -> dict[str, str]:
         secret = self._server.secret

@@ -1,0 +1,1 @@
+"""InternEvo's monitor: messages to Feishu about a run, and heartbeats."""

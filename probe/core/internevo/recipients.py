@@ -1,0 +1,236 @@
+"""Webhooks that receive the messages of a run, each with the alerts that wait for it; and the end of the process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+from probe.core.alerting.alerts import Alerts
+from probe.core.alerting.channels.address import AddressError, is_url
+from probe.core.alerting.channels.exchange import require_httpx
+from probe.core.alerting.redaction import register_address
+from probe.core.config import schema
+from probe.core.faults import Faults
+from probe.core.internevo.losses import LossRatio
+from probe.core.monitor.alarms import MOST_TRACEBACK, Cause, job_name
+from probe.core.monitor.process_exit import Endings
+from probe.core.records import Alert, Severity
+from probe.core.storage.run_directory import output_root
+
+GROUP_SECONDS = 1.0
+"""Time after an alert within which further ones join its message."""
+GRACE_SECONDS = 5.0
+"""Longest time in seconds that the end of a run waits for deliveries; the rest is on disk and sent by the next run."""
+LOSS_RATIO = 1.5
+"""Default of ``loss_spike_limit``."""
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "RANK_ID")
+WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE")
+"""Environment variables of launchers."""
+
+
+def launched(environ: Mapping[str, str], names: Iterable[str], default: int) -> int:
+    """Return the first number among the variables ``names``."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
+
+
+def checked_webhook(address: str, argument: str) -> str:
+    """Return ``address`` without spaces around it, and register it as a secret.
+
+    Raises:
+        ValueError: if it is no HTTP address; it is not shown.
+        ImportError: if httpx is not installed.
+    """
+    expected = f"{argument}: expected an address that begins with http:// or https:// and has a host"
+    if not isinstance(address, str):
+        raise ValueError(f"{expected}, got {type(address).__name__}")
+    if not is_url(found := address.strip()):
+        raise ValueError(f"{expected}, got a text of {len(address)} characters")
+    register_address(found)
+    try:
+        require_httpx("feishu")
+    except AddressError as error:
+        raise ImportError(error.problems[0][1]) from None
+    return found
+
+
+class Recipient:
+    """Webhook and its alerts.
+
+    Args:
+        address: checked address.
+    """
+
+    def __init__(self, address: str, job: str, rank: int, faults: Faults) -> None:
+        channel = {"channel": "feishu", "severity": "info", "args": {"url": address}}
+        settings = schema.AlertSettings.model_validate({"channels": [channel], "group_seconds": GROUP_SECONDS})
+        directory = output_root(os.environ).absolute()
+        self._alerts = Alerts(settings, job=job, rank=rank, directory=directory, faults=faults)
+        self._job, self.rank = job, rank
+        self._prefix = (
+            f"{job} {hashlib.sha256(address.encode()).hexdigest()[:8]}"  # one file for each address and matter
+        )
+        self.losses = LossRatio(LOSS_RATIO)
+        self.sigterm_wanted = False
+        """True if SIGTERM is reported."""
+        self.tracked = False
+        """True if a tracker sends it the losses of the run."""
+
+    def check(self) -> None:
+        """Check in the background that the address answers, and send what an earlier run could not."""
+        self._alerts.start()
+
+    def send(
+        self, name: str, kind: str, severity: Severity, title: str, text: str = "", step: int | None = None
+    ) -> None:
+        """Queue an alert about the matter ``name``."""
+        labels = {} if step is None else {"step": str(step)}
+        self._alerts.send(Alert(f"{self._prefix} {name}", kind, severity, title, text, labels, time.time()))
+
+    def resolve(self, name: str, text: str) -> None:
+        """Queue the notice that a matter has ended."""
+        self._alerts.resolve(f"{self._prefix} {name}", text)
+
+    def judge(self, step: int, loss: float) -> None:
+        """Queue alerts about a loss that is none or has risen too much."""
+        for notice in self.losses.judge(step, loss):
+            if notice.resolved:
+                self.resolve(notice.name, notice.text)
+            else:
+                self.send(notice.name, "run", notice.severity, notice.title, notice.text, step)
+
+    def interrupted(self, text: str, step: int | None) -> None:
+        """Queue an alert about an exception; ``text`` is its traceback, or its last line alone."""
+        lines = text.strip().splitlines() or ["exception without a text"]
+        name = lines[-1].partition(":")[0][:80]
+        at = "before the first step" if step is None else f"at step {step}"
+        shown = "\n".join(lines[-MOST_TRACEBACK:])
+        self.send(f"exception {name} {step}", "exception", "critical", f"{name} {at} on rank {self.rank}", shown, step)
+
+    def terminated(self, step: int | None) -> None:
+        """Queue an alert about SIGTERM."""
+        text = "the process was asked to end (SIGTERM): a launcher, a scheduler or another rank's failure"
+        at = "before the first step" if step is None else f"at step {step}"
+        self.send("sigterm", "sigterm", "warning", f"SIGTERM {at}", text, step)
+
+    def flush(self, seconds: float) -> None:
+        """Wait at most ``seconds`` until all is sent."""
+        self._alerts.flush(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Send what waits within ``seconds``, and end."""
+        self._alerts.close(seconds)
+
+
+class Recipients:
+    """Webhooks in use in this process. They end with it: at SIGTERM and at an exception with an alert."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.rank = launched(os.environ, RANKS, 0)
+        self.job: str | None = None
+        """Name of the job; None: the name of the script."""
+        self.step: int | None = None
+        """Last step that the program has reported."""
+        self.reports = 0
+        """Number of steps that it has reported."""
+        self.reported_at = 0.0
+        """Time (monotonic) of the last of them."""
+        self._known: dict[str, Recipient] = {}
+        self._endings: Endings | None = None
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt its holder
+
+    def __iter__(self) -> Iterator[Recipient]:
+        return iter(tuple(self._known.values()))
+
+    def of(self, address: str, argument: str = "alert_address") -> Recipient:
+        """Return the recipient with this address.
+
+        Raises:
+            ValueError: if the address is none.
+            ImportError: if httpx is not installed.
+        """
+        if isinstance(address, str) and (found := self._known.get(address)) is not None:
+            return found
+        address = checked_webhook(address, argument)
+        with self._lock:
+            if address not in self._known:
+                made = Recipient(address, job_name(self.job), self.rank, self.faults)
+                self._endings = self._endings or Endings(self._ended, self._survived)
+                self._known[address] = made
+            return self._known[address]
+
+    def report(self, step: int, loss: float, address: str | None) -> None:
+        """Note a step, and judge its loss for ``address`` and for each webhook with a tracker."""
+        self.step, self.reported_at = step, time.monotonic()
+        self.reports += 1
+        asked = self.of(address) if address else None
+        for each in self:
+            if each is asked or each.tracked:
+                each.judge(step, loss)
+
+    @property
+    def catches_sigterm(self) -> bool:
+        """True if SIGTERM is caught for these webhooks."""
+        return self._endings is not None and self._endings.catches_sigterm
+
+    def guarded(self, work: Callable[[], object]) -> None:
+        """Do ``work``; an error in it is counted, since training has begun."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001
+            self.faults.note("monitor_manager", error)
+
+    def close(self, tracked: bool = False) -> None:
+        """Send all that waits within :data:`GRACE_SECONDS`, and forget the webhooks; those with a tracker only if
+        ``tracked``."""
+        endings = None
+        with self._lock:
+            left = [each for each in self if tracked or not each.tracked]
+            self._known = {address: each for address, each in self._known.items() if each not in left}
+            if not self._known:
+                endings, self._endings = self._endings, None
+        if endings is not None:
+            self.guarded(endings.forget)
+        self._each(left, Recipient.close, GRACE_SECONDS)
+
+    def _each(self, those: Iterable[Recipient], work: Callable[[Recipient, float], None], seconds: float) -> None:
+        """Call ``work`` with each recipient and the seconds that are left of ``seconds`` for all."""
+        deadline = time.monotonic() + seconds
+        for each in those:
+            left = max(0.0, deadline - time.monotonic())
+            self.guarded(partial(work, each, left))
+
+    def _alert_sigterm(self) -> None:
+        for each in self:
+            if each.sigterm_wanted:
+                self.guarded(partial(each.terminated, self.step))
+
+    def _ended(self, cause: Cause, error: BaseException | None) -> None:
+        if cause == "sigterm":
+            self._alert_sigterm()
+        elif cause == "exception" and error is not None:
+            text = "".join(traceback.format_exception(error))
+            for each in self:
+                self.guarded(partial(each.interrupted, text, self.step))
+        self.close(tracked=True)
+
+    def _survived(self) -> None:
+        """Send what waits at a SIGTERM that the process may survive."""
+        self._alert_sigterm()
+        self._each(self, Recipient.flush, GRACE_SECONDS)
+
+
+_recipients: dict[int, Recipients] = {}
+
+
+def recipients() -> Recipients:
+    """Return the webhooks of this process; a forked child has its own."""
+    here = os.getpid()
+    if here not in _recipients:
+        _recipients.setdefault(here, Recipients())
+    return _recipients[here]
