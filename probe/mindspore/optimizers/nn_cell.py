@@ -91,7 +91,9 @@ def state_names(optimizer: Any) -> dict[str, str]:
 def learning_rate(optimizer: Any) -> object:
     """Return the learning rate of the first group of parameters. A schedule is called here, because ``get_lr`` counts a
     step in graph mode and in MindSpore 2.4."""
-    rate = optimizer.learning_rate
+    rate = getattr(optimizer, "learning_rate", None)
+    if rate is None:  # optimizers with groups of parameters as torch has them
+        return next((group.get("lr") for group in getattr(optimizer, "param_groups", ())), None)
     rate = rate[0] if isinstance(rate, (list, tuple)) else rate
     return rate(optimizer.global_step) if isinstance(rate, nn.Cell) else rate
 
