@@ -84,7 +84,8 @@ def test_both_frameworks_train_the_same():
 
     ours, theirs = begin(SMALL, 3), pytorch.begin(SMALL, 3)
     data = list(recipe.batches(8, SMALL.context, 3))
-    assert [ours.step(*each) for each in data] == pytest.approx([theirs.step(*each) for each in data], rel=1e-5)
+    losses, same = ([training.step(*each, lambda **_: None) for each in data] for training in (ours, theirs))
+    assert losses == pytest.approx(same, rel=1e-5)
     here, there = places(ours.model), pytorch.places(theirs.model)
     assert here.computing == there.computing
     assert here.weighted == there.weighted

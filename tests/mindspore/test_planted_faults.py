@@ -23,7 +23,7 @@ require("duckdb")
 
 from mindspore.experimental import optim  # noqa: E402 - only where MindSpore is
 
-from probe.demo.mindspore.faults import _Amplify, _poison  # noqa: E402
+from probe.demo.mindspore.faults import _Amplify  # noqa: E402
 
 WIDTH, ROWS, RANKS = 8, 16, 2
 STEPS, WARM = 28, 12
@@ -87,7 +87,14 @@ class Planted:
             return
         cells, weights = dict(model.cells_and_names()), dict(model.parameters_and_names())
         if fault.kind == "nan weight":
-            poison = lambda *_: _poison(weights[fault.place], 3) if self.strikes else None  # noqa: E731
+            weight = weights[fault.place]
+
+            def poison(*_: object) -> None:
+                if self.strikes:
+                    values = weight.asnumpy().copy()
+                    values.flat[3] = np.nan
+                    weight.set_data(tensor(values))
+
             model.register_forward_pre_hook(poison)
         elif fault.kind in ("overflow", "gradient", "dead"):
             amplify = _Amplify(1e7)

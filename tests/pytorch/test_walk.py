@@ -26,13 +26,13 @@ SAMPLED = 2
 Place = tuple[str, str]
 """File below the package, and function."""
 PARTS: tuple[Place, ...] = (
-    ("pytorch/hook_handles.py", "call"),  # a gradient has been accumulated
+    ("core/backend/patch.py", "call"),  # a gradient has been accumulated
     ("core/instrumentation/session.py", "_hand_over"),  # the step has ended
     ("core/output/run_output.py", "<lambda>"),  # the delivery thread takes it
 )
 """Functions with which the parts of the walk begin."""
 AROUND: dict[Place, str] = {
-    ("pytorch/hook_handles.py", "call"): "whether the hook still lives",
+    ("core/backend/patch.py", "call"): "whether the hook still lives",
     ("core/instrumentation/context.py", "hook"): "the guard of every hook",
     ("core/distributed/whole_tensors.py", "add"): "the order of the steps",
     ("core/distributed/whole_tensors.py", "advance"): "the order of the steps",
@@ -45,13 +45,14 @@ APART: dict[Place, str] = {
     ("core/instrumentation/overhead.py", "begin"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "end"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "take"): "the monitor's own time",
-    ("core/instrumentation/overhead.py", "add"): "the monitor's own time",
+    ("core/instrumentation/overhead.py", "add_device"): "the monitor's own time",
     ("core/instrumentation/overhead.py", "part"): "the monitor's own time",
     ("core/instrumentation/session.py", "_drop"): "the beginning of the next step",
     ("core/config/schema.py", "statistics"): "the ops that are configured",
     ("core/distributed/whole_tensors.py", "_batches"): "numbers of other ranks",
     ("core/output/sinks/anomaly.py", "write"): "another sink",
     ("core/output/sinks/overhead.py", "write"): "another sink",
+    ("core/monitor/reporting.py", "found"): "alerts and heartbeats",
     ("core/rules/evaluate.py", "find"): "rules, which change no row",
     ("pytorch/hooks.py", "backward_id"): "the number of the micro batch",
 }

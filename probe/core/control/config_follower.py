@@ -152,7 +152,8 @@ class Control:
         except OSError as error:
             self._miss(error)
             return
-        touched, self._seen, self._away = seen != self._seen, seen, False
+        before, self._seen, self._away = self._seen, seen, False
+        touched = seen != before
         if not touched and self._broken is None and time.time() - seen.time / 1e9 > SETTLING_SECONDS:
             return
         try:
@@ -161,12 +162,16 @@ class Control:
             if touched:
                 _log.warning("the configuration was changed, but cannot be used; the old one goes on: %s", error)
             return
+        if self._look() != seen:  # written since: the next step reads it again, as one change
+            self._seen = before
+            return
         woken = touched and idle and self._pending is None
         if content == self._content and not woken:
             self._broken = None
-            return
-        if content == self._broken:
-            return
+        elif content != self._broken:
+            self._read_in(content, step)
+
+    def _read_in(self, content: bytes, step: int) -> None:
         try:
             settings = load(self._path)
             if self._sent is not None and (keys := settings.ends_training):

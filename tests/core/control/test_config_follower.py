@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from probe.core.config import parse
 from probe.core.config.load import load
 from probe.core.control.config_follower import Control
 from probe.core.faults import Faults
@@ -132,6 +133,26 @@ def test_a_change_in_the_last_step_is_not_written_over(tmp_path: Path) -> None:
     settings = control.poll(2, idle=True)
     assert settings is not None
     assert (settings.dynamic_on, settings.ops) == (True, ("max",))
+
+
+def test_a_file_replaced_while_it_is_read_is_one_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its new content is not taken as that of the old file, and then once more as that of a file touched at rest."""
+    path = write(tmp_path / "monitor.json", ON)
+    control = alone(path)
+    assert control.poll(1, idle=True) is not None
+    read = parse.content
+
+    def replaced(name: str) -> bytes:
+        monkeypatch.setattr(parse, "content", read)
+        write(tmp_path / "new.json", OFF).replace(path)
+        return read(name)
+
+    monkeypatch.setattr(parse, "content", replaced)
+    taken: list[bool] = []
+    for step in range(2, 6):
+        settings = control.poll(step, idle=bool(taken))
+        taken += [] if settings is None else [settings.dynamic_on]
+    assert taken == [False]
 
 
 def test_a_step_is_kept_while_the_file_is_away(tmp_path: Path) -> None:
