@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"alerting.redaction"}),
-    frozenset({"histogram", "faults", "fields", "errors", "messages"}),
+    frozenset({"histogram", "faults", "fields", "errors", "messages", "launch"}),
     frozenset({"moments"}),
     frozenset({"records"}),
     frozenset({"naming", "backend"}),

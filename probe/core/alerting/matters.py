@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from probe.core.faults import Faults
+from probe.core.launch import launch_names
 from probe.core.messages import plural
 from probe.core.records import Alert
 
@@ -24,18 +25,12 @@ CLOCK_SECONDS = 0.1
 """Most that the clock of file systems may be behind."""
 MOST = 2000
 """Most matters that are kept in memory; of more, the oldest are forgotten."""
-LAUNCHERS = (
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
-    *("MS_SCHED_HOST", "MS_SCHED_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-)
-"""Environment variables of launchers that are equal on all ranks of a run and differ between runs."""
 
 
 def run_name(environ: Mapping[str, str]) -> str:
     """Return a name that all ranks of a run share, and no other run at the same time; of a process without a launcher
     one of its own."""
-    found = [f"{name}={environ[name]}" for name in LAUNCHERS if environ.get(name)]
+    found = [f"{name}={value}" for name, value in launch_names(environ, restarts=True).items()]
     return "\n".join(found) or os.urandom(16).hex()
 
 

@@ -29,8 +29,8 @@ class RunListener(Protocol):
     def updating(self, optimizer: Optimizer) -> None:
         """Receive an optimizer that is about to update."""
 
-    def ended(self, step: int, outcome: Outcome) -> None:
-        """Receive the number and the outcome of a step that has ended."""
+    def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
+        """Receive the number and the outcome of a step that has ended, and the seconds within collectives, if known."""
 
 
 class Session:
@@ -314,7 +314,8 @@ class Session:
         run, step = self._run, self._run.clock.step
         self.last = None
         if self._run_state is not None:
-            self._guarded("run state", partial(self._run_state.ended, step, self._outcome))
+            waited = run.waited() if run.clock.sampled else None
+            self._guarded("run state", partial(self._run_state.ended, step, self._outcome, waited))
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         if sampled:
             self._guarded("end of step", self._finish)

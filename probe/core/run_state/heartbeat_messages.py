@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from probe.core.launch import launch_names
 from probe.core.messages import printable, printable_lines
 
 PATHS = {"heartbeats": "/v1/heartbeats", "findings": "/v1/findings", "exceptions": "/v1/exceptions"}
@@ -275,22 +276,7 @@ def _wrong(where: str, expected: str, value: object) -> MalformedBatchError:
 def launch_name(environ: Mapping[str, str], otherwise: Callable[[], str]) -> str:
     """Return the name that all ranks of this launch share, from what launchers export; ``otherwise()`` if there is
     nothing. ``PROBE_LAUNCH`` overrides it."""
-    if chosen := environ.get("PROBE_LAUNCH", "").strip():
-        return chosen[:LONGEST_NAME]
-    found = [environ[name].strip() for name in LAUNCHERS if environ.get(name, "").strip()]
-    return "/".join(found)[:LONGEST_NAME] if found else otherwise()
-
-
-LAUNCHERS = (
-    "SLURM_JOB_ID",
-    "MLP_TASK_ID",
-    "TORCHELASTIC_RUN_ID",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "MS_SCHED_HOST",
-    "MS_SCHED_PORT",
-)
-"""Environment variables by which launchers name a job; each is the same on all its ranks."""
+    return "/".join(launch_names(environ).values())[:LONGEST_NAME] or otherwise()
 
 
 def unique_name() -> str:

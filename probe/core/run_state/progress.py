@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic_ns
 
+from probe.core.launch import launch_names
 from probe.core.run_state.progress_file import (
     BUCKETS,
     ENDED,
@@ -53,17 +54,6 @@ from probe.core.run_state.stack_signal import StackSignal
 FOLDER = "PROBE_PROGRESS_DIR"
 """Environment variable of the directory that replaces the usual one."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is checked to be ours
-_RENDEZVOUS = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "MS_SCHED_HOST",
-    "MS_SCHED_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "PMIX_NAMESPACE",
-)
-"""Variables that ranks of one launch have in common, and two launches have not."""
 
 _store = ROW.pack_into
 _live: weakref.WeakSet[Progress] = weakref.WeakSet()
@@ -76,7 +66,7 @@ def progress_folder(job: str, root: Path, ranks: int, environ: Mapping[str, str]
     Raises:
         OSError: if it cannot be made, or if it belongs to another user.
     """
-    launch = [f"{name}={environ.get(name, '')}" for name in _RENDEZVOUS] if ranks > 1 else [str(os.getpid())]
+    launch = [*launch_names(environ).values()] if ranks > 1 else [str(os.getpid())]
     # Containers may share this memory, and with it names of files, though neither sees the processes of the other.
     with suppress(OSError):
         launch.append(str(Path("/proc/self/ns/pid").readlink()))

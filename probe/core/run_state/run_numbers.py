@@ -25,6 +25,7 @@ from probe.core.run_state.judges import RunJudges
 from probe.core.run_state.numbers import LoggedNumbers, NumberLog
 from probe.core.run_state.phases import PhaseMarks, Phases
 from probe.core.run_state.rules import RunFinding, RunStep
+from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS
 from probe.core.run_state.state_thread import EndedStep, StateThread
 from probe.core.run_state.writer import RunWriter
 
@@ -157,7 +158,7 @@ class RunNumbers:
         self._read = {"learning_rate": hooks.learning_rate(optimizer), "loss_scale": hooks.loss_scale()}
         self._log.suggest(self._read)
 
-    def ended(self, step: int, outcome: Outcome) -> None:
+    def ended(self, step: int, outcome: Outcome, waited: float | None) -> None:
         """Hand the numbers of ``step``, which has ended, to the thread."""
         if self._marks is not None:
             self._marks.step(step)
@@ -167,7 +168,7 @@ class RunNumbers:
         seconds, self._ended_at = now - self._ended_at, now
         late, logged, phases = self._late.take(), self._log.take(), self._phases.take()
         self._last = step
-        self._thread.put(EndedStep(step, time.time(), seconds, outcome, logged, phases, late, self._has_late))
+        self._thread.put(EndedStep(step, time.time(), seconds, outcome, logged, phases, waited, late, self._has_late))
 
     # On the thread.
 
@@ -201,6 +202,8 @@ class RunNumbers:
         values = dict(logged)
         if ended.seconds > 0:
             values["step_seconds"] = ended.seconds
+            if ended.waited is not None:
+                values[OUTSIDE_SECONDS] = max(0.0, ended.seconds - ended.waited)
             for name, of in RATES.items():
                 if of in logged:
                     values.setdefault(name, logged[of] / ended.seconds)

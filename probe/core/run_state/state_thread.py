@@ -33,6 +33,8 @@ class EndedStep(NamedTuple):
     logged: LoggedNumbers
     phases: Mapping[str, float]
     """Seconds by phase."""
+    waited: float | None
+    """Seconds within collectives; None if unknown."""
     late: LoggedNumbers
     """Numbers of the step before, logged after its end."""
     waits: bool

@@ -17,12 +17,15 @@ from probe.core.messages import plural
 from probe.core.records import SEVERITIES, Alert, Severity
 from probe.core.run_state.heartbeat_messages import EVENTS, HeartbeatMessage
 from probe.core.run_state.rules import RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, PHASE, RANK
 from probe.services.server.board import LIVE, JobView, RankSummary, RunBoard
 
 _log = logging.getLogger("probe.server")
 
 GRACE_SECONDS = 2.0
 """Time in seconds on top of each promise: the way here."""
+COMPARED = (OUTSIDE_SECONDS, f"{PHASE}data_seconds")
+"""Numbers that are compared between the ranks of a job."""
 LONGEST_TICK = 5.0
 """Seconds between two looks after which this server itself stood still: no promise ran meanwhile."""
 MOST_NAMED = 32
@@ -146,8 +149,9 @@ class RunJudge:
             for name, value in {**message.values, **rank.numbers}.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
+        of_rank = {f"{RANK}{rank.origin.rank}/{name}": values[name] for name in COMPARED if name in values}
         number = 0 if math.isnan(rank.step) or math.isinf(rank.step) else int(rank.step)
-        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values)
+        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values | of_rank)
         for rule in self._rules[job.id]:
             try:
                 for finding in rule.judge(step):

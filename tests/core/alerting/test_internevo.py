@@ -227,15 +227,20 @@ def test_sigterm_waits_five_seconds_at_most_for_a_receiver_that_does_not_answer(
     assert "SIGTERM at step 3" in kept
 
 
-def test_on_another_thread_than_the_main_one_sigterm_is_a_warning(
-    receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+ELSEWHERE = """
+import sys, threading
+from probe.core.monitor_manager import MonitorManager
+thread = threading.Thread(target=MonitorManager().start_monitor, args=("job", sys.argv[1]))
+thread.start()
+thread.join()
+MonitorManager().stop_monitor()
+"""
+
+
+def test_on_another_thread_than_the_main_one_sigterm_is_a_warning(receiver: Receiver) -> None:
     """Python sets no handlers there."""
-    thread = threading.Thread(target=MonitorManager().start_monitor, args=("job", receiver.url()))
-    thread.start()
-    thread.join()
-    assert "SIGTERM is not caught: call handle_sigterm or start_monitor on the main thread" in caplog.text
-    MonitorManager().stop_monitor()
+    _, told = script(ELSEWHERE, receiver.url()).communicate(timeout=30)
+    assert "SIGTERM is not caught: call handle_sigterm or start_monitor on the main thread" in told
     assert number(receiver, "training has begun") == 1
 
 

@@ -78,6 +78,7 @@ class Listening:
         self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters hold this, and must hold no model
         run.every_update.add(self.before_update)
         run.collectors.add(self)
+        run.waited = self.waited
         if self._faults is not run.faults:
             for where, count in self._faults.counts.items():
                 run.faults.lost(where, count)
@@ -103,6 +104,7 @@ class Listening:
         if (run := self._run) is not None:
             run.every_update.remove(self.before_update)
             run.collectors.remove(self)
+            run.waited = lambda: None
         self._known_run = lambda: None
 
     def _end(self) -> None:
@@ -176,6 +178,15 @@ class Listening:
 
     def __len__(self) -> int:
         return len(self._step.rows)
+
+    def waited(self) -> float | None:
+        """Return the seconds from call to completion, summed over the step so far; None if there are no calls, or if
+        one is not complete."""
+        with self._lock:
+            tallies = [tally for (_, direction), tally in self._step.rows.items() if direction == OUTPUT]
+            calls = [call for tally in tallies for call in tally.calls]
+        times = [call.finished - call.began for call in calls if call.finished is not None]
+        return sum(times) if times and len(times) == len(calls) else None
 
     def drain(self) -> PendingCollectives:
         """Return the step and begin another."""

@@ -15,7 +15,7 @@ from pydantic import ValidationInfo, field_validator
 from probe.core.fields import Integer, Number, Section, Text, Threshold
 from probe.core.rules.about import not_more_than_window
 from probe.core.run_state.rules.rule_memory import LONGEST, UNREADABLE, median, numbers, sequence
-from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, RANK, STEP_SECONDS, RunFinding, RunRule, RunStep
+from probe.core.run_state.rules.run_step import OUTSIDE_SECONDS, PHASE, RANK, STEP_SECONDS, RunFinding, RunRule, RunStep
 
 FACTOR, SHARE = 1.5, 0.05
 
@@ -75,9 +75,9 @@ def _median_without(ordered: list[float], one: float) -> float:
 class RunStragglerArgs(Section):
     """Time of each rank against the others."""
 
-    numbers: tuple[Text, ...] = (OUTSIDE_SECONDS,)
-    """Numbers that are compared: `outside_seconds`, the time outside of collectives, or phases such as
-    `phase/data`."""
+    numbers: tuple[Text, ...] = (OUTSIDE_SECONDS, f"{PHASE}data_seconds")
+    """Numbers that are compared: `outside_seconds`, the time outside of collectives, which is known where
+    `cc_distribution` is enabled, and phases such as `phase/data_seconds`."""
     factor: Number = Argument(FACTOR, gt=1)
     """Factor by which a rank must take longer than the median of the others."""
     share: Threshold = SHARE
@@ -96,8 +96,8 @@ class RunStragglerArgs(Section):
 class RunStraggler(RunRule):
     """Report ranks whose numbers ``rank/<n>/<number>`` are ``args.factor`` above the median of the other ranks.
 
-    A rank knows its own times only, so these numbers are in a step if somebody has gathered them: the watcher of a
-    node, from the progress of its ranks; or the report, from their files. Each rank's median of the last
+    A rank knows its own times only, so these numbers are in a step if somebody has gathered them: while training runs,
+    the heartbeat server. Each rank's median of the last
     ``args.window`` steps is compared. A rank is reported once until it is half of the way back to the others, which is
     reported too.
     """

@@ -1,0 +1,27 @@
+"""Names of a launch: what its ranks have in common, and two launches have not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CHOSEN = "PROBE_LAUNCH"
+"""Environment variable that replaces all others."""
+VARIABLES = (
+    *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "MS_SCHED_HOST", "MS_SCHED_PORT"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MLP_TASK_ID"),
+)
+"""Environment variables of launchers that are equal on all ranks of a launch and differ between launches."""
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""Environment variables that also differ between the restarts of a launch."""
+
+
+def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str, str]:
+    """Return what the environment tells of the launch, by variable; empty without a launcher.
+
+    Args:
+        restarts: whether its restarts are told apart.
+    """
+    found = {name: environ.get(name, "").strip() for name in (CHOSEN, *VARIABLES, *(RESTARTS if restarts else ()))}
+    if found[CHOSEN]:
+        found = {name: value for name, value in found.items() if name not in VARIABLES}
+    return {name: value for name, value in found.items() if value}
