@@ -16,10 +16,10 @@ RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def launch_names(environ: Mapping[str, str], restarts: bool = False) -> dict[str, str]:
-    """Return what the environment tells of the launch, by variable; empty without a launcher.
+    """Return the values that the environment has of the launch, by variable; empty without a launcher.
 
     Args:
-        restarts: whether its restarts are told apart.
+        restarts: whether its restarts have names of their own.
     """
     found = {name: environ.get(name, "").strip() for name in (CHOSEN, *VARIABLES, *(RESTARTS if restarts else ()))}
     if found[CHOSEN]:

@@ -11,7 +11,7 @@ RUN = "run"
 """Signal of the numbers of the run."""
 PHASE = "phase/"
 """Beginning of the name of the seconds spent in a phase of the run."""
-CLOCKS = ("step_seconds", "throughput", "tokens_per_second", "model_tflops")
+CLOCKS = ("step_seconds", "throughput", "tokens_per_second", "model_tflops", "outside_seconds")
 """Numbers of the run that follow from clocks, as those of phases do: another run has others."""
 
 

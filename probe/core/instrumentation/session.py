@@ -314,8 +314,7 @@ class Session:
         run, step = self._run, self._run.clock.step
         self.last = None
         if self._run_state is not None:
-            waited = run.waited() if run.clock.sampled else None
-            self._guarded("run state", partial(self._run_state.ended, step, self._outcome, waited))
+            self._guarded("run state", partial(self._tell, self._run_state, step))
         sampled, hooks, handing = run.clock.sampled, run.cost.hooks, time.perf_counter()
         if sampled:
             self._guarded("end of step", self._finish)
@@ -333,6 +332,11 @@ class Session:
             self._run.clock.begin(step + 1, self._samples(step + 1))
         if self._schedule.finished and self._retire_with is not None:
             self._arm_retirement()
+
+    def _tell(self, listener: RunListener, step: int) -> None:
+        run = self._run
+        waited = run.waited() if run.waited is not None and run.clock.sampled else None
+        listener.ended(step, self._outcome, waited)
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read."""

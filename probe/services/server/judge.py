@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
@@ -26,6 +27,8 @@ GRACE_SECONDS = 2.0
 """Time in seconds on top of each promise: the way here."""
 COMPARED = (OUTSIDE_SECONDS, f"{PHASE}data_seconds")
 """Numbers that are compared between the ranks of a job."""
+MOST_GATHERED = 128
+"""Steps by which a rank may be ahead of the one whose numbers stand for the job; of more, the oldest are dropped."""
 LONGEST_TICK = 5.0
 """Seconds between two looks after which this server itself stood still: no promise ran meanwhile."""
 MOST_NAMED = 32
@@ -51,6 +54,8 @@ class RunJudge:
     ) -> None:
         self._board, self._alerts, self._faults, self._remember = board, alerts, faults, remember
         self._makers, self._rules = rules, dict[str, list[RunRule]]()
+        self._gathered = dict[str, dict[str, deque[float]]]()
+        """Numbers of the ranks of each job, one of each for every step of the job."""
         self._grace_seconds, self._ticked = grace_seconds, -math.inf
         self._open, self._restored = set[str](), set[str]()
 
@@ -78,6 +83,7 @@ class RunJudge:
         """Forget rules and matters of jobs that the board has forgotten."""
         for job in self._rules.keys() - known:
             del self._rules[job]
+            self._gathered.pop(job, None)
         for key in [key for key in self._open if key.split()[-1] not in known]:
             self._open.discard(key)
             self._remember(key, False)
@@ -138,8 +144,21 @@ class RunJudge:
             if job is not None and message.kind in EVENTS:
                 job.events += 1
                 self._send(job, _event_alert(job, rank, message))
-            if not late and self._board.apply(rank, message) and job is not None and self._makers:
-                self._judge_numbers(job, rank, message)
+            if late:
+                continue
+            stands_for_job = self._board.apply(rank, message)
+            if job is not None and self._makers:
+                self._gather(job, rank, message)
+                if stands_for_job:
+                    self._judge_numbers(job, rank, message)
+
+    def _gather(self, job: JobView, rank: RankSummary, message: HeartbeatMessage) -> None:
+        """Keep the numbers of a rank that are compared with those of others, for the next steps of the job."""
+        for name in COMPARED:
+            value = message.values.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                of_job = self._gathered.setdefault(job.id, {})
+                of_job.setdefault(f"{RANK}{rank.origin.rank}/{name}", deque(maxlen=MOST_GATHERED)).append(float(value))
 
     def _judge_numbers(self, job: JobView, rank: RankSummary, message: HeartbeatMessage) -> None:
         if job.id not in self._rules:
@@ -149,9 +168,10 @@ class RunJudge:
             for name, value in {**message.values, **rank.numbers}.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        of_rank = {f"{RANK}{rank.origin.rank}/{name}": values[name] for name in COMPARED if name in values}
+        gathered = self._gathered.get(job.id, {})
+        of_ranks = {name: waiting.popleft() for name, waiting in gathered.items() if waiting}
         number = 0 if math.isnan(rank.step) or math.isinf(rank.step) else int(rank.step)
-        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values | of_rank)
+        step = RunStep(number, message.time, values.get("step_seconds", math.nan), "applied", values | of_ranks)
         for rule in self._rules[job.id]:
             try:
                 for finding in rule.judge(step):

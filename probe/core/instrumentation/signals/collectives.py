@@ -104,7 +104,7 @@ class Listening:
         if (run := self._run) is not None:
             run.every_update.remove(self.before_update)
             run.collectors.remove(self)
-            run.waited = lambda: None
+            run.waited = None
         self._known_run = lambda: None
 
     def _end(self) -> None:
