@@ -110,6 +110,11 @@ def hold(tensor: Any) -> npt.NDArray[Any] | None:
     return numbers(tensor).copy() if _held(tensor) and _on_host(tensor) else None
 
 
+def number(tensor: Any) -> float | None:
+    """Return the element of a tensor of one element in host memory; None for other tensors."""
+    return float(numbers(tensor).item()) if _on_host(tensor) else None
+
+
 def unchanged(tensor: Any, block: Any, column: int) -> bool:  # noqa: ARG001
     """Return whether the identity of ``tensor``, by which it was found, includes its content."""
     return _on_host(tensor) and not _held(tensor)

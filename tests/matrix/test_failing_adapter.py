@@ -160,6 +160,7 @@ def fail_in_turn(framework: Harness, switch: Switch, names: Iterable[str], setti
     for name in names:
         before = dict(monitor.faults)
         switch.failing = {name}
+        monitor.log(loss=framework.tensor(np.ones(1)))
         assert step(framework, model, loop) == step(framework, plain_model, plain_loop), name
         monitor.ops = ["mean", "min"]  # everything is found and hooked anew
         assert monitor.flush()

@@ -72,6 +72,9 @@ class Tensors(Protocol):
     def hold(self, tensor: Tensor) -> Tensor | None:
         """Return a private copy if that is cheaper than reducing at once (small tensors in host memory), else None."""
 
+    def number(self, tensor: Tensor) -> float | None:
+        """Return the element of a tensor of one element if that is in host memory, else None."""
+
     def unchanged(self, tensor: Tensor, block: Block, column: int) -> bool:
         """Return whether the elements still have exactly the sum in this column of their one-row block; False also if
         the answer requires waiting, or if reducing is as cheap."""

@@ -21,18 +21,13 @@ class LoggedNumbers(NamedTuple):
     """Numbers of a step that has ended, some of which may still be on their way to the host."""
 
     known: Mapping[str, float]
-    held: Mapping[str, Any]
-    """Private copies of tensors in host memory."""
     moved: tuple[str, ...]
     wait: Callable[[], Any] | None
     """Function that waits for the copy of the tensors called ``moved``; None if there is none."""
 
-    def values(self, tensors: Tensors) -> dict[str, float]:
+    def values(self) -> dict[str, float]:
         """Return every number; wait for the device."""
         values = dict(self.known)
-        if self.held:
-            rows = tensors.to_host([tensors.moments([each], _COLUMNS, 0.0, None) for each in self.held.values()])()
-            values |= zip(self.held, rows[:, 0].tolist(), strict=True)
         if self.wait is not None:
             values |= zip(self.moved, self.wait()[:, 0].tolist(), strict=True)
         return values
@@ -53,7 +48,6 @@ class NumberLog:
 
     def _clear(self) -> None:
         self._known: dict[str, float] = {}
-        self._held: dict[str, Any] = {}
         self._blocks: dict[str, Block] = {}
 
     def put(self, values: Mapping[str, object]) -> None:
@@ -70,7 +64,7 @@ class NumberLog:
 
     def suggest(self, values: Mapping[str, object]) -> None:
         """Keep those of ``values`` that the program has not logged in this step."""
-        logged = self._known.keys() | self._held.keys() | self._blocks.keys()
+        logged = self._known.keys() | self._blocks.keys()
         self.put({name: value for name, value in values.items() if name not in logged})
 
     def _written(self, name: str) -> str | None:
@@ -98,21 +92,21 @@ class NumberLog:
         shape, _, _ = self._tensors.describe(tensor)
         if any(size != 1 for size in shape):
             raise ValueError(f"expected a number or a tensor of one element, got one of shape {list(shape)}")
-        held = self._tensors.hold(tensor)
-        block = self._tensors.moments([tensor], _COLUMNS, 0.0, None) if held is None else None
+        number = self._tensors.number(tensor)
+        block = self._tensors.moments([tensor], _COLUMNS, 0.0, None) if number is None else None
         self._drop(name)
-        if held is not None:
-            self._held[name] = held
+        if number is not None:
+            self._known[name] = number
         else:
             self._blocks[name] = block
 
     def _drop(self, name: str) -> None:
-        for kept in (self._known, self._held, self._blocks):
-            kept.pop(name, None)
+        self._known.pop(name, None)
+        self._blocks.pop(name, None)
 
     def take(self) -> LoggedNumbers:
         """Return the numbers of the step and begin another; start one copy of those on a device."""
-        known, held, blocks = self._known, self._held, self._blocks
+        known, blocks = self._known, self._blocks
         self._clear()
         wait = self._tensors.to_host([*blocks.values()]) if blocks else None
-        return LoggedNumbers(known, held, tuple(blocks), wait)
+        return LoggedNumbers(known, tuple(blocks), wait)

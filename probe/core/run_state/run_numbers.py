@@ -182,7 +182,7 @@ class RunNumbers:
 
     def _complete(self, late: LoggedNumbers, step: int) -> None:
         """Process the waiting step with its ``late`` numbers; if it did not wait, write these alone."""
-        waiting, self._waiting, values = self._waiting, None, late.values(self._framework.tensors)
+        waiting, self._waiting, values = self._waiting, None, late.values()
         if waiting is not None:
             self._process_step(waiting, values)
         elif values:
@@ -190,7 +190,7 @@ class RunNumbers:
 
     def _process_step(self, ended: EndedStep, late: Mapping[str, float]) -> None:
         """Complete the numbers of a step, then judge, pass on and write them."""
-        values = ended.logged.values(self._framework.tensors) | dict(late)
+        values = ended.logged.values() | dict(late)
         step = RunStep(ended.step, ended.time, ended.seconds, ended.outcome, self._derived(ended, values))
         self._judges.judge(step)
         for listener in self.listeners:
