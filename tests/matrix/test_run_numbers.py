@@ -20,7 +20,7 @@ from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
 from tests.matrix.harness import Harness, generators, train_step
 from tests.matrix.models import X, tiny_net
-from tests.matrix.watching import LR, MOMENTUM, watching
+from tests.matrix.watching import EVERYTHING, LR, MOMENTUM
 from tests.required import require
 
 NOTHING: dict[str, Any] = {"format": "csv", "ops": ["norm"]}
@@ -326,26 +326,34 @@ def test_a_tensor_of_several_elements_is_counted(framework: Harness) -> None:
     assert training.monitor.faults == {"log wrong: ValueError": 1}
 
 
-def test_training_is_not_disturbed(framework: Harness) -> None:
-    """Weights and random states are those of a run without a monitor, bit by bit."""
+def test_training_is_not_disturbed(framework: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and random states are those of a run without a monitor, bit by bit, with everything on: numbers, alerts
+    and heartbeats that nobody receives, a watcher of hangs."""
+    require("httpx")
+    monkeypatch.setenv("PROBE_PROGRESS_DIR", str(tmp_path / "progress"))
+    channels = [{"channel": "http", "args": {"url": "http://127.0.0.1:9/hook"}}]
+    run = {"enable": True, "server": "http://127.0.0.1:9", "hang": {"enable": True}}
+    everything = {**EVERYTHING, "run": run, "alert": {"channels": channels, "grace_seconds": 0.1}}
 
-    def trained(watched: bool) -> tuple[dict[str, bytes], list[object]]:
+    def trained(config: dict[str, Any] | None) -> tuple[dict[str, bytes], list[object]]:
         framework.seed()
         model = tiny_net(framework)
         optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
         loop = framework.loop(model, optimizer)
-        if not watched:
-            for _ in range(3):
-                train_step(loop, framework.tensor(X))
-        else:
-            with watching(framework, {**NOTHING, "run": {"enable": True}}, model, optimizer) as monitor:
-                for _ in range(3):
+        with framework.TrainerMon(config or {**NOTHING, "run": {"enable": False}}) as monitor:
+            if config is not None:
+                monitor.set_monitor(model, 1, optimizer)
+            for step in range(4):
+                if config is not None:
                     with monitor.phase("data"):
-                        monitor.log(loss=framework.tensor(np.array([1.0])))
-                    train_step(loop, framework.tensor(X))
+                        monitor.promise(10)
+                        monitor.log(loss=framework.tensor(np.array([math.nan if step == 2 else 1.0])))
+                train_step(loop, framework.tensor(X))
+        wrong = [place for place in monitor.faults if not place.startswith(("alerts", "heartbeats"))]
+        assert wrong == []
         return {name: array.tobytes() for name, array in framework.weights(model).items()}, generators(framework)
 
-    assert trained(True) == trained(False)
+    assert trained(everything) == trained(None)
 
 
 def test_before_and_after_a_run(framework: Harness, caplog: pytest.LogCaptureFixture) -> None:

@@ -178,8 +178,9 @@ class Dispatcher:
         return max(0.1, min(SEND_SECONDS, left))
 
     def _distribute(self, now: float) -> None:
+        group = _causes_first(self._group)
         for outlet in self._outlets:
-            for entry in self._group:
+            for entry in group:
                 if outlet.label in entry.pending:
                     self._hand(outlet, entry)
             outlet.omit(self._omitted)
@@ -261,3 +262,26 @@ class Dispatcher:
 def severity_of(alert: Alert) -> str:
     """Return the severity of an alert; ``critical`` for an unknown one."""
     return alert.severity if alert.severity in SEVERITIES else "critical"
+
+
+def _causes_first(group: Sequence[SpooledAlert]) -> list[SpooledAlert]:
+    """Return the group with findings about tensors before alerts about numbers of the run from the same step on: a loss
+    comes by the shorter path, and is bad because of the layer."""
+    ordered: list[SpooledAlert] = []
+    for entry in group:
+        place, step = len(ordered), _step_of(entry.alert)
+        if entry.alert.kind == "finding" and step is not None:
+            follow = (n for n, other in enumerate(ordered) if other.alert.kind == "run" and _follows(other.alert, step))
+            place = next(follow, place)
+        ordered.insert(place, entry)
+    return ordered
+
+
+def _follows(alert: Alert, step: int) -> bool:
+    own = _step_of(alert)
+    return own is not None and own >= step
+
+
+def _step_of(alert: Alert) -> int | None:
+    step = alert.labels.get("step", "")
+    return int(step) if step.isdecimal() else None

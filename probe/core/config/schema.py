@@ -179,8 +179,8 @@ class AlertSettings(Section):
     group_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
     """Alerts within this time in seconds after the first one are sent as one message."""
     grace_seconds: Annotated[Number, ranges.Ge(0)] = 10.0
-    """At SIGTERM and at an exception: longest time in seconds in which rows are written and alerts are delivered,
-    before the process ends."""
+    """Longest time in seconds in which the last alerts are delivered when a run ends; at SIGTERM and at an exception,
+    rows are written within it, too. Alerts that could not be delivered stay on disk."""
 
 
 class Target(Section):

@@ -278,18 +278,20 @@ class Collector:
         """Remove every hook, write all pending steps, close the files and send the last alerts. A further call does
         nothing.
 
-        At SIGTERM and after an exception, all of that takes ``alert.grace_seconds`` at most.
+        At SIGTERM and after an exception, all of that takes ``alert.grace_seconds`` at most; else the last alerts alone
+        do. What could not be sent stays on disk.
 
         Args:
             error: the exception that has interrupted training; then the unfinished step is written, too.
         """
-        deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else self.run.settings.alert.grace_seconds)
+        grace = self.run.settings.alert.grace_seconds
+        deadline = time.monotonic() + (FLUSH_SECONDS if cause == "exit" else grace)
         reporting = self._reporting if self.session is not None else None
         if reporting is not None:  # first: the files may take all the time there is
             reporting.ended(cause, self.run.clock.step, error)
         self._end(error is not None, deadline, cause == "exit" and error is None)
         if reporting is not None:
-            reporting.close(deadline)
+            reporting.close(min(deadline, time.monotonic() + grace))
 
     def _end(self, partial: bool, deadline: float, well: bool) -> None:
         session, self.session = self.session, None

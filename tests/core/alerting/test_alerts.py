@@ -65,6 +65,16 @@ def test_alerts_within_the_time_of_a_group_are_one_message() -> None:
         assert titles(receiver) == [["Spike of a", "Spike of b", "Spike of c"], ["Spike of d"]]
 
 
+def test_a_layer_stands_before_the_loss_that_it_made_bad() -> None:
+    """Within a message, whichever came first; a loss that was bad in an earlier step stays where it is."""
+    with serving(Receiver()) as receiver:
+        alerts, _ = alerts_to([http(receiver.url())], group=30)
+        for key, kind, step in (("old", "run", 4), ("loss", "run", 5), ("norm", "run", 6), ("layer", "finding", 5)):
+            alerts.send(alert(key, step=str(step))._replace(kind=kind))
+        assert alerts.close(5)
+        assert titles(receiver) == [["Spike of old", "Spike of layer", "Spike of loss", "Spike of norm"]]
+
+
 def test_an_open_matter_is_sent_once_and_its_end_too() -> None:
     """Repetitions are counted; after the end it is sent again; the end of one that was never sent is not."""
     with serving(Receiver()) as receiver:
