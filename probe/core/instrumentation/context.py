@@ -191,8 +191,8 @@ class Run:
     """Listeners called for every watched parameter that can have a gradient, and for those added later."""
     collectors: Listeners[StepCollector] = field(default_factory=Listeners, init=False)
     """Collectors of rows beside the recorder."""
-    waited: Callable[[], float | None] | None = field(default=None, init=False)
-    """Function that returns the seconds within collectives of the sampled step in progress, if they are known."""
+    waited: Listeners[Callable[[], float | None]] = field(default_factory=Listeners, init=False)
+    """Functions that return the seconds within collectives of the sampled step in progress; None if unknown."""
     trained: frozenset[int] = field(default=frozenset(), init=False)
     """Identities of the parameters that an optimizer updates; empty if none is known."""
     _backward: tuple[int, bool] = field(default=(-1, True), init=False)

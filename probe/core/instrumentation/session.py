@@ -335,8 +335,8 @@ class Session:
 
     def _tell(self, listener: RunListener, step: int) -> None:
         run = self._run
-        waited = run.waited() if run.waited is not None and run.clock.sampled else None
-        listener.ended(step, self._outcome, waited)
+        known = [seconds for each in run.waited if (seconds := each()) is not None] if run.clock.sampled else []
+        listener.ended(step, self._outcome, sum(known) if known else None)
 
     def _finish(self) -> None:
         """Hand the step over, or drop it if nothing can be read."""

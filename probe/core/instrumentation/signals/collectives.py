@@ -78,7 +78,7 @@ class Listening:
         self._known_run, self._first = weakref.ref(run), run.clock.step  # adapters hold this, and must hold no model
         run.every_update.add(self.before_update)
         run.collectors.add(self)
-        run.waited = self.waited
+        run.waited.add(self.waited)
         if self._faults is not run.faults:
             for where, count in self._faults.counts.items():
                 run.faults.lost(where, count)
@@ -104,7 +104,7 @@ class Listening:
         if (run := self._run) is not None:
             run.every_update.remove(self.before_update)
             run.collectors.remove(self)
-            run.waited = None
+            run.waited.remove(self.waited)
         self._known_run = lambda: None
 
     def _end(self) -> None:
