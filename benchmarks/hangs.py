@@ -3,10 +3,11 @@
     python benchmarks/hangs.py [--keep FOLDER] [--rounds 3] [--jobs 4]
 
 The step times of recorded healthy trainings (those of ``run_rules.py``, in the same folder) are judged by the budgets
-that the watcher uses, as they are and stretched so that a step takes seconds or minutes. What is stretched is, as there,
-the least of all rounds in seconds of the processor: a tenth of a second that another process took would become minutes.
-Then 20 trainings stand still
-in different ways, and the time from the end of the budget to the alert is measured: a real watcher, a real file.
+that the watcher uses, as they are and stretched so that a step takes seconds or minutes. What is stretched is the least
+of all rounds in seconds of the processor: a tenth of a second that another process took would become minutes.
+
+Then 20 trainings stand still in different ways, and the time from the end of the budget to the alert is measured: a
+real watcher, a real file.
 
 Exit code 1 if there is a false alarm, if a hang is missed, or if an alert comes later than the budget plus 2 s.
 """
