@@ -19,6 +19,9 @@ ORDER = (
     "conversions",
     "false_alarms",
     "run_rules",
+    "hangs",
+    "server",
+    "run_state",
 )
 
 

@@ -92,7 +92,7 @@ def healthy_rows(args: argparse.Namespace) -> list[list[str]]:
             found = [judged(times * (median / np.median(times))) for times in least]
         name = "as recorded" if median is None else f"{median:g} s in the median"
         steps, alarms = (sum(column) for column in zip(*found, strict=True))
-        rows.append([name, f"{len(found)}", f"{steps:,}", str(alarms), verdict(0, alarms)])
+        rows.append([name, f"{len(found)}", f"{steps:,}", f"{alarms}: {verdict(0, alarms)}"])
     return rows
 
 
@@ -209,21 +209,21 @@ def main() -> None:
     for kind in KINDS:
         of_kind = [each for each in found if each.kind == kind]
         late = [each.late for each in of_kind if each.late is not None]
-        met = verdict(LATEST, max(late)) if len(late) == len(of_kind) else "MISSED"
-        times = f"{np.median(late):.2f} s ({max(late):.2f} s)" if late else "-"
-        rows.append([kind, f"{len(late)} of {len(of_kind)}", times, met])
+        every = "met" if len(late) == len(of_kind) else "MISSED"
+        times = f"{np.median(late):.2f} s, at most {max(late):.2f} s: {verdict(LATEST, max(late))}" if late else "-"
+        rows.append([kind, f"{len(late)} of {len(of_kind)}: {every}", times])
     healthy = healthy_rows(args)
     publish(
         "Runs that stand still",
         [
-            table(["healthy trainings", "runs", "steps", "false alarms", "aim 0"], healthy),
+            table(["healthy trainings", "runs", "steps", "false alarms, aim 0"], healthy),
             "Default settings; each step judged by the budget that the steps before it give.",
-            table(["planted hang", "found", "after its budget (latest)", f"aim {LATEST:g} s"], rows),
+            table(["planted hang", "found, aim all", f"alert after its budget, aim {LATEST:g} s"], rows),
             f"{PLANTED} trainings with a budget of at least {SETTINGS['floor_seconds']:g} s, {args.jobs} at one time.",
         ],
         args.output,
     )
-    return sys.exit(any(row[-1] == "MISSED" for row in (*healthy, *rows)))
+    return sys.exit(any("MISSED" in cell for row in (*healthy, *rows) for cell in row))
 
 
 if __name__ == "__main__":

@@ -219,20 +219,22 @@ def planted_table(outcomes: list[Outcome]) -> tuple[str, bool]:
         rows.append(
             [
                 f"{title} ({group[0].rule})",
-                f"{len(delays)} of {len(group)}",
+                f"{len(delays)} of {len(group)}: {'met' if len(delays) == len(group) else 'MISSED'}",
                 f"{np.median(delays):.0f} (at most {max(delays)})" if delays else "-",
                 f"{min(sizes):.2g} to {max(sizes):.2g}" if sizes else "-",
             ]
         )
-    text = table(["planted", "found", "steps until then", "factor"], rows)
+    text = table(["planted", "found, aim all", "steps until then", "factor"], rows)
     return text, all(each.delay is not None for each in outcomes)
 
 
 def alarm_table(outcomes: list[Outcome]) -> tuple[str, bool]:
     """Table of the false alarms by rule, and whether there is none."""
     counts = Counter(found.rule for each in outcomes for found in each.false_alarms)
-    rows = [[name, str(counts[name]), verdict(0, counts[name])] for name, rule in RUN_RULES.items() if rule.by_default]
-    return table(["", "false alarms", "aim 0"], rows), not counts
+    rows = [
+        [name, f"{counts[name]}: {verdict(0, counts[name])}"] for name, rule in RUN_RULES.items() if rule.by_default
+    ]
+    return table(["", "false alarms, aim 0"], rows), not counts
 
 
 def report(outcomes: list[Outcome]) -> None:

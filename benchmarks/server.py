@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-from _report import publish, table
+from _report import publish, table, verdict
 
 MOST_MEMORY = 200.0
 """Largest memory of the server in MiB."""
@@ -146,8 +146,11 @@ def main() -> None:
         ["stored twice", str(twice)],
         ["requests without acknowledgement", f"{load.failed:,}"],
         ["median, 99th percentile and longest answer", ", ".join(f"{value:.0f} ms" for value in latency)],
-        ["cores of the server", "not measured" if args.kill else f"{cores:.2f}"],
-        ["its largest memory", "not measured" if args.kill else f"{memory:.0f} MiB"],
+        ["cores of the server", "not measured" if args.kill else f"{cores:.2f}, aim 1: {verdict(1, cores)}"],
+        [
+            "its largest memory",
+            "not measured" if args.kill else f"{memory:.0f} MiB, aim {MOST_MEMORY:g}: {verdict(MOST_MEMORY, memory)}",
+        ],
     ]
     note = f"{args.clients:,} clients, a heartbeat a second each, for {args.seconds:g} s"
     note += ", SIGKILL in the middle." if args.kill else "."

@@ -205,7 +205,54 @@ def on_step(optimizer, listener):
     "probe/mindspore/optimizers/table.py",
     ((r"OPTIMIZERS: dict\[str, Optimizers\] = \{", '    "plain": plain,'),),
 )
-ADDITIONS = (OP, RULE, SINK, SIGNAL, ENGINE, KIND)
+CHANNEL = Addition(
+    "a channel of alerts",
+    "probe/core/alerting/channels/titles.py",
+    '''
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from probe.core.alerting.channels.address import Name
+from probe.core.fields import Section
+from probe.core.records import Alert
+
+
+class TitlesArgs(Section):
+    """Titles."""
+
+    path: Name
+    """File that they are written to."""
+
+
+class Titles:
+    """The title of each alert in a file."""
+
+    Args: ClassVar[type[Section]] = TitlesArgs
+    sends: ClassVar[str] = "writes titles to the file path"
+
+    def __init__(self, args: TitlesArgs) -> None:
+        self._path = Path(args.path)
+
+    def check(self, timeout: float) -> None:
+        """The file is made by the first alert."""
+
+    def send(self, alerts: Sequence[Alert], timeout: float) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{alert.title}\\n" for alert in alerts)
+''',
+    "probe/core/alerting/channels/__init__.py",
+    (
+        (
+            "from probe.core.alerting.channels.http import Http",
+            "from probe.core.alerting.channels.titles import Titles",
+        ),
+        (r"CHANNELS: dict\[.*\] = \{", '    "titles": Titles,'),
+    ),
+)
+ADDITIONS = (OP, RULE, SINK, SIGNAL, CHANNEL, ENGINE, KIND)
 IMPORTS = {
     ENGINE.touched: ("from probe.pytorch.engines import .*pipelining", "wrapping"),
     KIND.touched: ("from probe.mindspore.optimizers import .*torch_style", "plain"),
@@ -224,7 +271,11 @@ monitor = TrainerMon({
     "param_distribution": True,
     "ops": ["rms"],
     "format": "lines",
-    "alert": {"rules": [{"rule_name": "AnomalyPresent", "args": {"step": 1}}]},
+    "alert": {
+        "rules": [{"rule_name": "AnomalyPresent", "args": {"step": 1}}],
+        "channels": [{"channel": "titles", "args": {"path": "titles.txt"}}],
+    },
+    "run": {"job": "toy"},
 })
 monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
 for _ in range(3):
@@ -233,6 +284,7 @@ for _ in range(3):
 monitor.stop()
 print(Path(monitor.output_directory, "lines.txt").read_text())
 print(sorted({(finding.rule, finding.step) for finding in monitor.findings}))
+print(Path("titles.txt").read_text())
 """
 WRAPPING = """
 import torch
@@ -320,11 +372,13 @@ def test_the_table_names_the_edits(addition: Addition) -> None:
     assert re.search(rf"`{addition.lines[-1][0].split(':')[0]}`", row)
 
 
-def test_an_op_a_rule_a_writer_and_a_signal_are_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
-    """A run that uses all four: rows of the new signal, in the new op, in the new file; findings of the new rule."""
+def test_what_any_framework_uses_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:
+    """A run with all of it: rows of the new signal, in the new op, in the new file; findings of the new rule, and an
+    alert about them by the new channel."""
     out = printed(copy, TRAINING, tmp_path)
     assert "ones 0 [3.5355339059327378]" in out
     assert "[('AnomalyPresent', 1)]" in out
+    assert "toy: first bad: weight (param_origin) on rank 0 at step 1" in out
 
 
 @pytest.mark.torch
