@@ -25,8 +25,8 @@ _log = logging.getLogger("probe.server")
 
 GRACE_SECONDS = 2.0
 """Time in seconds on top of each promise: the way here."""
-COMPARED = (OUTSIDE_SECONDS, f"{PHASE}data_seconds")
-"""Numbers that are compared between the ranks of a job."""
+MOST_COMPARED = 20_000
+"""Numbers of all ranks of a job that are compared; others are left out."""
 MOST_GATHERED = 128
 """Steps by which a rank may be ahead of the one whose numbers stand for the job; of more, the oldest are dropped."""
 LONGEST_TICK = 5.0
@@ -154,11 +154,12 @@ class RunJudge:
 
     def _gather(self, job: JobView, rank: RankSummary, message: HeartbeatMessage) -> None:
         """Keep the numbers of a rank that are compared with those of others, for the next steps of the job."""
-        for name in COMPARED:
-            value = message.values.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                of_job = self._gathered.setdefault(job.id, {})
-                of_job.setdefault(f"{RANK}{rank.origin.rank}/{name}", deque(maxlen=MOST_GATHERED)).append(float(value))
+        for name, value in message.values.items():
+            comparable = name == OUTSIDE_SECONDS or name.startswith(PHASE)
+            if comparable and isinstance(value, int | float) and not isinstance(value, bool):
+                of_job, key = self._gathered.setdefault(job.id, {}), f"{RANK}{rank.origin.rank}/{name}"
+                if key in of_job or len(of_job) < MOST_COMPARED:
+                    of_job.setdefault(key, deque(maxlen=MOST_GATHERED)).append(float(value))
 
     def _judge_numbers(self, job: JobView, rank: RankSummary, message: HeartbeatMessage) -> None:
         if job.id not in self._rules:
