@@ -34,6 +34,16 @@ FEATURES = {
         "starlette>=0.40",  # the heartbeat server
         "uvicorn>=0.30",  # which it runs in
         "py-spy>=0.4; sys_platform == 'linux'",  # stacks of ranks that stand still, without stopping them
+        "prometheus-client>=0.20",  # the text that Prometheus scrapes
+        "psutil>=5.9.6",  # CPU, memory, disks and network of a host
+        "nvidia-ml-py>=12.535",  # readings of NVIDIA GPUs; without a driver it imports all the same
+    ],
+    "otlp": [
+        "opentelemetry-sdk>=1.25",  # metrics for what outgrows one Prometheus
+        "opentelemetry-exporter-otlp-proto-http>=1.25",  # sends them over HTTP
+    ],
+    "logs": [
+        "google-re2>=1.1",  # regular expressions in linear time; without it Python's own are used
     ],
 }
 
@@ -51,6 +61,9 @@ DEVELOPMENT = {
         "selenium>=4.20",  # opens the report in a browser
         "aiosmtpd>=1.4.6",  # a mail server on loopback
         "trustme>=1.1",  # certificates for servers on loopback
+        "grafana-foundation-sdk==1769699998!10.1.0",  # makes the dashboards; its versions carry an epoch
+        "kubernetes-validate>=1.37",  # checks manifests against the schemas of Kubernetes 1.25 to 1.37
+        "opentelemetry-proto",  # reads metrics back that were sent
     ],
     "parallel": [  # ways of training that the tests run; deepspeed and megatron-core: see the Makefile
         "pybind11",  # builds megatron-core 0.12.3 on Python 3.12, for which there is no wheel of it

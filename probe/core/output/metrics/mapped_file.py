@@ -1,0 +1,190 @@
+"""Mapped file by which a rank shows its series to the exporter of its node.
+
+The file has a header (JSON, written once), a table of series (JSON, written when the set of them changes) and a row of
+values. The writer stores into memory: it takes no lock and makes no system call. A reader notices by a checksum that it
+has read a table or a row of which only a part is new, and reads again.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probe.core.output.metrics.catalogue import Series
+
+MAGIC = b"probe-metrics-1\n"
+"""First bytes of a file: its kind and the version of its layout."""
+SUFFIX = ".metrics"
+HEADER_BYTES = 4096
+PART = struct.Struct("<QII")
+"""Generation of the table of series, bytes, checksum of these and of the generation."""
+MOST_SERIES = 10_000
+BYTES_A_SERIES = 512
+"""Space for the name and labels of one series, on average."""
+TRIES = 100
+
+Values = npt.NDArray[np.float64]
+
+
+class MetricsHeader(NamedTuple):
+    """Facts about a rank that do not change."""
+
+    pid: int
+    started: int
+    """Time of the start of the process, in clock ticks since boot: a later process of the same id has another."""
+    job: str
+    rank: int
+    ranks: int
+    """Number of ranks of the job."""
+    host: str
+    gpu_uuids: tuple[str, ...] = ()
+    """Devices that the process uses, as the driver names them; empty if unknown."""
+    series: int = 200
+    """Most series of the file."""
+
+
+class MetricsFile:
+    """Writer of the series of this rank.
+
+    Args:
+        path: of the file, which is replaced.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+
+    def __init__(self, path: Path, header: MetricsHeader) -> None:
+        self.path, self._most = path, min(max(header.series, 1), MOST_SERIES)
+        text = MAGIC + json.dumps(header._asdict()).encode()
+        if len(text) > HEADER_BYTES:
+            raise ValueError(f"{path}: expected facts of at most {HEADER_BYTES} bytes, got {len(text)}")
+        self._table_at, self._row_at, size = _places(self._most)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, text, 0)
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._generation = 0
+        self._asked: tuple[Series, ...] = ()
+        self._series: tuple[Series, ...] = ()
+
+    def store(self, series: Sequence[Series], values: Values) -> int:
+        """Replace the series and their values; return the number of those for which there was no room."""
+        kept = tuple(series[: self._most])
+        if kept != self._asked:
+            self._asked = kept
+            self._declare(kept)
+        row = np.ascontiguousarray(values[: len(self._series)], np.float64).tobytes()
+        self._put(self._row_at, row)
+        return len(series) - len(self._series)
+
+    def _declare(self, series: tuple[Series, ...]) -> None:
+        room = self._row_at - self._table_at - PART.size
+        table = _table(series)
+        while len(table) > room:  # names that are far longer than the usual ones
+            series = series[: len(series) * room // len(table) - 1]
+            table = _table(series)
+        self._generation += 1
+        self._series = series
+        self._put(self._table_at, table)
+
+    def _put(self, at: int, data: bytes) -> None:
+        self._map[at + PART.size : at + PART.size + len(data)] = data
+        PART.pack_into(self._map, at, self._generation, len(data), _checksum(self._generation, data))
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            self.path.unlink()
+        self._map.close()
+
+
+class MetricsReader:
+    """Reader of the file of one rank.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        ValueError: if it has another layout.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.inode = os.fstat(descriptor).st_ino
+            size = os.fstat(descriptor).st_size
+            if size < HEADER_BYTES or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
+                raise ValueError(f"{path}: expected a file of metrics, version {MAGIC.decode().strip()}")
+            self._map = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        self.header = self._header()
+        self._table_at, self._row_at, expected = _places(min(max(self.header.series, 1), MOST_SERIES))
+        if size != expected:
+            raise ValueError(f"{path}: expected {expected} bytes, got {size}")
+        self._generation = 0
+        self._series: tuple[Series, ...] = ()
+
+    def _header(self) -> MetricsHeader:
+        try:
+            found: dict[str, Any] = json.loads(self._map[len(MAGIC) : HEADER_BYTES].rstrip(b"\0"))
+            header = MetricsHeader(**found)
+            return header._replace(gpu_uuids=tuple(map(str, header.gpu_uuids)), series=int(header.series))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.path}: the header cannot be read: {error}") from None
+
+    def read(self) -> tuple[tuple[Series, ...], Values]:
+        """Return the series and their values; none if there are none yet, or if a process ended while it wrote."""
+        for _ in range(TRIES):
+            row = self._part(self._row_at)
+            if row is None:
+                continue
+            generation, data = row
+            if generation != self._generation:
+                table = self._part(self._table_at)
+                if table is None or table[0] != generation:
+                    continue
+                self._generation, self._series = generation, _series(table[1])
+            values = np.frombuffer(data, np.float64)
+            if len(values) == len(self._series):
+                return self._series, values
+        return (), np.empty(0)
+
+    def _part(self, at: int) -> tuple[int, bytes] | None:
+        generation, size, checksum = PART.unpack_from(self._map, at)
+        data = self._map[at + PART.size : at + PART.size + size]
+        return (generation, data) if len(data) == size and _checksum(generation, data) == checksum else None
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def _places(series: int) -> tuple[int, int, int]:
+    """Return where the table begins, where the row begins, and the size of a file of so many series."""
+    row = HEADER_BYTES + PART.size + series * BYTES_A_SERIES
+    return HEADER_BYTES, row, row + PART.size + series * 8
+
+
+def _table(series: Sequence[Series]) -> bytes:
+    return json.dumps([[each.metric, *each.labels] for each in series], separators=(",", ":")).encode()
+
+
+def _series(table: bytes) -> tuple[Series, ...]:
+    return tuple(Series(metric, tuple(labels)) for metric, *labels in json.loads(table))
+
+
+def _checksum(generation: int, data: bytes) -> int:
+    return zlib.crc32(data, generation & 0xFFFF_FFFF)
