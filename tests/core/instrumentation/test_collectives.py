@@ -63,6 +63,7 @@ class Run(SimpleNamespace):
             cost=Cost(),
             every_update=Listeners(),
             collectors=Listeners(),
+            waited=Listeners(),
         )
 
 
