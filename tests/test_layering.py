@@ -14,7 +14,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("torch", "mindspore")
-OPTIONAL = ("tensorboardX", "tensorboard", "plotly", "httpx", "httpcore", "apprise", "starlette", "uvicorn")
+OPTIONAL = (
+    *("tensorboardX", "tensorboard", "plotly", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
+    *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2"),
+)
 ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")
 
@@ -45,7 +48,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"naming", "backend"}),
     frozenset({"storage"}),
     frozenset({"rules"}),
-    frozenset({"output.sinks", "alerting.channels", "run_state.rules"}),
+    frozenset({"output.sinks", "output.metrics", "alerting.channels", "run_state.rules"}),
     frozenset({"config"}),
     frozenset({"distributed", "instrumentation"}),
     frozenset({"control", "run_state", "alerting"}),

@@ -6,6 +6,13 @@ import mindspore
 
 from probe.core.backend.versions import require_version
 from probe.core.config.errors import ConfigError
+from probe.core.control.command_requests import (
+    EnableGradientAccumulation,
+    ReduceBatchSize,
+    ReduceDataloaderWorkers,
+    ReduceLearningRate,
+    RollbackCheckpoint,
+)
 from probe.core.errors import TrainingStopped
 
 OLDEST_MINDSPORE = "2.4.10"
@@ -24,4 +31,16 @@ if str(mindspore.__version__).split("+")[0] == DAMAGED:
 from probe.mindspore.adapter import TrainerMon  # noqa: E402  # after the check
 from probe.mindspore.callbacks import MFLossMonitor, TrainingStateMonitor, from_yaml  # noqa: E402
 
-__all__ = ["ConfigError", "MFLossMonitor", "TrainerMon", "TrainingStateMonitor", "TrainingStopped", "from_yaml"]
+__all__ = [
+    "ConfigError",
+    "EnableGradientAccumulation",
+    "MFLossMonitor",
+    "ReduceBatchSize",
+    "ReduceDataloaderWorkers",
+    "ReduceLearningRate",
+    "RollbackCheckpoint",
+    "TrainerMon",
+    "TrainingStateMonitor",
+    "TrainingStopped",
+    "from_yaml",
+]

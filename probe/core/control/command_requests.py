@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import annotated_types as ranges
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from probe.core.config.errors import problems
 from probe.core.fields import Integer, Names, Number, Section
@@ -25,14 +25,51 @@ SUFFIX = ".commands"
 MOST_WAITING = 100
 """Requests that a folder has room for; further ones are refused."""
 
+MOST_TEXT = 500
+"""Characters of an answer's text."""
+
 State = Literal["accepted", "refused", "done", "failed"]
 STATES: tuple[str, ...] = get_args(State)
+"""States of a command on a rank. It is accepted when the program gets it; of several other answers the first counts."""
 
 
 class Command(Section):
-    """Command to a training program."""
+    """Command to a training program, which answers it: by :meth:`done`, :meth:`failed` or :meth:`refuse`, or by a
+    ``with`` statement, at whose end it counts as done, or as failed if an exception leaves it."""
 
     name: ClassVar[str]
+    _answer: Callable[[State, str], None] | None = PrivateAttr(None)
+
+    def received(self, answer: Callable[[State, str], None]) -> Command:
+        """Return a copy whose answers go to ``answer``."""
+        own = self.model_copy()
+        own._answer = answer
+        return own
+
+    def done(self, text: str = "") -> None:
+        """Answer that the program has carried the command out."""
+        self._say("done", text)
+
+    def failed(self, text: str = "") -> None:
+        """Answer that the program could not carry the command out."""
+        self._say("failed", text)
+
+    def refuse(self, text: str = "") -> None:
+        """Answer that the program does not carry the command out."""
+        self._say("refused", text)
+
+    def _say(self, state: State, text: str) -> None:
+        if self._answer is not None:
+            self._answer(state, str(text)[:MOST_TEXT])
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.done()
+        else:
+            self.failed(f"{type(error).__name__}: {error}")
 
 
 class RollbackCheckpoint(Command):
@@ -143,8 +180,8 @@ def request(configuration: Path, command: Command, sender: str) -> str:
     """
     folder = folder_of(configuration)
     folder.mkdir(exist_ok=True)
-    if sum(1 for _ in _requests(folder)) >= MOST_WAITING:
-        raise BlockingIOError(f"{folder}: {MOST_WAITING} requests are there; remove those that are done")
+    if len(waiting(folder)) >= MOST_WAITING:
+        raise BlockingIOError(f"{folder}: {MOST_WAITING} requests wait for an answer; remove those that are not needed")
     made = time.time()
     name = f"{int(made * 1e9):020d}-{secrets.token_hex(4)}"
     body = {"command": command.name, "args": command.model_dump(), "time": made, "sender": sender}
@@ -153,15 +190,25 @@ def request(configuration: Path, command: Command, sender: str) -> str:
     return name
 
 
-def requests(folder: Path) -> Iterator[CommandRequest | tuple[str, str]]:
-    """Return the requests in ``folder`` in their order; of one that cannot be read, its id and the problem."""
-    for path in sorted(_requests(folder)):
-        try:
-            found = json_of(path)
-            command = command_of(str(found["command"]), found.get("args", {}))
-            yield CommandRequest(path.stem, command, float(found["time"]), str(found.get("sender", ""))[:200])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            yield path.stem, f"{type(error).__name__}: {error}"[:500]
+def waiting(folder: Path) -> list[str]:
+    """Return the ids of the requests that no rank has answered, in their order."""
+    answered = {path.name.partition(".rank")[0] for path in folder.glob("*.ack")}
+    return sorted(path.stem for path in _requests(folder) if path.stem not in answered)
+
+
+def read_request(folder: Path, request: str) -> CommandRequest:
+    """Return the request of an id.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is no request.
+    """
+    found = json_of(folder / f"{request}.json")
+    try:
+        command = command_of(str(found["command"]), found.get("args", {}))
+        return CommandRequest(request, command, float(found["time"]), str(found.get("sender", ""))[:200])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{request}: expected a request, got {type(error).__name__}: {error}"[:MOST_TEXT]) from None
 
 
 def acknowledge(folder: Path, answer: Acknowledgement) -> None:

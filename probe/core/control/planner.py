@@ -17,6 +17,8 @@ from probe.core.config.lint import without_effect
 from probe.core.config.load import assigned, dynamic, load
 from probe.core.config.schema import OnAnomaly, Settings
 from probe.core.control.agreement import AgreedPace, Ahead
+from probe.core.control.command_requests import folder_of
+from probe.core.control.commands import CommandInbox
 from probe.core.control.config_follower import follow
 from probe.core.control.on_anomaly import SUSPECTS, Arming, deeper
 from probe.core.distributed import announcements
@@ -30,9 +32,9 @@ from probe.core.records import Finding
 from probe.core.storage.run_directory import output_root
 
 _log = logging.getLogger("probe")
-CONTROL, ARMING, PACE = "control", "arming", "pace"
-"""Kinds of announcements: the configuration, findings, the interval between sampled steps. If ranks share a file
-system, the last two are names of folders in the output directory."""
+CONTROL, ARMING, PACE, COMMANDS = "control", "arming", "pace", "commands"
+"""Kinds of announcements: the configuration, findings, the interval between sampled steps, commands to the program. If
+ranks share a file system, the last three are names of folders in the output directory."""
 NEVER = sys.maxsize
 """A step that no training reaches."""
 
@@ -94,6 +96,7 @@ class Planner:
             control = broadcast.notices(CONTROL) if broadcast and dynamic(os.environ) else None
             path, content = configuration.path, configuration.content
             self._switch = follow(path, settings, content, first, groups, faults, self._ahead, control)
+            self._commands = self._notices(COMMANDS) if path is not None else None
             self._arming: Arming | None = None
             self._arm(None)
             self._latest_pace: Pace | None = None
@@ -181,6 +184,21 @@ class Planner:
             if self._switch is not None:
                 ending.callback(self._switch.close)
                 self._configuration.content = self._switch.content
+
+    def command_inbox(self, first: int, began: float) -> CommandInbox | None:
+        """Return the commands to the program; None if there is no configuration file beside which they could lie.
+
+        Args:
+            first: number of the first step of training.
+            began: time at which the run began.
+        """
+        path, groups = self._configuration.path, self._framework.groups
+        if path is None or self._commands is None:
+            return None
+        alone, rank = groups.world_size() == 1, groups.rank()
+        begins = first if alone else first + 1
+        folder = folder_of(path)
+        return CommandInbox(folder, rank, rank == 0, self._ahead, self._commands, begins, began, self._faults)
 
     # Proposals.
 

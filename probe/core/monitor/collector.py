@@ -7,13 +7,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.schema import Settings
+from probe.core.control.command_requests import Command
+from probe.core.control.commands import CommandInbox
 from probe.core.control.planner import Configuration, Planner
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Run
@@ -100,7 +102,9 @@ class Collector:
     ) -> None:
         self._subject, self._collectives, self._process_group = subject, collectives, process_group
         self._listeners = listeners
-        self.faults, self.number = subject.faults, next(_runs)
+        self.faults, self.number, self._began = subject.faults, next(_runs), time.time()
+        self._inbox: CommandInbox | None = None
+        self._warned_of_commands = False
         self.output: Output | None = None
         self.first = subject.attachment.start_iteration
         self._folder: OutputFolder | None = None
@@ -213,6 +217,8 @@ class Collector:
             first_step=attached.first,
             resumed_at=folder.resumed.first if folder.resumed else None,
             run_numbers=True,
+            options=settings.sink_options,
+            metrics=self._reporting.metrics,
         )
         return context, [folder.resumed] if folder.resumed else []
 
@@ -220,6 +226,21 @@ class Collector:
         """Apply assigned values at once if nothing of the step in progress has been collected, else with the next."""
         if self.session is not None:
             self.session.at_once(self._of_program)
+
+    # Commands to the program.
+
+    def commands(self, accepts: Collection[type[Command]]) -> list[Command]:
+        """Return the commands that take effect before the step that is about to begin."""
+        if self.session is None:
+            return []
+        if self._inbox is None:
+            self._inbox = self._planner.command_inbox(self.first, self._began)
+        if self._inbox is None:
+            if not self._warned_of_commands:
+                self._warned_of_commands = True
+                _log.warning("commands: none will come, since the configuration is no file beside which they could lie")
+            return []
+        return self._inbox.due(self.run.clock.step, accepts)
 
     # Plans.
 
@@ -258,7 +279,8 @@ class Collector:
     def _new_output(self, run: Run, plan: Plan, first: int) -> Output:
         follows, pace = self._planner.follows, plan.schedule.pace
         folder = self._made_folder(first)
-        return Output(run, self._attached(first), folder, pace, follows, self._reporting.found, self._listeners)
+        judged, metrics = self._reporting.found, self._reporting.metrics
+        return Output(run, self._attached(first), folder, pace, follows, judged, self._listeners, metrics)
 
     def _made_folder(self, first: int) -> OutputFolder:
         """Return the directory of this run and rank; ``first`` is the first step that is written to it."""
@@ -311,6 +333,8 @@ class Collector:
             ending.callback(self._try, self._close_numbers, deadline, well)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
+            if self._inbox is not None:
+                ending.callback(self._try, self._inbox.close)
             ending.callback(self._try, self._collectives.stop)
             ending.callback(self._try, self._detach, session)
             if partial:
@@ -367,6 +391,7 @@ class Collector:
             if output is not None:
                 ending.callback(self._try, output.let_go)
             ending.callback(self._try, self.numbers.let_go)
+            ending.callback(self._try, self._reporting.metrics.close, 0.0)
             ending.callback(self._try, self._endings.forget)
             ending.callback(self._try, self._planner.close)
             ending.callback(self._try, self._collectives.stop)

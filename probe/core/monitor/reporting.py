@@ -1,19 +1,24 @@
-"""Messages of a run to people and to other processes: alerts, heartbeats, and the progress that a watcher reads."""
+"""Messages of a run to people and to other processes: alerts, heartbeats, metrics, and the progress that a watcher
+reads."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from probe.core.alerting.alerts import Alerts
 from probe.core.backend.protocols import Groups
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.monitor.alarms import Alarms, Cause, job_name
+from probe.core.output.metrics.hub import MetricsHub, RankName
 from probe.core.output.run_output import LAST_SECONDS
+from probe.core.output.sinks import is_live
 from probe.core.records import Finding
 from probe.core.run_state.heartbeat_feed import HeartbeatFeed
 from probe.core.run_state.progress import Progress, progress_folder
@@ -23,7 +28,7 @@ from probe.core.storage.run_directory import output_root
 
 
 class Reporting:
-    """Alerts, heartbeats and progress of one run on one rank, each if it is configured.
+    """Alerts, heartbeats, metrics and progress of one run on one rank, each if it is configured.
 
     Args:
         first: number of the first step.
@@ -38,6 +43,10 @@ class Reporting:
         self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
         self._rank, self._ranks = groups.rank(), groups.world_size()
         self._watcher: WatcherProcess | None = None
+        rules = [rule.rule_name for rule in (*settings.alert.rules, *settings.run.rules)]
+        name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
+        self.metrics = MetricsHub(name, self._folder, rules, faults)
+        """Ways out for metrics of this rank, which its sinks share."""
         with ExitStack() as undo:
             self._feed = self._new_feed(first)
             if self._feed is not None:
@@ -46,13 +55,14 @@ class Reporting:
             if self._alarms is not None:
                 undo.callback(self._alarms.close, 0.0)
             self.marks = self._new_marks()
-            """Progress of this rank; None if hangs are not detected."""
+            """Progress of this rank; None if no other process reads it."""
             undo.pop_all()
 
     def follow(self, numbers: RunNumbers) -> None:
         """Report the ``numbers`` of every step, and what rules find in them."""
         if self._watcher is not None:
             numbers.looks.append(self._watcher.look)
+        numbers.on_findings(lambda findings: self.metrics.found(each.rule for each in findings if not each.resolved))
         if self._feed is not None:
             numbers.on_findings(self._feed.run_found)
             numbers.listen(self._feed.step)
@@ -66,6 +76,7 @@ class Reporting:
 
     def found(self, step: int, findings: Sequence[Finding]) -> None:
         """Report the findings of a sampled step; called with every such step, on the delivery thread."""
+        self.metrics.found(each.rule for each in findings)
         for receiver in (self._alarms, self._feed):
             if receiver is not None:
                 receiver.found(step, findings)
@@ -79,7 +90,7 @@ class Reporting:
 
     def close(self, deadline: float) -> None:
         """Send what is pending before ``deadline``, of the monotonic clock."""
-        for sender in (self._alarms, self._feed):
+        for sender in (self._alarms, self._feed, self.metrics):
             if sender is not None:
                 self._try(partial(sender.close, max(LAST_SECONDS, deadline - time.monotonic())))
 
@@ -100,14 +111,20 @@ class Reporting:
 
     def _new_marks(self) -> Progress | None:
         """Return the progress file of this rank, and see to a watcher on this node."""
-        if not self._settings.run.hang.enable:
+        watched = self._settings.run.hang.enable
+        if not watched and not is_live(self._settings.formats):
             return None
-        folder = progress_folder(self._job, self._root, self._ranks)
-        marks = Progress(folder, self._rank, self._ranks, self._job)
+        folder = self._folder()
+        marks = Progress(folder, self._rank, self._ranks, self._job, watched)
+        if not watched:
+            return marks
         first = os.environ.get("LOCAL_RANK", str(self._rank)) == "0"
         settings = WatcherSettings.of(self._settings, self._job, self._root)
         self._watcher = ensure_watcher(folder, settings, first, self._faults)
         return marks
+
+    def _folder(self) -> Path:
+        return progress_folder(self._job, self._root, self._ranks)
 
     def _try(self, function: Callable[[], object]) -> None:
         """Call ``function``, and count an error: training goes on, or the process ends for another reason."""

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from probe.core.backend.protocols import FrameworkAdapter, Remove
 from probe.core.config.schema import Settings
+from probe.core.control.command_requests import Command
 from probe.core.control.planner import Configuration
 from probe.core.faults import Faults
 from probe.core.instrumentation.context import Listeners
@@ -157,6 +158,20 @@ class Monitor(Legacy):
         """Note that the next progress may take ``seconds``: until then the run does not count as standing still."""
         if self._collector is not None:
             self._collector.numbers.promise(seconds)
+
+    def commands(self, *accepts: type[Command]) -> list[Command]:
+        """Return the commands from outside that take effect now, before a step: call it once in each step, on all
+        ranks, before the forward. Each rank gets the same commands before the same step.
+
+        Args:
+            accepts: types that the program carries out, such as ``ReduceLearningRate``; others are refused. None: all
+                are accepted.
+
+        Returns:
+            Commands, mostly none. Use each in a ``with`` statement, or answer it by ``done()``, ``failed()`` or
+            ``refuse()``; the answer of each rank is recorded beside the request.
+        """
+        return [] if self._collector is None else self._collector.commands(accepts)
 
     def on_run_step(self, listener: Callable[[RunStep], None]) -> Callable[[], None]:
         """Call ``listener`` with the numbers of every step, on another thread; return a function that ends this.

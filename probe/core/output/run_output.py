@@ -20,6 +20,7 @@ from probe.core.output.folder import OutputFolder
 from probe.core.output.global_exchange import GlobalExchange
 from probe.core.output.history_buffer import Past
 from probe.core.output.manifest import Attached, ManifestWriter
+from probe.core.output.metrics.hub import MetricsHub
 from probe.core.output.pipeline import Judged, SnapshotListener, Stages, Writer
 from probe.core.output.resume import remember
 from probe.core.output.sinks import KEPT
@@ -47,6 +48,7 @@ class Output:
         follows: the configuration file that is followed during training, or None.
         judged: receives the findings of every sampled step, on the delivery thread.
         listeners: receive each step, beside the sinks.
+        metrics: ways out for metrics of this rank.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class Output:
         follows: Path | None,
         judged: Judged | None = None,
         listeners: Iterable[SnapshotListener] = (),
+        metrics: MetricsHub | None = None,
     ) -> None:
-        self._run, self._pace = run, pace
+        self._run, self._pace, self._metrics = run, pace, metrics
         self._attached, self._folder, self._resumed = attached, folder, folder.resumed
         writes, self._began = set(run.settings.formats) - {KEPT}, folder.path is None
         self.directory = folder.make() if writes else None
@@ -283,6 +286,8 @@ class Output:
             start=attached.start,
             first_step=attached.first,
             resumed_at=self._resumed.first if self._resumed else None,
+            options=settings.sink_options,
+            metrics=self._metrics,
         )
 
     def _remember(self) -> None:

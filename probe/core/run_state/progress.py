@@ -103,14 +103,15 @@ class Progress:
         rank: number of this rank.
         ranks: number of ranks of the job.
         job: name of the job.
+        watched: whether a watcher removes the file of a rank that has ended; else the rank does.
 
     Raises:
         OSError: if the file cannot be made.
     """
 
-    def __init__(self, folder: Path, rank: int, ranks: int, job: str) -> None:
+    def __init__(self, folder: Path, rank: int, ranks: int, job: str, watched: bool = True) -> None:
         self.path = folder / f"rank{rank}-{os.getpid()}{SUFFIX}"
-        self._signal = StackSignal(self.path.with_suffix(".stacks"))
+        self._signal = StackSignal(self.path.with_suffix(".stacks")) if watched else None
         header = ProgressHeader(
             pid=os.getpid(),
             started=started(os.getpid()),
@@ -119,7 +120,7 @@ class Progress:
             job=job[:200],
             thread=threading.get_native_id(),
             ident=threading.get_ident(),
-            signal=self._signal.number,
+            signal=self._signal.number if self._signal is not None else 0,
         )
         self._buffer: mmap.mmap | bytearray = _mapped(self.path, header)
         self._names = {name: number for number, name in enumerate(PHASES)}
@@ -183,7 +184,11 @@ class Progress:
         self.ended()
         atexit.unregister(self._exit)
         _live.discard(self)
-        self._signal.close()
+        if self._signal is not None:
+            self._signal.close()
+        else:
+            with suppress(OSError):
+                self.path.unlink()
 
     def _turn(self, phase: int) -> None:
         until = self._until

@@ -18,7 +18,7 @@ from probe.core.backend.protocols import FlopCount, FrameworkAdapter, Optimizer,
 from probe.core.config.schema import Settings
 from probe.core.faults import Faults
 from probe.core.naming import PHASE
-from probe.core.output.sinks import Sink
+from probe.core.output.sinks import Sink, is_live
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Outcome
 from probe.core.run_state.judges import RunJudges
@@ -91,7 +91,8 @@ class RunNumbers:
         """Functions that receive every step, on the thread."""
         self.looks: list[Callable[[], None]] = []
         """Functions that are called about once a second, on the thread."""
-        if settings.run.enable or marks is not None:
+        live = settings.run.enable is not False and is_live(settings.formats)
+        if settings.run.enable or marks is not None or live:
             self.begin()
 
     @property

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import struct
+import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,6 +33,8 @@ MOST_SERIES = 10_000
 BYTES_A_SERIES = 512
 """Space for the name and labels of one series, on average."""
 TRIES = 100
+KEPT_SECONDS = 86_400.0
+"""Age of a file from which on it is removed, if its process is gone."""
 
 Values = npt.NDArray[np.float64]
 
@@ -64,7 +67,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, header: MetricsHeader) -> None:
-        self.path, self._most = path, min(max(header.series, 1), MOST_SERIES)
+        self.path, self._most, self._alone = path, min(max(header.series, 1), MOST_SERIES), header.ranks == 1
         text = MAGIC + json.dumps(header._asdict()).encode()
         if len(text) > HEADER_BYTES:
             raise ValueError(f"{path}: expected facts of at most {HEADER_BYTES} bytes, got {len(text)}")
@@ -72,6 +75,7 @@ class MetricsFile:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            self._inode = os.fstat(descriptor).st_ino
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, text, 0)
             self._map = mmap.mmap(descriptor, size)
@@ -106,9 +110,12 @@ class MetricsFile:
         PART.pack_into(self._map, at, self._generation, len(data), _checksum(self._generation, data))
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file, unless a later monitor of this process has replaced it."""
         with suppress(OSError):
-            self.path.unlink()
+            if self.path.stat().st_ino == self._inode:
+                self.path.unlink()
+            if self._alone:  # no other rank can be about to use the folder
+                self.path.parent.rmdir()
         self._map.close()
 
 
@@ -170,6 +177,19 @@ class MetricsReader:
 
     def close(self) -> None:
         self._map.close()
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files in folders beside ``folder`` whose processes have been gone for a day."""
+    for path in folder.parent.glob(f"*/rank*{SUFFIX}"):
+        with suppress(OSError, ValueError):
+            if time.time() - path.stat().st_mtime < KEPT_SECONDS:
+                continue
+            reader = MetricsReader(path)
+            pid = reader.header.pid
+            reader.close()
+            if not Path(f"/proc/{pid}").exists():
+                path.unlink()
 
 
 def _places(series: int) -> tuple[int, int, int]:

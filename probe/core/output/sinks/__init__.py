@@ -41,6 +41,8 @@ class BuiltIn:
     """True if it has rows about tensors only: the monitor's own cost is then written beside it."""
     format: bool = True
     """True if a configuration names it under ``format``."""
+    live: bool = False
+    """True if it shows numbers of the run from the first step on, whether or not the program logs any."""
 
     def __call__(self, context: SinkContext) -> Sink:
         module, _, name = self.path.partition(":")
@@ -53,6 +55,8 @@ SINKS: dict[str, BuiltIn] = {
     "tensorboard": BuiltIn("probe.core.output.sinks.tensorboard:TensorBoardSink"),
     "sqlite": BuiltIn("probe.core.output.sinks.sqlite:SqliteSink", rows_only=True),
     "parquet": BuiltIn("probe.core.output.sinks.parquet:ParquetSink", rows_only=True),
+    "prometheus": BuiltIn("probe.core.output.sinks.prometheus:PrometheusSink", live=True),
+    "otlp": BuiltIn("probe.core.output.sinks.otlp:OtlpSink", live=True),
     "cost": BuiltIn("probe.core.output.sinks.overhead:CostSink", format=False),
     "anomaly": BuiltIn("probe.core.output.sinks.anomaly:AnomalySink", format=False),
 }
@@ -78,6 +82,11 @@ def factory(name: str) -> Factory | None:
         loaded: Factory = found.load()
         return loaded
     return None
+
+
+def is_live(formats: Sequence[str]) -> bool:
+    """Return whether one of ``formats`` shows numbers of the run from the first step on."""
+    return any(getattr(SINKS.get(name), "live", False) for name in formats)
 
 
 def written_beside(formats: Sequence[str]) -> tuple[str, ...]:

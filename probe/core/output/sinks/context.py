@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probe.core.fields import Section
+
+if TYPE_CHECKING:
+    from probe.core.output.metrics.hub import MetricsHub
 
 
 @dataclass(frozen=True)
@@ -34,3 +41,7 @@ class SinkContext:
     """The first step that is done now, in a directory that another run has begun; None if it has none."""
     run_numbers: bool = False
     """True if the rows are numbers of the run, which another thread writes: they get files of their own."""
+    options: Mapping[str, Section] = field(default_factory=dict)
+    """Options of sinks, by the name of the sink."""
+    metrics: MetricsHub | None = None
+    """Ways out for metrics of this rank, which its sinks share; None without a running monitor."""

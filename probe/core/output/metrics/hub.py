@@ -1,0 +1,212 @@
+"""Ways out for the numbers of one rank: boards, the mapped file, and senders on threads of their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from probe.core.faults import Faults
+from probe.core.output.metrics.board import Counts, MetricBoard
+from probe.core.output.metrics.catalogue import Series
+from probe.core.output.metrics.mapped_file import SUFFIX, MetricsFile, MetricsHeader, Values, sweep
+
+WHERE = "metrics"
+"""Place under which failures are counted."""
+
+
+class RankName(NamedTuple):
+    """Names of this rank."""
+
+    job: str
+    rank: int
+    ranks: int
+    host: str
+
+
+class MetricsWriter(Protocol):
+    """Way out for series."""
+
+    def send(self, series: Sequence[Series], values: Values, seconds: float) -> None:
+        """Send the current series; give up after ``seconds``. May raise."""
+
+    def end(self, seconds: float) -> None:
+        """Remove what would be wrong once the run is over; give up after ``seconds``. May raise."""
+
+
+class MetricsSender:
+    """Thread that hands the series of a board to a writer again and again.
+
+    Args:
+        every: seconds from the end of one sending to the next.
+    """
+
+    SECONDS = 5.0
+    """Longest time of one sending."""
+
+    def __init__(
+        self,
+        writer: MetricsWriter,
+        read: Callable[[], tuple[Sequence[Series], Values]],
+        every: float,
+        faults: Faults,
+    ) -> None:
+        self._writer, self._read, self._every, self._faults = writer, read, every, faults
+        self._ending = threading.Event()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._work, name="probe-metrics", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._ending.wait(self._every):
+            self._send(self.SECONDS)
+
+    def _send(self, seconds: float) -> None:
+        self._guarded(lambda: self._writer.send(*self._read(), seconds))
+
+    def close(self, seconds: float) -> None:
+        """Send once more and end, within ``seconds``; with 0 seconds, only end."""
+        if os.getpid() != self._process:
+            return
+        deadline = time.monotonic() + seconds
+        self._ending.set()
+        if seconds <= 0:
+            return
+        self._thread.join(seconds)
+        last = threading.Thread(target=self._finish, args=(deadline,), name="probe-metrics-end", daemon=True)
+        last.start()
+        last.join(max(0.0, deadline - time.monotonic()))
+        if last.is_alive():
+            self._faults.note(WHERE, TimeoutError(f"not sent within {seconds:g} s at the end"))
+
+    def _finish(self, deadline: float) -> None:
+        half = max(0.1, (deadline - time.monotonic()) / 2)
+        self._send(half)
+        self._guarded(partial(self._writer.end, half))
+
+    def _guarded(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - training goes on, and the next sending may succeed
+            self._faults.note(WHERE, error)
+
+
+class MetricsOutlet:
+    """Board of one format with its ways out.
+
+    Args:
+        counts: returns the counts of the monitor itself.
+    """
+
+    def __init__(
+        self,
+        board: MetricBoard,
+        counts: Callable[[], Counts],
+        file: MetricsFile | None = None,
+    ) -> None:
+        self.board, self._counts, self._file = board, counts, file
+        self._senders: list[MetricsSender] = []
+
+    def read(self) -> tuple[Sequence[Series], Values]:
+        """Return the current series and their values."""
+        return self.board.series(self._counts())
+
+    def add(self, writer: MetricsWriter, every: float, faults: Faults) -> None:
+        """Send the series by ``writer`` from now on."""
+        self._senders.append(MetricsSender(writer, self.read, every, faults))
+
+    def publish(self) -> None:
+        """Store the current series in the mapped file."""
+        if self._file is not None:
+            self._file.store(*self.read())
+
+    def close(self, seconds: float) -> None:
+        """Send once more and end, within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        for sender in self._senders:
+            sender.close(max(0.0, deadline - time.monotonic()))
+        self._senders.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class MetricsHub:
+    """Outlets of one run on one rank, by format. Sinks of rows about tensors and of numbers of the run share them.
+
+    Args:
+        folder: returns the folder of the mapped file, made if missing.
+        rules: names of the rules that judge.
+    """
+
+    def __init__(self, name: RankName, folder: Callable[[], Path], rules: Iterable[str], faults: Faults) -> None:
+        self.name, self.faults = name, faults
+        self._folder = folder
+        self._found: Counter[str] = Counter(dict.fromkeys(rules, 0))
+        self._outlets: dict[str, MetricsOutlet] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def outlet(self, name: str, make: Callable[[MetricsHub], MetricsOutlet]) -> MetricsOutlet:
+        """Return the outlet of a format, made at the first call.
+
+        Raises:
+            Exception: if it cannot be made.
+            RuntimeError: if the run has ended.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the run has ended")
+            if name not in self._outlets:
+                self._outlets[name] = make(self)
+            return self._outlets[name]
+
+    def mapped_file(self, most: int) -> MetricsFile:
+        """Return a new mapped file with room for ``most`` series.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        name = self.name
+        header = MetricsHeader(
+            os.getpid(), started_ticks(), name.job[:200], name.rank, name.ranks, name.host[:200], gpu_uuids(), most
+        )
+        folder = self._folder()
+        sweep(folder)
+        return MetricsFile(folder / f"rank{name.rank}-{os.getpid()}{SUFFIX}", header)
+
+    def found(self, rules: Iterable[str]) -> None:
+        """Count findings of ``rules``, one each."""
+        self._found.update(rules)
+
+    def counts(self) -> Counts:
+        """Return the counts of the monitor itself."""
+        return Counts(dict(self._found), sum(self.faults.counts.values()))
+
+    def close(self, seconds: float) -> None:
+        """Send once more and end, within ``seconds``."""
+        with self._lock:
+            outlets, self._closed = list(self._outlets.values()), True
+            self._outlets.clear()
+        deadline = time.monotonic() + seconds
+        for outlet in outlets:
+            outlet.close(max(0.0, deadline - time.monotonic()))
+
+
+def started_ticks() -> int:
+    """Return the time at which this process started, in clock ticks since boot; -1 if the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19])
+    return -1
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """Return the devices that this process may use, if its environment names them by UUID."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return tuple(name.strip() for name in names if name.strip().startswith("GPU-"))[:16]

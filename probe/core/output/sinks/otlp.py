@@ -1,0 +1,96 @@
+"""Sink for collectors of OpenTelemetry."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import annotated_types as ranges
+from pydantic import AfterValidator
+
+from probe.core.fields import Integer, Number, Section, Text, not_blank
+from probe.core.output.metrics.board import MetricBoard
+from probe.core.output.metrics.hub import MetricsHub, MetricsOutlet
+from probe.core.output.metrics.otlp import OtlpWriter
+from probe.core.output.sinks.context import SinkContext
+from probe.core.records import Snapshot
+
+
+class OtlpSettings(Section):
+    """Metrics by OpenTelemetry's protocol, with ``format: otlp``. Read when the run begins."""
+
+    endpoint: Annotated[Text, AfterValidator(not_blank)] | None = None
+    """Address that takes metrics over HTTP, such as `http://collector:4318/v1/metrics`. Missing: that of the variables
+    `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else this machine's port 4318."""
+    headers_file: Annotated[Text, AfterValidator(not_blank)] | None = None
+    """File that nobody else can read, with a header a line, such as `Authorization: Bearer TOKEN`."""
+    seconds: Annotated[Number, ranges.Gt(0)] = 10.0
+    """Time from one sending to the next."""
+    series: Annotated[Integer, ranges.Ge(50), ranges.Le(100_000)] = 2000
+    """Most series of a rank. Those beyond it are left out and counted in `probe_series_dropped`."""
+    layers: tuple[Annotated[Text, AfterValidator(not_blank)], ...] = ()
+    """As `prometheus.layers`."""
+
+
+class OtlpSink:
+    """Writer of numbers of the run, or of tensors, to the outlet that both share."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._outlet: MetricsOutlet | None = None
+
+    def open(self) -> None:
+        """Make the outlet, unless it is there.
+
+        Raises:
+            ImportError: if a package is missing.
+            ValueError: if the address or the file of headers cannot be used.
+        """
+        hub = self._context.metrics
+        if hub is None:
+            raise RuntimeError("format: otlp: it needs a running monitor")
+        self._outlet = hub.outlet("otlp", self._new_outlet)
+
+    def _new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
+        options = self._context.options.get("otlp")
+        settings = options if isinstance(options, OtlpSettings) else OtlpSettings()
+        writer = OtlpWriter(settings.endpoint, headers_of(settings.headers_file), hub.name)
+        outlet = MetricsOutlet(MetricBoard(settings.series, settings.layers), hub.counts)
+        outlet.add(writer, settings.seconds, hub.faults)
+        return outlet
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Put the numbers of ``snapshot`` in place of earlier ones."""
+        if self._outlet is not None:
+            self._outlet.board.take(snapshot)
+
+    def close(self) -> None:
+        """Do nothing: the outlet stays until the run ends."""
+
+
+def headers_of(file: str | None) -> Mapping[str, str]:
+    """Return the headers in ``file``.
+
+    Raises:
+        ValueError: if it cannot be read, if others can read it, or if a line is no header; no message has any of it.
+    """
+    if file is None:
+        return {}
+    path = Path(file).expanduser()
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ValueError(f"otlp.headers_file: {path}: others can read it; run: chmod 600 {path}")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"otlp.headers_file: {path}: cannot be read: {type(error).__name__}") from None
+    headers = {}
+    for number, line in enumerate(lines, 1):
+        name, colon, value = line.partition(":")
+        if line.strip() and (not colon or not name.strip() or not value.strip()):
+            example = "Authorization: Bearer TOKEN"
+            raise ValueError(f"otlp.headers_file: {path}:{number}: expected a header such as {example}")
+        if line.strip():
+            headers[name.strip()] = value.strip()
+    return headers
