@@ -43,7 +43,7 @@ class Reporting:
         self._job, self._root = job_name(settings.run.job), output_root(os.environ).absolute()
         self._rank, self._ranks = groups.rank(), groups.world_size()
         self._watcher: WatcherProcess | None = None
-        rules = [rule.rule_name for rule in (*settings.alert.rules, *settings.run.rules)]
+        rules = [*(rule.rule_name for rule in settings.alert.rules), *(rule.rule_name for rule in settings.run.rules)]
         name = RankName(self._job, self._rank, self._ranks, socket.gethostname())
         self.metrics = MetricsHub(name, self._folder, rules, faults)
         """Ways out for metrics of this rank, which its sinks share."""

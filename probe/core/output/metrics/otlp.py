@@ -1,24 +1,23 @@
 """Series by OpenTelemetry's protocol over HTTP.
 
-Protocol: https://opentelemetry.io/docs/specs/otlp/. A forked child would send as well with the periodic reader of the
-SDK, so its own thread is not used: :class:`probe.core.output.metrics.hub.MetricsSender` reads and sends.
+Protocol: https://opentelemetry.io/docs/specs/otlp/. The SDK's instruments leave out values that are not finite, and its
+periodic reader sends in forked children as well: so points are made here, and
+:class:`probe.core.output.metrics.hub.MetricsSender` sends them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from probe import __version__
 from probe.core.errors import missing
-from probe.core.output.metrics.catalogue import METRICS, Series, metrics_of
+from probe.core.output.metrics.catalogue import METRICS, Metric, Series, metrics_of
 from probe.core.output.metrics.hub import RankName
 from probe.core.output.metrics.mapped_file import Values
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 Headers = Mapping[str, str]
 
@@ -41,8 +40,6 @@ class OtlpWriter:
     def __init__(self, endpoint: str | None, headers: Headers, name: RankName) -> None:
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-            from opentelemetry.sdk.metrics import MeterProvider
-            from opentelemetry.sdk.metrics.export import InMemoryMetricReader
             from opentelemetry.sdk.resources import Resource
         except ImportError:
             raise ImportError(missing("format: otlp", "opentelemetry-exporter-otlp-proto-http", "otlp")) from None
@@ -51,8 +48,7 @@ class OtlpWriter:
         # Its own messages would repeat at every sending; failures are counted and logged once a window.
         logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
         self._exporter = OTLPMetricExporter(endpoint=endpoint, headers=dict(headers))
-        self._reader: InMemoryMetricReader = InMemoryMetricReader()
-        resource = Resource.create(
+        self._resource = Resource.create(
             {
                 "service.name": name.job,
                 "service.instance.id": f"{name.job}/{name.rank}/{os.getpid()}",
@@ -61,10 +57,7 @@ class OtlpWriter:
                 "rank": str(name.rank),
             }
         )
-        self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
-        self._meter = self._provider.get_meter("probe")
-        self._made: set[str] = set()
-        self._current: dict[str, list[tuple[dict[str, str], float]]] = {}
+        self._began = time.time_ns()
 
     def send(self, series: Sequence[Series], values: Values, seconds: float) -> None:
         """Send ``series``.
@@ -72,29 +65,28 @@ class OtlpWriter:
         Raises:
             OtlpError: if the collector cannot be reached or refuses.
         """
-        from opentelemetry.sdk.metrics.export import MetricExportResult
+        from opentelemetry.sdk.metrics import export
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        self._current = {}
+        now, points = time.time_ns(), dict[str, list[export.NumberDataPoint]]()
         for each, value in zip(series, values.tolist(), strict=True):
             labels = dict(zip(METRICS[each.metric].labels, each.labels, strict=True))
-            self._current.setdefault(each.metric, []).append((labels, value))
-        for metric in metrics_of(series):
-            if metric.name not in self._made:
-                self._made.add(metric.name)
-                make = self._meter.create_observable_gauge
-                if metric.kind == "counter":
-                    make = self._meter.create_observable_counter
-                make(metric.name, [partial(self._observed, metric.name)], description=metric.about)
-        data = self._reader.get_metrics_data()
-        if data is not None and self._exporter.export(data, seconds * 1000) is not MetricExportResult.SUCCESS:
+            points.setdefault(each.metric, []).append(export.NumberDataPoint(labels, self._began, now, value))
+        metrics = [_metric(each, points[each.name]) for each in metrics_of(series)]
+        scope = export.ScopeMetrics(InstrumentationScope("probe", __version__), metrics, "")
+        data = export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")])
+        if self._exporter.export(data, seconds * 1000) is not export.MetricExportResult.SUCCESS:
             raise OtlpError("the collector of otlp.endpoint has not taken the metrics")
-
-    def _observed(self, metric: str, _: Any) -> Iterator[Any]:
-        from opentelemetry.metrics import Observation
-
-        for labels, value in self._current.get(metric, ()):
-            yield Observation(value, labels)
 
     def end(self, seconds: float) -> None:
         """Close the connection."""
         self._exporter.shutdown(seconds * 1000)
+
+
+def _metric(metric: Metric, points: Sequence[Any]) -> Any:
+    from opentelemetry.sdk.metrics import export
+
+    data: Any = export.Gauge(points)
+    if metric.kind == "counter":
+        data = export.Sum(points, export.AggregationTemporality.CUMULATIVE, is_monotonic=True)
+    return export.Metric(metric.name, metric.about, "", data)

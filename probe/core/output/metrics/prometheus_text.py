@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,8 +74,9 @@ class TextfileWriter:
                 f"prometheus.textfile: {folder}: expected a directory that can be written, the one in the node "
                 "exporter's --collector.textfile.directory"
             )
-        job = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name.job)
-        self._path = folder / f"probe_{job}_rank{name.rank}.prom"
+        job = re.sub(r"[^A-Za-z0-9_-]", "_", name.job)[:100]
+        apart = "" if job == name.job else f"_{zlib.crc32(name.job.encode('utf-8', 'replace')):08x}"
+        self._path = folder / f"probe_{job}{apart}_rank{name.rank}.prom"
         self._labels = {"job": name.job, "rank": str(name.rank)}
 
     def send(self, series: Sequence[Series], values: Values, seconds: float) -> None:  # noqa: ARG002 - a file

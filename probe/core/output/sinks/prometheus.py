@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from probe.core.fields import Integer, Number, Section, Text, not_blank
 from probe.core.output.metrics.board import MetricBoard
-from probe.core.output.metrics.hub import MetricsHub, MetricsOutlet
+from probe.core.output.metrics.hub import MetricsHub, MetricsOutlet, MetricsWriter
 from probe.core.output.sinks.context import SinkContext
 from probe.core.records import Snapshot
 
@@ -56,7 +56,7 @@ class PrometheusSink:
     def _new_outlet(self, hub: MetricsHub) -> MetricsOutlet:
         options = self._context.options.get("prometheus")
         settings = options if isinstance(options, PrometheusSettings) else PrometheusSettings()
-        writers = []
+        writers: list[MetricsWriter] = []
         if settings.textfile is not None or settings.push is not None:
             from probe.core.output.metrics.prometheus_text import PushWriter, TextfileWriter, check_package
 
