@@ -62,6 +62,12 @@ class Command(Section):
         if self._answer is not None:
             self._answer(state, str(text)[:MOST_TEXT])
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, Command) and other.model_dump() == self.model_dump()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.model_dump().values()))
+
     def __enter__(self) -> Command:
         return self
 
