@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,14 @@ from typer.core import TyperGroup
 
 from probe.cli import refusing
 from probe.core.control import status as live
+from probe.core.control.command_requests import (
+    COMMANDS,
+    Acknowledgement,
+    acknowledgements,
+    command_of,
+    folder_of,
+    request,
+)
 from probe.core.messages import complain, printable
 
 
@@ -30,8 +39,9 @@ app = typer.Typer(
     cls=_DirectoryFirst,
     no_args_is_help=True,
     subcommand_metavar="DIR COMMAND [ARGS]...",
-    help="Start and stop collecting while a run trains, change its configuration, and watch it. DIR is the run's "
-    "MONITOR_OUTPUT_DIR; the run must have been started with DYNAMIC_MONITOR=True and a configuration file.",
+    help="Start and stop collecting while a run trains, change its configuration, watch it, and send it commands. DIR "
+    "is the run's MONITOR_OUTPUT_DIR; the run must have been started with DYNAMIC_MONITOR=True and a configuration "
+    "file.",
 )
 
 Directory = Annotated[Path, typer.Argument(help="Where the run writes: its MONITOR_OUTPUT_DIR.")]
@@ -70,6 +80,54 @@ def put(
     with refusing(ValueError):
         values = live.assigned(assignments)
     _change(directory, values, wait)
+
+
+@app.command()
+def command(
+    directory: Directory,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(COMMANDS)}.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE...]", help="Such as factor=0.5.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The run's configuration file, if it was started without DYNAMIC_MONITOR.")
+    ] = None,
+    wait: Wait = SECONDS,
+) -> None:
+    """Send a command to the training program, which gets it from monitor.commands() on all ranks before the same step.
+    Exit code 0 if every rank has done it, 1 if one refused or failed or if not all have answered in time, 2 for wrong
+    use."""
+    with refusing(ValueError, OSError):
+        file = live.configuration(directory) if config is None else config
+        if not file.is_file():
+            raise ValueError(f"{file}: expected the configuration file of the run")
+        ranks = [state for state in live.states(directory) if state.state != "ended"]
+        sent = request(file, command_of(name, live.assigned(arguments or [])), "probe control")
+    typer.echo(printable(f"{folder_of(file)}: {sent}"))
+    if not wait:
+        return
+    with Console(stderr=True).status("waiting for the ranks"):
+        answers = _answers(folder_of(file), sent, len(ranks), wait)
+    table = Table("rank", "state", "before step", "text")
+    for each in answers:
+        table.add_row(*(escape(printable(cell)) for cell in (str(each.rank), each.state, str(each.step), each.text)))
+    Console().print(table)
+    if len(answers) < len(ranks):
+        complain(
+            f"{len(answers)} of {len(ranks)} ranks have answered within {wait:g} s; a program has to call "
+            "monitor.commands() in each step",
+            "warning",
+        )
+    if len(answers) < len(ranks) or any(each.state != "done" for each in answers):
+        raise typer.Exit(1)
+
+
+def _answers(folder: Path, sent: str, ranks: int, seconds: float) -> list[Acknowledgement]:
+    """Return the answers once as many ranks have done or refused it, or when ``seconds`` have passed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answers = acknowledgements(folder, sent)
+        if sum(each.state != "accepted" for each in answers) >= ranks or time.monotonic() > deadline:
+            return answers
+        time.sleep(live.POLL_SECONDS)
 
 
 def _change(directory: Path, values: dict[str, Any], wait: float) -> None:

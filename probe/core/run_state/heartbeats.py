@@ -168,7 +168,8 @@ class Heartbeats:
             while len(self._buffer) > BUFFER_MESSAGES or self._size > BUFFER_BYTES:
                 self._size -= self._buffer.popleft().size
                 self._faults.lost(f"{WHERE}: messages dropped, since too many waited", 1)
-            self._changed.notify_all()
+            if time.monotonic() >= self._not_before:  # else the thread could only wait again
+                self._changed.notify_all()
 
     def _run(self) -> None:
         if self._spool is not None:

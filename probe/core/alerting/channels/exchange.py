@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -128,7 +130,7 @@ def _exchange(
     with _Deadline(timeout) as deadline:
         try:
             with (
-                httpx.Client(verify=server.trusted, timeout=timeout) as client,
+                httpx.Client(verify=_trust(server), timeout=timeout) as client,
                 client.stream(
                     method, url, content=body, headers=dict(headers), extensions={"trace": deadline.watch}
                 ) as response,
@@ -144,6 +146,18 @@ def _exchange(
                 return response.status_code, response.headers, answer[:LARGEST]
             text = f"no whole answer within {timeout:.3g} s"
     raise NotReceived(text)
+
+
+def _trust(server: Destination) -> ssl.SSLContext:
+    return _public_authorities() if isinstance(server.trusted, bool) else server.trusted
+
+
+@cache
+def _public_authorities() -> ssl.SSLContext:
+    """Return the certificates of the public authorities, which take longer to load than a request to send."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def _short(error: BaseException) -> str:
