@@ -26,6 +26,13 @@ from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step  # noqa: 
 from probe.core.analysis.report.findings import Diagnosis, Mark  # noqa: E402
 from probe.core.analysis.report.write import write_report  # noqa: E402
 from probe.core.config.errors import ConfigError  # noqa: E402
+from probe.core.control.command_requests import (  # noqa: E402
+    EnableGradientAccumulation,
+    ReduceBatchSize,
+    ReduceDataloaderWorkers,
+    ReduceLearningRate,
+    RollbackCheckpoint,
+)
 from probe.core.errors import TrainingStopped  # noqa: E402
 from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
@@ -57,7 +64,7 @@ SECTIONS: dict[str, tuple[Public, ...]] = {
         Public(
             "probe.pytorch.TrainerMon",
             Monitor,
-            ("set_monitor", "log", "log_ended", "phase", "promise", "on_run_step", "on_snapshot",
+            ("set_monitor", "log", "log_ended", "phase", "promise", "commands", "on_run_step", "on_snapshot",
              "state_dict", "load_state_dict",
              "stop", "flush", "step", "monitoring", "output_directory", "findings", "cost", "faults",
              "ops", "generate_wgrad_metrics", "generate_xy_metrics",
@@ -65,6 +72,13 @@ SECTIONS: dict[str, tuple[Public, ...]] = {
         ),
         Public("probe.pytorch.TrainingStopped", TrainingStopped),
         Public("probe.pytorch.ConfigError", ConfigError),
+    ),
+    "Commands from outside": (
+        Public("probe.pytorch.ReduceLearningRate", ReduceLearningRate, ("done", "failed", "refuse")),
+        Public("probe.pytorch.ReduceBatchSize", ReduceBatchSize),
+        Public("probe.pytorch.ReduceDataloaderWorkers", ReduceDataloaderWorkers),
+        Public("probe.pytorch.EnableGradientAccumulation", EnableGradientAccumulation),
+        Public("probe.pytorch.RollbackCheckpoint", RollbackCheckpoint),
     ),
     "Callbacks of MindSpore Transformers": (
         Public("probe.core.transformers_monitor.make_callbacks", make_callbacks),
@@ -177,6 +191,7 @@ class Param(NamedTuple):
 
     def _kind(self) -> str:
         (bare,) = {each for each in get_args(self.type) or (self.type,) if each is not type(None)}
+        bare = get_args(bare)[0] if get_origin(bare) is list else bare
         if issubclass(bare, Enum):
             return ", ".join(choice.value for choice in bare).replace(", ", " or ")
         kind = {Path: "path", str: "text", int: "whole number", float: "number"}[bare]

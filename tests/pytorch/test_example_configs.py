@@ -14,6 +14,7 @@ from probe.core.config.load import load
 from probe.demo.pytorch.training import Gpt
 from probe.demo.recipe import Size
 from probe.pytorch import TrainerMon, TrainingStopped
+from tests.core.output.test_metrics_writers import Collector
 from tests.pytorch.runs import directory_of, header, manifest, tables, watching
 from tests.required import require
 
@@ -23,6 +24,8 @@ CONFIGS = Path(__file__).resolve().parents[2] / "resources" / "configs"
 STEPS = 3
 WEIGHTS, ACTIVATIONS = ("grad_reduced", "grad_unreduced"), ("actv", "actv_grad")
 STATE = ("exp_avg", "exp_avg_sq")
+CLOCKS = "run_0-99"
+"""Numbers of the run, which differ from one to the next."""
 
 
 def each_step(*signals: str, steps: range = range(STEPS)) -> set[str]:
@@ -45,7 +48,9 @@ PROMISED: dict[str, set[str]] = {
     "format_api": set(),
     "format_csv": each_step(*WEIGHTS),
     "format_list": each_step(*WEIGHTS),
+    "format_otlp": each_step(*WEIGHTS) | {CLOCKS},
     "format_parquet": set(),
+    "format_prometheus": each_step(*WEIGHTS) | {CLOCKS},
     "format_sqlite": set(),
     "format_tensorboard": set(),
     "histograms": each_step(*WEIGHTS),
@@ -101,6 +106,8 @@ def test_every_example_is_tested_and_comes_in_both_languages() -> None:
 def test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The JSON file writes the promised tables, and the YAML file the very same; nothing goes wrong on the way."""
     written: list[dict[str, Any]] = []
+    collector = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address.removesuffix("/v1/metrics"))
     for ending in (".json", ".yaml"):
         root = tmp_path / ending
         monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(root))
@@ -112,9 +119,12 @@ def test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) ->
         assert len(list(root.glob("*/events.out.tfevents.*"))) == (name in EVENTS)
         more = {path.name for path in root.glob("*/*") if path.suffix in (".db", ".parquet")}
         assert more == OTHERS.get(name, set())
+    collector.shutdown()
+    assert bool(collector.bodies) == (name == "format_otlp")
     assert set(written[0]) == PROMISED[name]
     assert all(written[0].values())
-    assert written[0] == written[1]
+    one, other = ({name: table for name, table in each.items() if name != CLOCKS} for each in written)
+    assert one == other
 
 
 @pytest.mark.parametrize("ending", [".json", ".yaml"])

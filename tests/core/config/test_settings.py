@@ -120,6 +120,9 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.sa_order, settings.cc_distribution.cc_codeline) == ("s,b,h,d", ())
 
 
+FORMATS = "csv, tensorboard, sqlite, parquet, prometheus, otlp, api"
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_examples_are_equal_in_json_and_yaml(path: Path) -> None:
     """Each example configuration loads, is without doubt, and says the same in JSON and in YAML."""
@@ -271,10 +274,16 @@ def test_settings_never_change() -> None:
         ({"module_ranks": "0"}, 'module_ranks: expected a list of integers >= 0, got "0"'),
         (
             {"format": "cvs"},
-            'format: expected one of csv, tensorboard, sqlite, parquet, api, got "cvs"; did you mean csv?',
+            f'format: expected one of {FORMATS}, got "cvs"; did you mean csv?',
         ),
-        ({"format": ["csv", 3]}, "format[1]: expected one of csv, tensorboard, sqlite, parquet, api, got 3"),
-        ({"format": []}, "format: expected one or a list of csv, tensorboard, sqlite, parquet, api, got []"),
+        (
+            {"format": ["csv", 3]},
+            f"format[1]: expected one of {FORMATS}, got 3",
+        ),
+        (
+            {"format": []},
+            f"format: expected one or a list of {FORMATS}, got []",
+        ),
         ({"monitor_mbs_grad": "sum"}, 'monitor_mbs_grad: expected true, false or "accumulated", got "sum"'),
         ({"monitor_mbs_grad": 1}, 'monitor_mbs_grad: expected true, false or "accumulated", got 1'),
         ({"sa_order": "hbsd"}, 'sa_order: expected one of "s,b,h,d", "b,s,h,d", "b,h,s,d", got "hbsd"'),

@@ -31,7 +31,7 @@ class OtlpSettings(Section):
     series: Annotated[Integer, ranges.Ge(50), ranges.Le(100_000)] = 2000
     """Most series of a rank. Those beyond it are left out and counted in `probe_series_dropped`."""
     layers: tuple[Annotated[Text, AfterValidator(not_blank)], ...] = ()
-    """As `prometheus.layers`."""
+    """Patterns of the names of rows about tensors, as in `prometheus.layers`."""
 
 
 class OtlpSink:
