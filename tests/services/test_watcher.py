@@ -220,7 +220,8 @@ def test_out_of_memory_is_told_apart(node: Node) -> None:
         shell = f'echo $$ > {group}/cgroup.procs && exec "$@"'
         node.start([STEPS, ["allocate"]], before=["sh", "-c", shell, "sh"])
         node.trained(0)
-        until(lambda: node.watcher)
+        until(lambda: node.watcher and "begins" in (node.folder / LOG).read_text())
+        node.trained(0, node.reader(0).row().step + 5)  # the watch has looked at the rank by then
         node.signal("still")
         lost = node.alert("gone")
         assert "killed by SIGKILL; out of memory" in lost["title"]
