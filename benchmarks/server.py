@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kill", action="store_true", help="kill the server in the middle, and start it again")
-    parser.add_argument("--output", help="the folder for the result as a file")
+    parser.add_argument("--output", type=Path, help="folder, or .md file, for the result")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         database = Path(directory) / PORT_FILE
