@@ -55,7 +55,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser alertmanager always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser servers always
 
 venv: $(VENV)/.ready
 
@@ -63,7 +63,7 @@ demo: $(VENV)/.demo-$(if $(filter mindspore,$(FRAMEWORK)),mindspore,pytorch)
 	$(VENV)/bin/probe demo $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(SEED),--seed "$(SEED)") \
 		$(if $(FAULT),--fault "$(FAULT)") $(if $(STEPS),--steps "$(STEPS)") $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
-test: $(VENV)/.ready $(NUMPY2)/.ready browser alertmanager
+test: $(VENV)/.ready $(NUMPY2)/.ready browser servers
 	@status=0; set -x; \
 	$(VENV)/bin/python $(PYTEST) $(ARGS) || status=$$?; \
 	$(NUMPY2)/bin/python $(PYTEST) -m "not torch and not mindspore" $(UNDER_NUMPY2) || status=$$?; \
@@ -108,13 +108,15 @@ browser:
 		apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; }; }; } || \
 		echo "No browser, so its test is skipped. On Debian: apt-get install chromium chromium-driver" >&2
 
-# A test sends alerts to it; installed as the browser is.
-alertmanager:
-	@command -v prometheus-alertmanager >/dev/null || { \
+# Tests start them; installed as the browser is.
+SERVERS := prometheus prometheus-alertmanager prometheus-pushgateway prometheus-node-exporter rsyslog rsyslog-elasticsearch
+servers:
+	@command -v prometheus prometheus-alertmanager prometheus-pushgateway prometheus-node-exporter rsyslogd >/dev/null \
+		&& test -e /usr/lib/*/rsyslog/omelasticsearch.so || { \
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
-		apt-get install -y --no-install-recommends prometheus-alertmanager >/dev/null || { \
-		apt-get update && apt-get install -y --no-install-recommends prometheus-alertmanager; }; }; } || \
-		echo "No Alertmanager, so its test is skipped. On Debian: apt-get install prometheus-alertmanager" >&2
+		apt-get install -y --no-install-recommends $(SERVERS) >/dev/null || { \
+		apt-get update && apt-get install -y --no-install-recommends $(SERVERS); }; }; } || \
+		echo "No Prometheus and its like, so their tests are skipped. On Debian: apt-get install $(SERVERS)" >&2
 
 # A stamp in each environment says that it is complete; editing setup.py or pyproject.toml installs again.
 
