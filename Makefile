@@ -111,8 +111,8 @@ browser:
 # Tests start them; installed as the browser is.
 SERVERS := prometheus prometheus-alertmanager prometheus-pushgateway prometheus-node-exporter rsyslog rsyslog-elasticsearch
 servers:
-	@command -v prometheus prometheus-alertmanager prometheus-pushgateway prometheus-node-exporter rsyslogd >/dev/null \
-		&& test -e /usr/lib/*/rsyslog/omelasticsearch.so || { \
+	@for each in $(filter prometheus%,$(SERVERS)) rsyslogd; do command -v $$each >/dev/null || missing=$$each; done; \
+		test -z "$$missing" && test -e /usr/lib/*/rsyslog/omelasticsearch.so || { \
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { \
 		apt-get install -y --no-install-recommends $(SERVERS) >/dev/null || { \
 		apt-get update && apt-get install -y --no-install-recommends $(SERVERS); }; }; } || \
