@@ -17,11 +17,11 @@ from tests.matrix.watching import LR, MOMENTUM
 SECONDS = 20.0
 
 
-@pytest.mark.parametrize("format", ["api", "csv"])
-def test_a_program_gets_a_command_and_answers(framework: Harness, tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("written", ["api", "csv"])
+def test_a_program_gets_a_command_and_answers(framework: Harness, tmp_path: Path, written: str) -> None:
     """It comes between two steps, as a type; what the program says of it lies beside the request."""
     file = tmp_path / "monitor.json"
-    file.write_text(json.dumps({"format": format, "ops": ["norm"]}))
+    file.write_text(json.dumps({"format": written, "ops": ["norm"]}))
     model = tiny_net(framework)
     optimizer = framework.optimizer("momentum", model, lr=LR, momentum=MOMENTUM)
     loop, monitor = framework.loop(model, optimizer), framework.TrainerMon(file)
