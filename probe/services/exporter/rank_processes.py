@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,13 +64,13 @@ def _state(pid: int) -> tuple[str, int]:
 
 def _inner_processes() -> Iterator[tuple[Process, int]]:
     """Yield the processes that have another id inside a container: that id and the start, and the id here."""
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
+    for place in Path("/proc").iterdir():
+        if not place.name.isdecimal():
             continue
         try:
-            status = Path(f"/proc/{name}/status").read_text("utf-8", errors="replace")
+            status = (place / "status").read_text("utf-8", errors="replace")
         except OSError:
             continue
         inner = status.partition("\nNSpid:")[2].partition("\n")[0].split()
         if len(inner) > 1:
-            yield (int(inner[-1]), _state(int(name))[1]), int(name)
+            yield (int(inner[-1]), _state(int(place.name))[1]), int(place.name)

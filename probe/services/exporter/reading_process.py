@@ -119,7 +119,7 @@ class ReadingProcess:
             if len(self._left) < MOST_LEFT:
                 try:
                     self._follow()
-                except Exception:  # the next start may succeed
+                except Exception:  # noqa: BLE001 - the next start may succeed
                     _log.exception("source=%s the readings have failed", self.name)
             if time.monotonic() - began > STEADY_SECONDS:
                 wait = SHORTEST_WAIT
@@ -206,7 +206,7 @@ def parsed(line: bytes) -> tuple[Reading, int]:
         ValueError: if it is no reading; TypeError, AttributeError or RecursionError, if it is something else.
     """
     found: dict[str, Any] = json.loads(line)
-    rows = found["series"] if "series" in found else None
+    rows = found.get("series")
     if not isinstance(rows, list) or len(rows) > MOST_SERIES:
         raise ValueError(f"expected a list of at most {MOST_SERIES} series")
     samples = {(each.metric, each.labels): each for each in map(_sample, rows) if each is not None}

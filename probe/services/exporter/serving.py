@@ -150,8 +150,8 @@ def _check_command(options: ExporterOptions) -> None:
 
 def sources(options: ExporterOptions) -> Iterator[ReadingProcess]:
     """Yield the processes of readings that ``options`` choose."""
-    from probe.services.exporter.readings.ascend import PROGRAM
     from probe.services.exporter.reading_process import ReadingProcess
+    from probe.services.exporter.readings.ascend import PROGRAM
 
     yield ReadingProcess("host", options.interval, options.deadline)
     if options.device_command:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from probe.services.exporter.readings.line import Line
 
@@ -32,7 +33,7 @@ class AscendNpus:
             OSError: if the program cannot be started.
             subprocess.SubprocessError: if it fails or takes too long.
         """
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - no argument is anybody else's
             [PROGRAM, "info"], capture_output=True, stdin=subprocess.DEVNULL, timeout=self._seconds, check=True
         )
         return parsed(done.stdout.decode("utf-8", "replace"))
@@ -42,7 +43,7 @@ def parsed(text: str) -> Line:
     """Return the reading that a table has."""
     line, names = Line(), dict[tuple[str, str], str]()
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in map(str.strip, text.splitlines()) if row]
-    for first, second in zip(rows, rows[1:], strict=False):
+    for first, second in pairwise(rows):
         if len(first) == len(second) == 3 and _BUS.fullmatch(second[1]):
             _add(line, first, second, names)
     for npu, chip, pid in _processes(rows):
