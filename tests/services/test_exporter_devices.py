@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from probe.services.exporter.reading_process import parsed
+from probe.services.exporter.readings.ascend import parsed as npus
+from probe.services.exporter.readings.host import disks
 from tests.required import require, require_program
 from tests.services.exporter_process import Exported, exporting
 from tests.services.metrics_rank import rank
@@ -22,10 +25,6 @@ require("starlette")
 require("uvicorn")
 psutil = require("psutil")
 require("prometheus_client")
-
-from probe.services.exporter.reading_process import parsed
-from probe.services.exporter.readings.ascend import parsed as npus
-from probe.services.exporter.readings.host import disks
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -198,7 +197,8 @@ line = {"series": [["gpu_utilization_percent", {"gpu_id": "7", "gpu_name": "x", 
 while sys.stdin and mode:
     mode = open(sys.argv[1]).read()
     if mode == "garbage":
-        os.write(1, b"\\xff\\0{\\n[]\\n" + b"[" * 100_000 + b"\\n" + json.dumps({"series": [["gpu_what", {}, 1]]}).encode() + b"\\n")
+        os.write(1, b"\\xff\\0{\\n[]\\n" + b"[" * 100_000 + b"\\n")
+        os.write(1, json.dumps({"series": [["gpu_what", {}, 1]]}).encode() + b"\\n")
     elif mode == "endless":
         os.write(1, b"x" * 65536)
         continue

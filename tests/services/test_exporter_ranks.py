@@ -18,6 +18,8 @@ import pytest
 from probe.core.output.metrics.catalogue import LAST_STEP, METRICS, NUMBERS, STEP, Series
 from probe.core.output.metrics.mapped_file import HEADER_BYTES, MAGIC, MetricsFile
 from probe.core.run_state.progress import Progress
+from probe.services.exporter.rank_text import RankText
+from probe.services.exporter.ranks import GONE_SECONDS, NodeRanks
 from tests.required import require, require_program
 from tests.services.exporter_process import OPENMETRICS, Exported, exporting, parsed
 from tests.services.metrics_rank import header, rank, written
@@ -26,14 +28,10 @@ from tests.services.server_process import PATIENCE, wait_for
 require("starlette")
 require("uvicorn")
 require("psutil")
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics_text
-from prometheus_client.openmetrics import parser as openmetrics_parser
-
-from probe.services.exporter.rank_text import RankText
-from probe.services.exporter.ranks import GONE_SECONDS, NodeRanks
+client = require("prometheus_client.core")
+plain_text = require("prometheus_client.exposition")
+openmetrics_text = require("prometheus_client.openmetrics.exposition")
+openmetrics_parser = require("prometheus_client.openmetrics.parser")
 
 pytestmark = pytest.mark.slow
 GONE_PID, BEGUN = 2**22 + 7, 5
@@ -323,10 +321,10 @@ def test_text_of_ranks_is_as_prometheus_client_makes_it(tmp_path: Path) -> None:
     } | {("probe_findings_total", "AnomalyNan"): 3.0, (NUMBERS["loss"].name,): 0.1}
     files = [written(tmp_path, 'job "x"', number, values) for number in range(2)]
     views = [each._replace(up=None) for each in NodeRanks(lambda: [tmp_path]).look()]
-    norms = GaugeMetricFamily("probe_tensor_norm", "x", labels=("job", "rank", "signal", "layer"))
-    found = CounterMetricFamily("probe_findings", "x", labels=("job", "rank", "rule"))
-    losses = GaugeMetricFamily("probe_training_loss", "x", labels=("job", "rank"))
-    info = GaugeMetricFamily("probe_rank_info", "x", labels=("job", "rank", "host", "pid", "ranks", "gpu_uuid"))
+    norms = client.GaugeMetricFamily("probe_tensor_norm", "x", labels=("job", "rank", "signal", "layer"))
+    found = client.CounterMetricFamily("probe_findings", "x", labels=("job", "rank", "rule"))
+    losses = client.GaugeMetricFamily("probe_training_loss", "x", labels=("job", "rank"))
+    info = client.GaugeMetricFamily("probe_rank_info", "x", labels=("job", "rank", "host", "pid", "ranks", "gpu_uuid"))
     for number in "01":
         for (name, *labels), value in values.items():
             own = ['job "x"', number, *(label.replace("\t", "\\t") for label in labels)]
@@ -341,7 +339,7 @@ def test_text_of_ranks_is_as_prometheus_client_makes_it(tmp_path: Path) -> None:
     for _ in range(2):
         made = parsed(text.text(views, {}, openmetrics=False))
         assert repr(sorted(made.items(), key=str)) == repr(
-            sorted(parsed(generate_latest(Families()).decode()).items(), key=str)
+            sorted(parsed(plain_text.generate_latest(Families()).decode()).items(), key=str)
         )
     strict = [text.text(views, {}, openmetrics=True) + "# EOF\n", openmetrics_text.generate_latest(Families()).decode()]
     ours, theirs = (

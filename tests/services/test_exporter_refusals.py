@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -15,21 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from probe.services.exporter.json_numbers import LONGEST_SECONDS, MOST_BYTES, NUMBERS, JsonNumbers
+from probe.services.exporter.ranks import NodeRanks
 from tests.required import require
 from tests.services.exporter_process import Exported, exporting
+from tests.services.metrics_rank import written
 from tests.services.server_process import ROOT
 
 require("starlette")
 require("uvicorn")
 require("psutil")
 require("prometheus_client")
-
-import asyncio
-
-from probe.services.exporter.json_numbers import LONGEST_SECONDS, MOST_BYTES, NUMBERS, JsonNumbers
-from probe.services.exporter.node_page import NodePage
-from probe.services.exporter.ranks import NodeRanks
-from tests.services.metrics_rank import written
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-24-characters"
@@ -136,6 +133,8 @@ def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> Non
 
 def test_files_that_do_not_answer_delay_a_page_by_their_deadline_alone(tmp_path: Path) -> None:
     """The rest is served; when they answer again they are shown again."""
+    from probe.services.exporter.node_page import NodePage
+
     answers, asked = threading.Event(), threading.Event()
 
     def folders() -> list[Path]:
