@@ -31,7 +31,7 @@ LONGEST_LABEL = 200
 _ORDER = {name: number for number, name in enumerate(METRICS)}
 
 Places = dict[str, list[tuple[str, int]]]
-"""By metric: the beginnings of lines, and the places of their values in the row."""
+"""By metric: the beginnings of lines, with the end of the line before, and the places of their values in the row."""
 
 
 class RankText:
@@ -63,7 +63,7 @@ class RankText:
             self.unknown += len(rank.series) - sum(map(len, made[1].values()))
             values = numbers(rank.values.tolist())
             for name, lines in made[1].items():
-                families[name] += [f"{begin}{values[at]}\n" for begin, at in lines]
+                families[name] += [begin + values[at] for begin, at in lines]
             _add_node(families, rank, identity, gpus.get(rank.pid_here, ()) if rank.pid_here else ())
         self._known = known
         metrics = [*METRICS.values(), RANK_INFO, RANK_UP, PHASE, SINCE, BUDGET]
@@ -79,7 +79,8 @@ def label(text: str) -> str:
 
 def numbers(values: Iterable[float]) -> list[str]:
     """Return numbers as both formats have them."""
-    return [_SPECIAL.get(text := repr(value), text) for value in values]
+    texts = list(map(repr, values))
+    return [_SPECIAL.get(text, text) for text in texts] if _SPECIAL.keys() & set(texts) else texts
 
 
 _SPECIAL = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
@@ -95,7 +96,7 @@ def _places(series: Sequence[Series], identity: str) -> Places:
         if metric is None or len(labels) != len(metric.labels) or not all(isinstance(each, str) for each in labels):
             continue
         more = "".join(f',{key}="{label(value)}"' for key, value in zip(metric.labels, labels, strict=True))
-        begin = f"{name}{identity}{more}}} "
+        begin = f"\n{name}{identity}{more}}} "
         if begin not in seen:
             seen.add(begin)
             found[name].append((begin, at))
@@ -117,10 +118,10 @@ def _add_node(families: dict[str, list[str]], rank: RankView, identity: str, gpu
 
 def _add(families: dict[str, list[str]], metric: Metric, identity: str, more: Mapping[str, Any], value: float) -> None:
     labels = "".join(f',{name}="{text}"' for name, text in more.items())
-    families[metric.name].append(f"{metric.name}{identity}{labels}}} {numbers([value])[0]}\n")
+    families[metric.name].append(f"\n{metric.name}{identity}{labels}}} {numbers([value])[0]}")
 
 
 def _family(metric: Metric, lines: Sequence[str], openmetrics: bool) -> str:
     name = metric.name.removesuffix("_total") if openmetrics and metric.kind == "counter" else metric.name
     about = metric.about.replace("\\", r"\\")
-    return f"# HELP {name} {about}\n# TYPE {name} {metric.kind}\n{''.join(lines)}"
+    return f"# HELP {name} {about}\n# TYPE {name} {metric.kind}{''.join(lines)}\n"
