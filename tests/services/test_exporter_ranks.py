@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 from probe.core.output.metrics.catalogue import LAST_STEP, METRICS, NUMBERS, STEP, Series
 from probe.core.output.metrics.mapped_file import HEADER_BYTES, MAGIC, MetricsFile
-from probe.core.run_state.progress import Progress
+from probe.core.run_state.progress import Progress, progress_folder
+from probe.services.exporter.rank_files import UsualFolders
 from probe.services.exporter.rank_text import RankText
 from probe.services.exporter.ranks import GONE_SECONDS, NodeRanks
 from tests.required import require, require_program
@@ -235,6 +237,8 @@ def test_both_formats_have_the_same_series_and_pass_the_checks_of_prometheus(exp
     status, kind, text = exporter.request(headers={"Accept": OPENMETRICS})
     assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
     families = list(openmetrics_parser.text_string_to_metric_families(text))
+    for accept in ("application/openmetrics-text; version=2.0.0", "application/openmetrics-text; version=x;;=,"):
+        assert exporter.request(headers={"Accept": accept})[0] == 200
     strict = {(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples}
     plain = exporter.scrape()
     assert {name for name, *_ in strict} == {name for name, _ in plain}
@@ -310,6 +314,20 @@ def test_folders_of_other_users_are_counted(tmp_path: Path) -> None:
         path.chmod(0o755)
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "[] 1\n"
+
+
+def test_the_usual_folders_are_those_of_every_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory and among temporary files, unless the environment names one; there a rank is found."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("probe-0", "probe-1000", "probe-x", "other"):
+        (tmp_path / name).mkdir()
+    found = UsualFolders({})()
+    assert {each for each in found if each.parent == tmp_path} == {tmp_path / "probe-0", tmp_path / "probe-1000"}
+    assert UsualFolders({"PROBE_PROGRESS_DIR": "/mine"})() == [Path("/mine")]
+    environ = {"PROBE_PROGRESS_DIR": str(tmp_path / "mine")}
+    file = written(progress_folder("usual", tmp_path, 1, environ), "usual", 0, {(STEP.name,): 1.0})
+    assert [each.job for each in NodeRanks(UsualFolders(environ)).look()] == ["usual"]
+    file.close()
 
 
 def test_text_of_ranks_is_as_prometheus_client_makes_it(tmp_path: Path) -> None:

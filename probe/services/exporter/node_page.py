@@ -24,6 +24,7 @@ from probe.services.exporter.ranks import NodeRanks, RankView
 from probe.services.exporter.reading_process import ReadingProcess, Sample
 from probe.services.exporter.readings.catalogue import READINGS
 
+OPENMETRICS = "application/openmetrics-text"
 FILES = "files"
 """Name of the source of ranks and JSON files."""
 Found = TypeVar("Found")
@@ -115,8 +116,9 @@ class NodePage:
         """Return the page and its type, in the format that the header ``Accept`` asks for."""
         began = time.perf_counter()
         files = await self._contents()
-        encoder, content_type = choose_encoder(accept)
-        openmetrics = content_type.startswith("application/openmetrics-text")
+        # Of each format the version that both parts of the page have, whichever versions a scraper knows besides.
+        openmetrics = OPENMETRICS in accept
+        encoder, content_type = choose_encoder(f"{OPENMETRICS};version=1.0.0" if openmetrics else "")
         self._scrapes += 1
         text = self._text.text(files.ranks, self._gpus(), openmetrics=openmetrics)
         rest = encoder(_Families(list(self._families(files))))  # type: ignore[arg-type]  # all that it needs is collect

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +21,10 @@ from probe.core.run_state.progress_file import ProgressReader
 MOST_FILES = 4_096
 """Most files of ranks that are read on one node."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - folders in it are read, none is made
+FOLDER_SECONDS = 5.0
+"""Time from one look for folders to the next."""
 _LARGEST_PID = 1 << 31
+_OF_USER = re.compile("probe-[0-9]+")
 
 _log = logging.getLogger("probe.exporter")
 
@@ -30,17 +36,32 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
 """Readers by the ending of a file's name."""
 
 
-def usual_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders in which ranks have their files, if no others are named: those of every user of the node."""
-    if chosen := environ.get(FOLDER):
-        return [Path(chosen)]
-    roots = dict.fromkeys([SHARED_MEMORY, tempfile.gettempdir()])
-    return [
-        Path(entry.path)
-        for root in roots
-        for entry in _entries(root)
-        if entry.name.startswith("probe-") and entry.name[6:].isdecimal()
-    ]
+class UsualFolders:
+    """Folders in which ranks have their files, if no others are named: those of every user of the node. They are looked
+    for every few seconds, since a folder for temporary files may be full of others.
+
+    Args:
+        environ: environment variables.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._found: list[Path] = []
+        self._next = 0.0
+
+    def __call__(self) -> list[Path]:
+        if time.monotonic() >= self._next:
+            self._found = list(self._look())
+            self._next = time.monotonic() + FOLDER_SECONDS
+        return self._found
+
+    def _look(self) -> Iterator[Path]:
+        if chosen := self._environ.get(FOLDER):
+            yield Path(chosen)
+            return
+        for above in dict.fromkeys([SHARED_MEMORY, tempfile.gettempdir()]):
+            with suppress(OSError), os.scandir(above) as entries:
+                yield from (Path(entry.path) for entry in entries if _OF_USER.fullmatch(entry.name))
 
 
 class RankFile(NamedTuple):
@@ -154,11 +175,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
         return False
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if _is_folder(entry)]
-    except OSError:
-        return []

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from probe.core.messages import printable
 from probe.core.output.metrics.catalogue import (
     BUDGET,
     METRICS,
@@ -24,10 +23,8 @@ from probe.core.output.metrics.catalogue import (
     Metric,
     Series,
 )
-from probe.services.exporter.ranks import RankView
+from probe.services.exporter.ranks import RankView, short
 
-LONGEST_LABEL = 200
-"""Most characters of the value of a label."""
 _ORDER = {name: number for number, name in enumerate(METRICS)}
 
 Places = dict[str, list[tuple[str, int]]]
@@ -73,8 +70,8 @@ class RankText:
 
 
 def label(text: str) -> str:
-    """Return ``text`` as the value of a label, of bounded length and without control characters."""
-    return printable(text[:LONGEST_LABEL]).replace("\\", r"\\").replace('"', r"\"")
+    """Return ``text`` as the value of a label in a line."""
+    return short(text).replace("\\", r"\\").replace('"', r"\"")
 
 
 def numbers(values: Iterable[float]) -> list[str]:

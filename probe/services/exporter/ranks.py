@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from probe.core.messages import printable
 from probe.core.output.metrics.catalogue import LAST_STEP, Series
 from probe.core.output.metrics.mapped_file import MetricsReader, Values
 from probe.core.run_state.budget import Budget, stretches
@@ -32,6 +33,8 @@ GONE_SECONDS = 900.0
 FLOOR_SECONDS, STARTUP_SECONDS = 60.0, 1800.0
 """Shortest budget, and the budget of phases of which nothing is known, where no watcher has other settings."""
 
+LONGEST_TEXT = 200
+"""Most characters of the value of a label."""
 MOST_DEVICES = 64
 """Most devices of a rank that are shown."""
 _LAST_STEP = Series(LAST_STEP.name)
@@ -210,7 +213,7 @@ class NodeRanks:
         assert reader is not None, "a rank is made of a file"
         series, values = metrics.read() if metrics is not None and up is not False else ((), _NOTHING)
         return RankView(
-            job=reader.header.job,
+            job=short(reader.header.job),
             rank=rank.number,
             ranks=reader.header.ranks,
             host=str(metrics.header.host) if metrics is not None else self._host,
@@ -230,6 +233,11 @@ class NodeRanks:
         age = max(0.0, (now - row.time) / 1e9)
         left = self._budgets.of(reader.path.parent).left(row, stretches(reader.counts(row.phase)), now)
         return ProgressView(row.phase, age, max(0.0, age + left))
+
+
+def short(text: str) -> str:
+    """Return ``text`` as it is shown: of bounded length and without control characters."""
+    return printable(text[:LONGEST_TEXT])[:LONGEST_TEXT]
 
 
 class _Budgets:

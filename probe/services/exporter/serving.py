@@ -77,7 +77,7 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
         from probe.services.exporter.app import application
         from probe.services.exporter.json_numbers import JsonNumbers
         from probe.services.exporter.node_page import NodePage
-        from probe.services.exporter.rank_files import usual_folders
+        from probe.services.exporter.rank_files import UsualFolders
         from probe.services.exporter.ranks import NodeRanks
     except ImportError as error:
         package = (error.name or "starlette").partition(".")[0]
@@ -92,7 +92,7 @@ def serve_until_ended(options: ExporterOptions, started: Callable[[str], None]) 
             process.start()
             stack.callback(process.close)
         folders = list(options.progress)
-        ranks = NodeRanks((lambda: folders) if folders else usual_folders)
+        ranks = NodeRanks((lambda: folders) if folders else UsualFolders())
         page = NodePage(ranks, JsonNumbers(options.json_files), processes, min(options.deadline, MOST_FILE_SECONDS))
         server = uvicorn.Server(
             uvicorn.Config(
