@@ -1,5 +1,6 @@
 /* Library that answers as libnvidia-ml.so.1 does, for two GPUs: the first measures everything, the second is a part of
-   a shared one and lacks most readings. The file named by FAKE_NVML holds a letter: o(kay), h(ang), l(ost), x(id). */
+   a shared one and lacks most readings. The file named by FAKE_NVML holds a letter, o(kay), h(ang), l(ost) or x(id), and
+   the id of a process that uses the first GPU. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +17,19 @@ typedef struct { device *device; unsigned long long type, data; unsigned gpu_ins
 
 static device devices[2] = {{0}, {1}};
 
-static char mode(void) {
+static char mode_and_process(unsigned *process) {
     const char *path = getenv("FAKE_NVML");
     FILE *file = path ? fopen(path, "r") : 0;
-    int letter = file ? fgetc(file) : 'o';
+    char letter = 'o';
+    *process = 0;
+    if (file && fscanf(file, " %c %u", &letter, process) < 1) letter = 'o';
     if (file) fclose(file);
-    return (char)letter;
+    return letter;
+}
+
+static char mode(void) {
+    unsigned process;
+    return mode_and_process(&process);
 }
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return SUCCESS; }
@@ -87,11 +95,12 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(device *handle, unsigned long long
 
 int nvmlDeviceGetComputeRunningProcesses_v3(device *handle, unsigned *count, process *found) {
     if (handle->index) return NOT_SUPPORTED;
-    const char *pid = getenv("FAKE_NVML_PID");
+    unsigned pid;
+    mode_and_process(&pid);
     if (!pid) { *count = 0; return SUCCESS; }
     if (*count < 1) { *count = 1; return INSUFFICIENT_SIZE; }
     memset(found, 0, sizeof *found);
-    found->pid = (unsigned)atoi(pid);
+    found->pid = pid;
     *count = 1;
     return SUCCESS;
 }

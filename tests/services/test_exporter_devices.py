@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -61,33 +62,51 @@ def library(name: str, folder: Path, *options: str) -> Path:
     return folder / f"{name}.so"
 
 
+def is_over(process: Any) -> bool:
+    """Whether a process has ended, even if nobody has asked for its exit code."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Machine(NamedTuple):
+    """A machine with two GPUs, an NPU of two chips and a file system that does not answer, and its exporter."""
+
+    exporter: Exported
+    folder: Path
+    """Folder of ranks."""
+    mode: Path
+    """File that controls the driver of the GPUs."""
+
+
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a library of the driver, and the file that controls it."""
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     require("pynvml")
-    folder = tmp_path_factory.mktemp("driver")
+    folder = tmp_path_factory.mktemp("machine")
     library("fake_nvml", folder).rename(folder / "libnvidia-ml.so.1")
-    return folder
-
-
-@pytest.fixture
-def gpus(driver: Path, tmp_path: Path) -> Iterator[Exported]:
-    """An exporter on a machine with two GPUs, one of which this process uses."""
-    (driver / "mode").write_text("o")
-    environment = {"LD_LIBRARY_PATH": str(driver), "FAKE_NVML": str(driver / "mode"), "FAKE_NVML_PID": str(os.getpid())}
-    with exporting(tmp_path / "errors", *QUICK, "--progress", str(tmp_path), **environment) as started:
-        yield started
-
-
-def test_gpus_are_read_in_the_units_of_the_names(gpus: Exported) -> None:
-    """Watts of milliwatts; what a GPU does not measure is left out, and everything else is there."""
-    page = gpus.wait_for("probe_exporter_devices", 2)
-    found = {
-        name: page.one(name, **FIRST)
-        for name, _ in page
-        if name.startswith("gpu_") and page.of(name, **FIRST)[1:] == []
+    program = folder / "npu-smi"
+    program.write_text(f"#!/bin/sh\n[ \"$1\" = info ] || exit 1\ncat <<'END'\n{TABLE}END\n")
+    program.chmod(0o755)
+    mode = folder / "mode"
+    mode.write_text("o")
+    environment = {
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_NVML": str(mode),
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "LD_PRELOAD": str(library("stuck_disk", folder, "-ldl")),
+        "STUCK_DISK": "/dev/shm",
     }
-    assert found == {
+    with exporting(folder / "errors", *QUICK, "--progress", str(folder), **environment) as started:
+        yield Machine(started, folder, mode)
+        assert started.process.poll() is None
+
+
+def test_gpus_are_read_in_the_units_of_the_names(machine: Machine) -> None:
+    """Watts of milliwatts; what a GPU does not measure is left out, and everything else is there."""
+    page = machine.exporter.wait_for("gpu_power_usage_watts")
+    names = {name for name, more in page if set(FIRST.items()) == more}
+    assert {name: page.one(name, **FIRST) for name in names} == {
         "gpu_utilization_percent": 87,
         "gpu_memory_used_bytes": 2**30,
         "gpu_memory_total_bytes": 80 * 2**30,
@@ -98,65 +117,93 @@ def test_gpus_are_read_in_the_units_of_the_names(gpus: Exported) -> None:
     }
     assert page.one("gpu_ecc_errors_total", **FIRST, kind="corrected") == 12
     assert page.one("gpu_ecc_errors_total", **FIRST, kind="uncorrected") == 3
-    throttled = {
-        each["reason"] for each in page.labels("gpu_throttle_active") if page.one("gpu_throttle_active", **each)
-    }
-    assert throttled == {"sw_power_cap", "hw_thermal_slowdown"}
-    assert {name for name, more in page if set(SECOND.items()) <= more} == {
-        "gpu_memory_used_bytes",
-        "gpu_memory_total_bytes",
-    }
+    reasons = page.labels("gpu_throttle_active", **FIRST)
+    active = {each["reason"] for each in reasons if page.one("gpu_throttle_active", **each)}
+    assert (active, len(reasons)) == ({"sw_power_cap", "hw_thermal_slowdown"}, 7)
+    names = {name for name, more in page if set(SECOND.items()) <= more}
+    assert names == {"gpu_memory_used_bytes", "gpu_memory_total_bytes"}
     assert page.one("gpu_memory_used_bytes", **SECOND) == 2 * 2**30
 
 
-def test_a_driver_that_hangs_is_reported_and_delays_nothing(gpus: Exported, driver: Path, tmp_path: Path) -> None:
+def test_npus_are_read_by_their_program(machine: Machine) -> None:
+    """A real process stands for npu-smi; its table is read in the units of the names."""
+    page = machine.exporter.wait_for("npu_utilization_percent")
+    one = {"npu_id": "0", "npu_name": "Ascend910", "npu_uuid": "0000:9D:00.0"}
+    two = {"npu_id": "1", "npu_name": "Ascend910", "npu_uuid": "0000:9F:00.0"}
+    assert {name: page.one(name, **one) for name, more in page if set(one.items()) <= more} == {
+        "npu_healthy": 1,
+        "npu_power_usage_watts": 178.5,
+        "npu_temperature_celsius": 36,
+        "npu_utilization_percent": 83,
+        "npu_memory_used_bytes": 3416 * 2**20,
+        "npu_memory_total_bytes": 65536 * 2**20,
+    }
+    assert page.of("npu_power_usage_watts", **two) == []
+    assert page.one("npu_healthy", **two) == 0
+    assert page.one("npu_memory_used_bytes", **two) == 26838 * 2**20
+    assert machine.exporter.wait_for("probe_exporter_devices", 4)
+
+
+def test_a_file_system_that_does_not_answer_is_reported(machine: Machine) -> None:
+    """The others are measured, again and again."""
+    if not any(each.mountpoint == "/dev/shm" for each in psutil.disk_partitions(all=True)):
+        pytest.skip("nothing is mounted at /dev/shm")
+    exporter = machine.exporter
+    page = exporter.wait_for("probe_host_disk_hung", 1, mountpoint="/dev/shm")
+    for _ in range(2):
+        assert page.of("probe_host_disk_total_bytes", mountpoint="/dev/shm") == []
+        assert page.one("probe_host_disk_hung", mountpoint="/") == 0
+        assert page.one("probe_host_disk_total_bytes", mountpoint="/") > 0
+        assert page.one("probe_exporter_probe_hung", probe="host") == 0
+        page = exporter.wait_for("probe_host_cpu_utilization_ratio")
+
+
+def test_the_gpu_of_a_rank_is_known_by_its_process(machine: Machine) -> None:
+    """The driver lists the processes of each GPU."""
+    with rank(machine.folder, "job") as running:
+        machine.mode.write_text(f"o {running.pid}")
+        page = machine.exporter.wait_for("probe_rank_info", gpu_uuid="GPU-0")
+        assert len(page.of("probe_rank_info")) == 1
+        machine.mode.write_text("o")
+        running.do("end")
+
+
+def test_a_driver_that_hangs_is_reported_and_delays_nothing(machine: Machine) -> None:
     """The page has everything else at once; readings come again when the driver answers again."""
-    gpus.wait_for("gpu_power_usage_watts")
-    (driver / "mode").write_text("h")
-    with rank(tmp_path, "job") as running:
-        page = gpus.wait_for("probe_exporter_probe_hung", 1, probe="nvml")
+    exporter = machine.exporter
+    exporter.wait_for("gpu_power_usage_watts")
+    machine.mode.write_text("h")
+    with rank(machine.folder, "job") as running:
+        exporter.wait_for("probe_exporter_probe_hung", 1, probe="nvml")
         running.do("store", ["probe_training_loss", [], 2.5])
         began = time.monotonic()
-        page = gpus.scrape()
+        page = exporter.scrape()
         assert time.monotonic() - began < 1
         assert page.one("probe_training_loss", job="job") == 2.5
-        assert page.one("probe_exporter_probe_hung", probe="host") == 0
+        assert page.one("probe_exporter_probe_hung", probe="npu") == 0
         assert page.of("gpu_power_usage_watts") == []
         assert page.one("probe_exporter_reading_age_seconds", source="nvml") > 0.4
-    assert "a driver does not answer" in gpus.errors.read_text()
-    (driver / "mode").write_text("o")
-    page = gpus.wait_for("gpu_power_usage_watts")
+        running.do("end")
+    assert "a driver does not answer" in exporter.errors.read_text()
+    machine.mode.write_text("o")
+    page = exporter.wait_for("gpu_power_usage_watts")
     assert page.one("probe_exporter_probe_hung", probe="nvml") == 0
     assert page.one("probe_exporter_probe_starts_total", probe="nvml") >= 2
 
 
-def test_an_error_of_a_gpu_and_a_lost_gpu_are_shown(gpus: Exported, driver: Path) -> None:
+def test_an_error_of_a_gpu_and_a_lost_gpu_are_shown(machine: Machine) -> None:
     """The code of the last Xid event; a GPU that has fallen off the bus is counted and its series end."""
-    gpus.wait_for("gpu_xid_last_code", 0)
-    (driver / "mode").write_text("x")
-    assert gpus.wait_for("gpu_xid_last_code", 79).one("gpu_xid_last_code", **FIRST) == 79
-    (driver / "mode").write_text("l")
-    page = gpus.wait_for("probe_exporter_unreadable_devices", 1)
-    assert page.one("probe_exporter_devices") == 1
+    exporter = machine.exporter
+    exporter.wait_for("gpu_xid_last_code", 0)
+    machine.mode.write_text("x")
+    assert exporter.wait_for("gpu_xid_last_code", 79).one("gpu_xid_last_code", **FIRST) == 79
+    machine.mode.write_text("l")
+    page = exporter.wait_for("probe_exporter_unreadable_devices", 1)
     assert page.labels("gpu_memory_used_bytes") == [SECOND]
 
 
-def test_the_gpu_of_a_rank_is_known_by_its_process(driver: Path, tmp_path: Path) -> None:
-    """The driver lists the processes of each GPU."""
-    with rank(tmp_path, "job") as running:
-        (driver / "mode").write_text("o")
-        environment = {
-            "LD_LIBRARY_PATH": str(driver),
-            "FAKE_NVML": str(driver / "mode"),
-            "FAKE_NVML_PID": str(running.pid),
-        }
-        with exporting(tmp_path / "errors", *QUICK, "--progress", str(tmp_path), **environment) as exporter:
-            page = exporter.wait_for("probe_exporter_devices", 2)
-            assert [each["gpu_uuid"] for each in page.labels("probe_rank_info")] == ["GPU-0"]
-
-
 def test_without_a_gpu_the_rest_is_served(tmp_path: Path) -> None:
-    """One line in the log, no device on the page, and the machine's own numbers."""
+    """One line in the log, no device on the page, and the machine's own numbers. No process of readings outlives it."""
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "PATH": str(tmp_path)}
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     with exporting(tmp_path / "errors", *QUICK, **environment) as exporter:
@@ -172,22 +219,10 @@ def test_without_a_gpu_the_rest_is_served(tmp_path: Path) -> None:
         assert page.one("probe_exporter_scrapes_total") >= 1
         exporter.wait_for("probe_exporter_reading_age_seconds", source="nvml")
         assert exporter.errors.read_text().count("source=nvml") == 1
-        assert exporter.end() == 0
-
-
-def test_a_file_system_that_does_not_answer_is_reported(tmp_path: Path) -> None:
-    """The others are measured, again and again."""
-    stuck = {"LD_PRELOAD": str(library("stuck_disk", tmp_path, "-ldl")), "STUCK_DISK": "/dev/shm"}
-    if not any(each.mountpoint == "/dev/shm" for each in psutil.disk_partitions(all=True)):
-        pytest.skip("nothing is mounted at /dev/shm")
-    with exporting(tmp_path / "errors", *QUICK, "--no-gpu", **stuck) as exporter:
-        page = exporter.wait_for("probe_host_disk_hung", 1, mountpoint="/dev/shm")
-        for _ in range(2):
-            assert page.of("probe_host_disk_total_bytes", mountpoint="/dev/shm") == []
-            assert page.one("probe_host_disk_hung", mountpoint="/") == 0
-            assert page.one("probe_host_disk_total_bytes", mountpoint="/") > 0
-            assert page.one("probe_exporter_probe_hung", probe="host") == 0
-            page = exporter.wait_for("probe_host_cpu_utilization_ratio")
+        children = psutil.Process(exporter.process.pid).children()
+        assert len(children) == 2
+        exporter.end(signal.SIGKILL)
+        wait_for(lambda: all(map(is_over, children)))
 
 
 COMMAND = """\
@@ -232,40 +267,7 @@ def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
         children = psutil.Process(exporter.process.pid).children()
         assert len(children) == 2
         assert exporter.end() == 0
-        psutil.wait_procs(children, 10)
-        assert [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
-
-
-def test_readings_end_with_an_exporter_that_was_killed(tmp_path: Path) -> None:
-    """No process stays behind."""
-    with exporting(tmp_path / "errors", *QUICK, "--no-gpu") as exporter:
-        exporter.wait_for("probe_host_cpus")
-        (child,) = psutil.Process(exporter.process.pid).children()
-        exporter.end(signal.SIGKILL)
-        assert psutil.wait_procs([child], 10)[1] == []
-
-
-def test_npus_are_read_by_their_program(tmp_path: Path) -> None:
-    """A real process stands for npu-smi; its table is read in the units of the names."""
-    program = tmp_path / "npu-smi"
-    program.write_text(f"#!/bin/sh\n[ \"$1\" = info ] || exit 1\ncat <<'END'\n{TABLE}END\n")
-    program.chmod(0o755)
-    with exporting(tmp_path / "errors", *QUICK, PATH=f"{tmp_path}:{os.environ['PATH']}") as exporter:
-        page = exporter.wait_for("npu_utilization_percent")
-    one = {"npu_id": "0", "npu_name": "Ascend910", "npu_uuid": "0000:9D:00.0"}
-    two = {"npu_id": "1", "npu_name": "Ascend910", "npu_uuid": "0000:9F:00.0"}
-    assert {name: page.one(name, **one) for name, more in page if set(one.items()) <= more} == {
-        "npu_healthy": 1,
-        "npu_power_usage_watts": 178.5,
-        "npu_temperature_celsius": 36,
-        "npu_utilization_percent": 83,
-        "npu_memory_used_bytes": 3416 * 2**20,
-        "npu_memory_total_bytes": 65536 * 2**20,
-    }
-    assert page.of("npu_power_usage_watts", **two) == []
-    assert page.one("npu_healthy", **two) == 0
-    assert page.one("npu_memory_used_bytes", **two) == 26838 * 2**20
-    assert page.one("probe_exporter_devices") == 2
+        wait_for(lambda: all(map(is_over, children)))
 
 
 def test_a_table_of_npus_names_their_processes() -> None:

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.services.exporter.json_numbers import LONGEST_SECONDS, MOST_BYTES, NUMBERS, JsonNumbers
 from probe.services.exporter.ranks import NodeRanks
 from tests.required import require
@@ -118,15 +120,11 @@ def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> Non
         (("--device-command", "there-is-no-such-program"), "expected a program that can be run"),
         (("--interval", "nan"), "--interval"),
     ]
-    processes = [
-        (subprocess.Popen([sys.executable, "-m", "probe", "exporter", "--port", "0", *options], stderr=subprocess.PIPE,
-                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}), expected)
-        for options, expected in refused
-    ]  # fmt: skip
-    for process, expected in processes:
-        _, text = process.communicate(timeout=60)
-        assert process.returncode == 2, text
-        assert expected in " ".join(text.split())
+    for options, expected in refused:
+        done = CliRunner().invoke(app, ["exporter", "--port", "0", *options])
+        assert done.exit_code == 2, done.output
+        text = " ".join(done.output.split())
+        assert expected in text
         assert "short-secret" not in text
         assert TOKEN not in text
 

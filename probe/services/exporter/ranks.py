@@ -232,7 +232,7 @@ class NodeRanks:
         now = time.monotonic_ns()
         age = max(0.0, (now - row.time) / 1e9)
         left = self._budgets.of(reader.path.parent).left(row, stretches(reader.counts(row.phase)), now)
-        return ProgressView(row.phase, age, max(0.0, age + left))
+        return ProgressView(row.phase, age, max(0.0, round(age + left, 3)))
 
 
 def short(text: str) -> str:

@@ -33,8 +33,9 @@ MOST_LEFT = 2
 """Most processes that could not be killed beside which another one is started."""
 FIRST = 4
 """Multiple of the deadline in which the first reading comes: drivers take their time to begin."""
-SHORTEST_WAIT, LONGEST_WAIT = 1.0, 300.0
-"""Seconds between two starts; the wait doubles as long as the process does not stay."""
+LONGEST_WAIT = 300.0
+"""Most seconds between two starts. The wait begins with a second, or with the interval of the readings if that is less,
+and doubles as long as the process does not stay."""
 STEADY_SECONDS = 60.0
 """Time after which a process that has ended or hangs had worked well: the wait begins anew."""
 LONGEST_TEXT = 200
@@ -112,7 +113,7 @@ class ReadingProcess:
         return time.monotonic() - (self._began if self._last is None else self._last.time)
 
     def _run(self) -> None:
-        wait = SHORTEST_WAIT
+        wait = shortest = min(1.0, self._interval)
         while not self._closing.is_set():
             began = time.monotonic()
             self._left = [process for process in self._left if process.poll() is None]
@@ -122,7 +123,7 @@ class ReadingProcess:
                 except Exception:  # noqa: BLE001 - the next start may succeed
                     _log.exception("source=%s the readings have failed", self.name)
             if time.monotonic() - began > STEADY_SECONDS:
-                wait = SHORTEST_WAIT
+                wait = shortest
             self._closing.wait(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
