@@ -363,10 +363,11 @@ def test_text_of_ranks_is_as_prometheus_client_makes_it(tmp_path: Path) -> None:
     strict = [text.text(views, {}, openmetrics=True) + "# EOF\n", openmetrics_text.generate_latest(Families()).decode()]
     ours, theirs = (
         {
-            (f.name, f.type, repr(sorted(map(str, f.samples))))
-            for f in openmetrics_parser.text_string_to_metric_families(t)
+            (family.name, family.type, sample.name, *sorted(sample.labels.items()), repr(float(sample.value)))
+            for family in openmetrics_parser.text_string_to_metric_families(page)
+            for sample in family.samples
         }
-        for t in strict
+        for page in strict
     )
     assert ours == theirs
     for file in files:

@@ -20,7 +20,7 @@ from probe.core.faults import Faults
 from probe.core.output.metrics.catalogue import Metric
 from probe.services.exporter.json_numbers import NUMBERS, UPDATED, JobNumbers, JsonNumbers
 from probe.services.exporter.rank_text import RankText
-from probe.services.exporter.ranks import NodeRanks, RankView
+from probe.services.exporter.ranks import NodeRanks, ShownRank
 from probe.services.exporter.reading_process import ReadingProcess, Sample
 from probe.services.exporter.readings.catalogue import READINGS
 
@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 class NodeFiles(NamedTuple):
     """Contents of the files of a node at one moment."""
 
-    ranks: Sequence[RankView]
+    ranks: Sequence[ShownRank]
     jobs: Sequence[JobNumbers]
 
 

@@ -23,7 +23,7 @@ from probe.core.output.metrics.catalogue import (
     Metric,
     Series,
 )
-from probe.services.exporter.ranks import RankView, short
+from probe.services.exporter.ranks import ShownRank, short
 
 _ORDER = {name: number for number, name in enumerate(METRICS)}
 
@@ -39,7 +39,7 @@ class RankText:
         self.unknown = 0
         """Series at the last scrape that are left out: their metric or labels are not in the catalogue."""
 
-    def text(self, ranks: Sequence[RankView], gpus: Mapping[int, Sequence[str]], *, openmetrics: bool) -> str:
+    def text(self, ranks: Sequence[ShownRank], gpus: Mapping[int, Sequence[str]], *, openmetrics: bool) -> str:
         """Return the lines of ``ranks``.
 
         Args:
@@ -100,7 +100,7 @@ def _places(series: Sequence[Series], identity: str) -> Places:
     return dict(sorted(found.items(), key=lambda item: _ORDER[item[0]]))
 
 
-def _add_node(families: dict[str, list[str]], rank: RankView, identity: str, gpus: Sequence[str]) -> None:
+def _add_node(families: dict[str, list[str]], rank: ShownRank, identity: str, gpus: Sequence[str]) -> None:
     """Add the series of a rank that the node makes."""
     facts = {"host": label(rank.host), "pid": str(rank.pid), "ranks": str(rank.ranks)}
     for uuid in dict.fromkeys(map(label, rank.gpu_uuids or gpus or ("",))):

@@ -53,7 +53,7 @@ class ProgressView(NamedTuple):
     """Seconds that this may last."""
 
 
-class RankView(NamedTuple):
+class ShownRank(NamedTuple):
     """Rank at the time of a scrape."""
 
     job: str
@@ -132,11 +132,11 @@ class NodeRanks:
         self.hidden = 0
         """Processes at the last look that are not shown, since another one has their job and rank."""
 
-    def look(self) -> list[RankView]:
+    def look(self) -> list[ShownRank]:
         """Return the ranks that run, or that went less than 15 minutes ago without having ended, in their order. Of two
         with the same job and rank, one that lives is shown, and of two that do the newer one."""
         self._match(self.files.look().values())
-        shown: dict[tuple[str, int], tuple[tuple[bool, int], RankView]] = {}
+        shown: dict[tuple[str, int], tuple[tuple[bool, int], ShownRank]] = {}
         self.hidden = 0
         for key, rank in list(self._ranks.items()):
             try:
@@ -172,7 +172,7 @@ class NodeRanks:
         for path in rank.paths:
             self.files.forget(path)
 
-    def _view(self, rank: _Rank) -> RankView | None:
+    def _view(self, rank: _Rank) -> ShownRank | None:
         """Return a rank as it is now; None if it has ended or was gone long ago."""
         rank.row = rank.progress.row() if rank.progress is not None else None
         if rank.row is not None and rank.row.way == ENDED:
@@ -207,12 +207,12 @@ class NodeRanks:
             rank.gone = now if rank.pid_here else rank.last_sign()
         return now - rank.gone < GONE_SECONDS
 
-    def _made(self, rank: _Rank, up: bool | None, pid_here: int) -> RankView:
+    def _made(self, rank: _Rank, up: bool | None, pid_here: int) -> ShownRank:
         metrics, progress = rank.metrics, rank.progress
         reader = metrics or progress
         assert reader is not None, "a rank is made of a file"
         series, values = metrics.read() if metrics is not None and up is not False else ((), _NOTHING)
-        return RankView(
+        return ShownRank(
             job=short(reader.header.job),
             rank=rank.number,
             ranks=reader.header.ranks,

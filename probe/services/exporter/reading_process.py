@@ -86,7 +86,7 @@ class ReadingProcess:
         self._began = time.monotonic()
         self._shown = ""
         self.hung = False
-        """Whether the last reading did not come in time."""
+        """True while the last reading is late."""
         self.starts = 0
         self.malformed = 0
         """Lines and series so far that could not be understood."""

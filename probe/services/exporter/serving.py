@@ -54,7 +54,7 @@ class ExporterOptions(NamedTuple):
     """Folders of ranks, or folders above them; none: the usual ones of every user."""
     json_files: Sequence[Path] = ()
     gpu: bool = True
-    """Whether GPUs and NPUs are read."""
+    """Read GPUs and NPUs."""
     device_command: str = ""
     """Program with its arguments that takes the place of the readings of GPUs and NPUs."""
     interval: float = 10.0

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from probe.services.exporter.readings.line import Line
+from probe.services.exporter.readings.line import ReadingLine
 
 NICENESS = 10
 WAIT_SECONDS = 1.0
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
                 return 0
 
 
-def reader_of(source: str, deadline: float) -> tuple[Callable[[], Line], Callable[[float], bool]]:
+def reader_of(source: str, deadline: float) -> tuple[Callable[[], ReadingLine], Callable[[float], bool]]:
     """Return the function that takes a reading of ``source``, and one that waits for its events and returns False at
     once if it has none."""
     if source == "nvml":

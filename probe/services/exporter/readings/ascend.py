@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from probe.services.exporter.readings.line import Line
+from probe.services.exporter.readings.line import ReadingLine
 
 PROGRAM = "npu-smi"
 MEBIBYTE = 1 << 20
@@ -26,7 +26,7 @@ class AscendNpus:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def read(self) -> Line:
+    def read(self) -> ReadingLine:
         """Return a reading of all NPUs.
 
         Raises:
@@ -39,9 +39,9 @@ class AscendNpus:
         return parsed(done.stdout.decode("utf-8", "replace"))
 
 
-def parsed(text: str) -> Line:
+def parsed(text: str) -> ReadingLine:
     """Return the reading that a table has."""
-    line, names = Line(), dict[tuple[str, str], str]()
+    line, names = ReadingLine(), dict[tuple[str, str], str]()
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in map(str.strip, text.splitlines()) if row]
     for first, second in pairwise(rows):
         if len(first) == len(second) == 3 and _BUS.fullmatch(second[1]):
@@ -52,7 +52,7 @@ def parsed(text: str) -> Line:
     return line
 
 
-def _add(line: Line, first: Sequence[str], second: Sequence[str], names: dict[tuple[str, str], str]) -> None:
+def _add(line: ReadingLine, first: Sequence[str], second: Sequence[str], names: dict[tuple[str, str], str]) -> None:
     """Add the chip of two rows: number, name, health, power and temperature; chip, bus, utilization and memory."""
     npu, _, name = first[0].partition(" ")
     chip, _, physical = second[0].partition(" ")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from probe.services.exporter.readings.line import Line
+from probe.services.exporter.readings.line import ReadingLine
 
 NETWORK = frozenset(
     {"9p", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
@@ -47,9 +47,9 @@ class HostReader:
         self._is_first = True
         psutil.cpu_percent()
 
-    def read(self) -> Line:
+    def read(self) -> ReadingLine:
         """Return a reading of the machine."""
-        line, psutil = Line(), self._psutil
+        line, psutil = ReadingLine(), self._psutil
         utilization = psutil.cpu_percent() / 100
         if not self._is_first:  # a ratio needs two looks
             line.add("probe_host_cpu_utilization_ratio", {}, utilization)
@@ -70,7 +70,7 @@ class HostReader:
         self._add_disks(line)
         return line
 
-    def _add_disks(self, line: Line) -> None:
+    def _add_disks(self, line: ReadingLine) -> None:
         """Ask every file system at once. One that has not answered the last question is not asked again."""
         mounted = list(disks(self._psutil.disk_partitions(all=False), self._psutil.disk_partitions(all=True)))
         self._asked = {disk: self._asked.get(disk) or _Answer(disk.mountpoint) for disk in mounted}

@@ -10,7 +10,7 @@ Number = int | float
 
 
 @dataclass
-class Line:
+class ReadingLine:
     """One reading."""
 
     series: list[tuple[str, Mapping[str, str], Number]] = field(default_factory=list)

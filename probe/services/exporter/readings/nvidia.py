@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from probe.services.exporter.readings.catalogue import CORRECTED, UNCORRECTED
-from probe.services.exporter.readings.line import Line, Number
+from probe.services.exporter.readings.line import ReadingLine, Number
 
 THROTTLE = {
     0x02: "applications_clocks_setting",
@@ -35,9 +35,9 @@ class NvidiaGpus:
         self._events: Any = None
         self._xid: dict[str, int] = {}
 
-    def read(self) -> Line:
+    def read(self) -> ReadingLine:
         """Return a reading of all GPUs; without a driver, one that says so."""
-        line = Line()
+        line = ReadingLine()
         if self._nvml is None:
             line.note = self._begin()
         if self._nvml is not None:
@@ -89,7 +89,7 @@ class NvidiaGpus:
             except self._missing:
                 continue
 
-    def _add(self, line: Line, index: int) -> None:
+    def _add(self, line: ReadingLine, index: int) -> None:
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
