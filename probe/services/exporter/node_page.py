@@ -121,7 +121,7 @@ class NodePage:
         encoder, content_type = choose_encoder(f"{OPENMETRICS};version=1.0.0" if openmetrics else "")
         self._scrapes += 1
         text = self._text.text(files.ranks, self._gpus(), openmetrics=openmetrics)
-        rest = encoder(_Families(list(self._families(files))))  # type: ignore[arg-type]  # all that it needs is collect
+        rest = encoder(_Families(list(self._families(files))))
         self._seconds = time.perf_counter() - began
         return text.encode() + rest, content_type
 

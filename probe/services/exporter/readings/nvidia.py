@@ -7,10 +7,11 @@ power. Such a reading is left out. Functions: https://docs.nvidia.com/deploy/nvm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from probe.services.exporter.readings.catalogue import CORRECTED, UNCORRECTED
-from probe.services.exporter.readings.line import ReadingLine, Number
+from probe.services.exporter.readings.line import Number, ReadingLine
 
 THROTTLE = {
     0x02: "applications_clocks_setting",
@@ -129,11 +130,8 @@ class NvidiaGpus:
         yield "gpu_power_limit_watts", {}, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3
         kinds = {CORRECTED: nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, UNCORRECTED: nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED}
         for kind, number in kinds.items():
-            yield (
-                "gpu_ecc_errors_total",
-                {"kind": kind},
-                lambda number=number: nvml.nvmlDeviceGetTotalEccErrors(handle, number, nvml.NVML_AGGREGATE_ECC),
-            )
+            read = partial(nvml.nvmlDeviceGetTotalEccErrors, handle, number, nvml.NVML_AGGREGATE_ECC)
+            yield "gpu_ecc_errors_total", {"kind": kind}, read
 
 
 def _text(name: str | bytes) -> str:
