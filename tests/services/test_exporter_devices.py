@@ -158,6 +158,16 @@ def test_a_file_system_that_does_not_answer_is_reported(machine: Machine) -> Non
         page = exporter.wait_for("probe_host_cpu_utilization_ratio")
 
 
+def test_the_page_of_a_machine_passes_the_checks_of_prometheus(machine: Machine) -> None:
+    """Names, types and help texts of devices and of the machine."""
+    machine.exporter.wait_for("gpu_power_usage_watts")
+    checked = subprocess.run(
+        [require_program("promtool"), "check", "metrics"],
+        input=machine.exporter.request()[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
 def test_the_gpu_of_a_rank_is_known_by_its_process(machine: Machine) -> None:
     """The driver lists the processes of each GPU."""
     with rank(machine.folder, "job") as running:
