@@ -7,12 +7,12 @@ histogram of its stretches: the times from one sign of progress to the next.
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from probe.core.storage.files import FileView
 
 MAGIC = b"probe-progress-1\n"
 """First bytes of a file: its kind and the version of its layout."""
@@ -111,25 +111,25 @@ class ProgressReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            self.inode = os.fstat(descriptor).st_ino
-            if os.fstat(descriptor).st_size != SIZE or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
-                raise ValueError(f"{path}: expected a file of progress, version {MAGIC.decode().strip()}")
-            self._map = mmap.mmap(descriptor, SIZE, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        self._file = FileView(path)
+        self.inode = self._file.inode
+        if self._file.size != SIZE or self._file.read(0, len(MAGIC)) != MAGIC:
+            self.close()
+            raise ValueError(f"{path}: expected a file of progress, version {MAGIC.decode().strip()}")
         self.header = ProgressHeader(**self._header())
         self._last: ProgressRow | None = None
 
     def _header(self) -> dict[str, Any]:
-        header: dict[str, Any] = json.loads(self._map[len(MAGIC) : HEADER_BYTES].rstrip(b"\0"))
+        header: dict[str, Any] = json.loads(self._file.read(len(MAGIC), HEADER_BYTES - len(MAGIC)).rstrip(b"\0"))
         return header
 
     def row(self) -> ProgressRow | None:
         """Return the row; the one before if a process ended while it wrote."""
         for _ in range(TRIES):
-            step, time, until, state, written = ROW.unpack_from(self._map, ROW_AT)
+            data = self._file.read(ROW_AT, ROW.size)
+            if len(data) < ROW.size:  # it was cut short
+                break
+            step, time, until, state, written = ROW.unpack(data)
             if check(step, time, until, state) == written:
                 phase, way = divmod(state, WAYS)
                 self._last = ProgressRow(step, time, until, self.name(phase), way)
@@ -137,14 +137,14 @@ class ProgressReader:
         return self._last
 
     def name(self, phase: int) -> str:
-        at = NAMES_AT + phase * NAME_BYTES
-        return self._map[at : at + NAME_BYTES].rstrip(b"\0").decode("utf-8", "replace") or "other"
+        name = self._file.read(NAMES_AT + phase * NAME_BYTES, NAME_BYTES)
+        return name.rstrip(b"\0").decode("utf-8", "replace") or "other"
 
     def counts(self, phase: str) -> Sequence[int]:
         """Return the histogram of the stretches of a phase."""
         number = next((each for each in range(MOST_PHASES) if self.name(each) == phase), OTHER)
         at = HISTOGRAMS_AT + number * BUCKETS * 4
-        return struct.unpack_from(f"<{BUCKETS}I", self._map, at)
+        return struct.unpack(f"<{BUCKETS}I", self._file.read(at, BUCKETS * 4).ljust(BUCKETS * 4, b"\0"))
 
     def close(self) -> None:
-        self._map.close()
+        self._file.close()

@@ -60,6 +60,41 @@ def json_of(path: Path) -> Any:
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
+class FileView:
+    """File that another process may write, replace or cut short meanwhile, read by position.
+
+    Not a mapping: reading what was cut off a mapped file ends the process that reads.
+
+    Raises:
+        OSError: if it cannot be opened, or is no regular file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._descriptor = os.open(path, flags)
+        try:
+            found = os.fstat(self._descriptor)
+            _check(path, found)
+        except OSError:
+            self.close()
+            raise
+        self.inode, self.size = found.st_ino, found.st_size
+
+    def read(self, at: int, size: int) -> bytes:
+        """Return ``size`` bytes from the position ``at`` on; fewer if the file ends before."""
+        return os.pread(self._descriptor, max(0, min(size, self.size - at)), at)
+
+    def close(self) -> None:
+        """Close the file; a further call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
+
+
 def check_lines(file: BufferedReader) -> None:
     """Check that no line of ``file`` is far longer than lines of probe's files are, such as the zeros of a preallocated
     file. Only some places are checked; a file that passes has no line of more than three times ``FARTHEST``.

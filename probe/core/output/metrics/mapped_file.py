@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probe.core.output.metrics.catalogue import Series
+from probe.core.storage.files import FileView
 
 MAGIC = b"probe-metrics-1\n"
 """First bytes of a file: its kind and the version of its layout."""
@@ -129,25 +130,22 @@ class MetricsReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            self.inode = os.fstat(descriptor).st_ino
-            size = os.fstat(descriptor).st_size
-            if size < HEADER_BYTES or os.pread(descriptor, len(MAGIC), 0) != MAGIC:
-                raise ValueError(f"{path}: expected a file of metrics, version {MAGIC.decode().strip()}")
-            self._map = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        self._file = FileView(path)
+        self.inode = self._file.inode
+        if self._file.size < HEADER_BYTES or self._file.read(0, len(MAGIC)) != MAGIC:
+            self.close()
+            raise ValueError(f"{path}: expected a file of metrics, version {MAGIC.decode().strip()}")
         self.header = self._header()
         self._table_at, self._row_at, expected = _places(min(max(self.header.series, 1), MOST_SERIES))
-        if size != expected:
-            raise ValueError(f"{path}: expected {expected} bytes, got {size}")
+        if self._file.size != expected:
+            self.close()
+            raise ValueError(f"{path}: expected {expected} bytes, got {self._file.size}")
         self._generation = 0
         self._series: tuple[Series, ...] = ()
 
     def _header(self) -> MetricsHeader:
         try:
-            found: dict[str, Any] = json.loads(self._map[len(MAGIC) : HEADER_BYTES].rstrip(b"\0"))
+            found: dict[str, Any] = json.loads(self._file.read(len(MAGIC), HEADER_BYTES - len(MAGIC)).rstrip(b"\0"))
             header = MetricsHeader(**found)
             return header._replace(gpu_uuids=tuple(map(str, header.gpu_uuids)), series=int(header.series))
         except (TypeError, ValueError) as error:
@@ -171,12 +169,15 @@ class MetricsReader:
         return (), np.empty(0)
 
     def _part(self, at: int) -> tuple[int, bytes] | None:
-        generation, size, checksum = PART.unpack_from(self._map, at)
-        data = self._map[at + PART.size : at + PART.size + size]
+        head = self._file.read(at, PART.size)
+        if len(head) < PART.size:  # the file was cut short
+            return None
+        generation, size, checksum = PART.unpack(head)
+        data = self._file.read(at + PART.size, size)
         return (generation, data) if len(data) == size and _checksum(generation, data) == checksum else None
 
     def close(self) -> None:
-        self._map.close()
+        self._file.close()
 
 
 def sweep(folder: Path) -> None:

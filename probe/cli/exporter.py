@@ -1,0 +1,60 @@
+"""``probe exporter``: the numbers of a node for Prometheus."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from probe.core.messages import complain, printable
+
+
+def exporter(
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 9445,
+    token_file: Annotated[
+        Path | None, typer.Option(help="The file that holds a token; else the variable PROBE_EXPORTER_TOKEN, if set.")
+    ] = None,
+    progress: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with files of ranks; may be repeated. Else the usual ones of every user."),
+    ] = None,
+    json_file: Annotated[
+        list[Path] | None,
+        typer.Option(help="A JSON file of training numbers that a program writes; may be repeated."),
+    ] = None,
+    gpu: Annotated[bool, typer.Option(help="Read GPUs and NPUs.")] = True,
+    device_command: Annotated[
+        str, typer.Option(help="A program that takes the place of the readings of GPUs and NPUs.")
+    ] = "",
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds from one reading of devices to the next.")] = 10.0,
+    deadline: Annotated[
+        float, typer.Option(min=0.05, help="Seconds by which a reading may be late before its process is replaced.")
+    ] = 10.0,
+) -> None:
+    """Serve the numbers of all ranks of this node, of its devices and of the machine to Prometheus.
+
+    Without a token everyone who can connect can read them. SIGTERM and Ctrl-C end it. Exit code 0 after that; 2 if it
+    cannot start.
+    """
+    from probe.services.exporter.serving import TOKEN_VARIABLE, ExporterOptions, serve_until_ended
+    from probe.services.listening import ServerError, is_loopback, secret_in
+
+    def started(address: str) -> None:
+        typer.echo(f"probe: listening at {printable(address)}/metrics")
+        if token is None and not is_loopback(host):
+            typer.echo("probe: no token: everyone who can connect from the network can read the metrics", err=True)
+
+    try:
+        token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
+        if token_file is not None:
+            token = secret_in(token_file, "--token-file")
+        options = ExporterOptions(
+            host, port, token, progress or (), json_file or (), gpu, device_command, interval, deadline
+        )
+        serve_until_ended(options, started)
+    except (ServerError, ValueError, ImportError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(2) from None

@@ -1,0 +1,244 @@
+"""Page of a node: everything that the exporter serves, as text for one scrape."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as MetricFamily
+
+from probe import __version__
+from probe.core.faults import Faults
+from probe.core.output.metrics.catalogue import Metric
+from probe.services.exporter.json_numbers import NUMBERS, UPDATED, JobNumbers, JsonNumbers
+from probe.services.exporter.rank_text import RankText
+from probe.services.exporter.ranks import NodeRanks, ShownRank
+from probe.services.exporter.reading_process import ReadingProcess, Sample
+from probe.services.exporter.readings.catalogue import READINGS
+
+OPENMETRICS = "application/openmetrics-text"
+FILES = "files"
+"""Name of the source of ranks and JSON files."""
+Found = TypeVar("Found")
+
+
+class NodeFiles(NamedTuple):
+    """Contents of the files of a node at one moment."""
+
+    ranks: Sequence[ShownRank]
+    jobs: Sequence[JobNumbers]
+
+
+class LateReader(Generic[Found]):
+    """Reader on a thread of its own, since files may lie on a file system that does not answer.
+
+    Args:
+        read: function that reads.
+    """
+
+    def __init__(self, read: Callable[[], Found]) -> None:
+        self._read = read
+        self._requests: queue.SimpleQueue[asyncio.Future[Found]] = queue.SimpleQueue()
+        self._pending: asyncio.Future[Found] | None = None
+        threading.Thread(target=self._run, daemon=True, name="probe-files").start()
+
+    async def latest(self, seconds: float) -> Found | None:
+        """Return the result of a call that begins now or is under way; None if there is none within ``seconds``."""
+        if self._pending is None or self._pending.done():
+            self._pending = asyncio.get_running_loop().create_future()
+            self._requests.put(self._pending)
+        pending = self._pending
+        await asyncio.wait({pending}, timeout=seconds)
+        return pending.result() if pending.done() else None
+
+    def _run(self) -> None:
+        while True:
+            pending = self._requests.get()
+            loop = pending.get_loop()
+            try:
+                result = self._read()
+            except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+                arguments: tuple[Callable[[], object]] = (_failing(pending, error),)
+            else:
+                arguments = (_succeeding(pending, result),)
+            try:
+                loop.call_soon_threadsafe(*arguments)
+            except RuntimeError:  # the loop has ended
+                return
+
+
+def _failing(pending: asyncio.Future[Found], error: Exception) -> Callable[[], None]:
+    return lambda: None if pending.cancelled() else pending.set_exception(error)
+
+
+def _succeeding(pending: asyncio.Future[Found], result: Found) -> Callable[[], None]:
+    return lambda: None if pending.cancelled() else pending.set_result(result)
+
+
+class NodePage:
+    """Page of one node. Its coroutines run on one event loop.
+
+    Args:
+        ranks: ranks of the node.
+        json_numbers: files of numbers.
+        processes: processes of readings.
+        deadline: longest time in seconds that files may take.
+    """
+
+    def __init__(
+        self,
+        ranks: NodeRanks,
+        json_numbers: JsonNumbers,
+        processes: Sequence[ReadingProcess] = (),
+        deadline: float = 1.0,
+    ) -> None:
+        self._ranks, self._json, self._processes, self._deadline = ranks, json_numbers, processes, deadline
+        self._files = LateReader(lambda: NodeFiles(ranks.look(), json_numbers.look()))
+        self._text, self._faults = RankText(), Faults()
+        self._own = ProcessCollector(registry=None)
+        self._scrapes, self._seconds = 0, 0.0
+        self._files_hung, self._files_at = False, time.monotonic()
+
+    @property
+    def hung(self) -> list[str]:
+        """Sources that do not answer."""
+        return [*([FILES] if self._files_hung else []), *(each.name for each in self._processes if each.hung)]
+
+    async def text(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its type, in the format that the header ``Accept`` asks for."""
+        began = time.perf_counter()
+        files = await self._contents()
+        # Of each format the version that both parts of the page have, whichever versions a scraper knows besides.
+        openmetrics = OPENMETRICS in accept
+        encoder, content_type = choose_encoder(f"{OPENMETRICS};version=1.0.0" if openmetrics else "")
+        self._scrapes += 1
+        text = self._text.text(files.ranks, self._gpus(), openmetrics=openmetrics)
+        rest = encoder(_Families(list(self._families(files))))
+        self._seconds = time.perf_counter() - began
+        return text.encode() + rest, content_type
+
+    async def _contents(self) -> NodeFiles:
+        """Return the contents of the files; nothing if they cannot be read in time."""
+        try:
+            files = await self._files.latest(self._deadline)
+        except Exception as error:  # noqa: BLE001 - the rest is served
+            self._faults.note("exporter: files", error)
+            return NodeFiles((), ())
+        self._files_hung = files is None
+        if files is None:
+            return NodeFiles((), ())
+        self._files_at = time.monotonic()
+        return files
+
+    def _gpus(self) -> Mapping[int, Sequence[str]]:
+        found: dict[int, Sequence[str]] = {}
+        for process in self._processes:
+            if (reading := process.reading) is not None:
+                found.update(reading.processes)
+        return found
+
+    def _families(self, files: NodeFiles) -> Iterator[MetricFamily]:
+        yield from _of_jobs(files.jobs)
+        readings = [reading for process in self._processes if (reading := process.reading) is not None]
+        yield from _of_samples(sample for reading in readings for sample in reading.samples)
+        yield _gauge("probe_exporter_devices", "GPUs and NPUs that are read.", sum(each.devices for each in readings))
+        unreadable = sum(each.unreadable for each in readings)
+        yield _gauge("probe_exporter_unreadable_devices", "Devices of the driver that cannot be read.", unreadable)
+        yield from self._of_files()
+        yield from self._of_sources()
+        info = GaugeMetricFamily(
+            "probe_exporter_build_info", "Version of the exporter; its value is 1.", labels=("version", "python")
+        )
+        info.add_metric((__version__, platform.python_version()), 1)
+        yield info
+        yield _counter("probe_exporter_scrapes", "Scrapes.", self._scrapes)
+        yield _gauge("probe_exporter_scrape_seconds", "Seconds that the scrape before this one took.", self._seconds)
+        yield from self._own.collect()
+
+    def _of_files(self) -> Iterator[MetricFamily]:
+        files = self._ranks.files
+        for name, about, value in (
+            ("unreadable_files", "Files that cannot be read.", files.unreadable + self._json.unreadable),
+            ("unreadable_folders", "Folders of ranks that this user may not read.", files.unreadable_folders),
+            ("hidden_ranks", "Processes whose job and rank another one has.", self._ranks.hidden),
+            ("unknown_series", "Series of ranks that this version does not know.", self._text.unknown),
+        ):
+            yield _gauge(f"probe_exporter_{name}", about, value)
+
+    def _of_sources(self) -> Iterator[MetricFamily]:
+        hung = GaugeMetricFamily(
+            "probe_exporter_probe_hung", "1 while a source does not answer in time.", labels=("probe",)
+        )
+        age = GaugeMetricFamily(
+            "probe_exporter_reading_age_seconds", "Seconds since the last reading of a source.", labels=("source",)
+        )
+        starts = CounterMetricFamily(
+            "probe_exporter_probe_starts", "Starts of the process of a source.", labels=("probe",)
+        )
+        malformed = CounterMetricFamily(
+            "probe_exporter_malformed_readings", "Lines and series that cannot be understood.", labels=("probe",)
+        )
+        hung.add_metric((FILES,), self._files_hung)
+        age.add_metric((FILES,), time.monotonic() - self._files_at)
+        for process in self._processes:
+            hung.add_metric((process.name,), process.hung)
+            age.add_metric((process.name,), process.age)
+            starts.add_metric((process.name,), process.starts)
+            malformed.add_metric((process.name,), process.malformed)
+        yield from (hung, age, starts, malformed)
+
+
+class _Families:
+    """Families as the encoders of prometheus_client take them."""
+
+    def __init__(self, families: Sequence[MetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[MetricFamily]:
+        return self._families
+
+
+def _of_jobs(jobs: Sequence[JobNumbers]) -> Iterator[MetricFamily]:
+    for key, metric in NUMBERS.items():
+        family = _family(metric)
+        for job in jobs:
+            if key in job.values:
+                family.add_metric((job.job,), job.values[key])
+        if family.samples:
+            yield family
+    updated = _family(UPDATED)
+    for job in jobs:
+        updated.add_metric((job.job,), job.written)
+    if updated.samples:
+        yield updated
+
+
+def _of_samples(samples: Iterable[Sample]) -> Iterator[MetricFamily]:
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    # A command of the user may send what another source has too: a page has each series once.
+    for sample in {(each.metric, each.labels): each for each in samples}.values():
+        if sample.metric not in families:
+            families[sample.metric] = _family(READINGS[sample.metric])
+        families[sample.metric].add_metric(sample.labels, sample.value)
+    yield from families.values()
+
+
+def _family(metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name, metric.about, labels=metric.labels)
+
+
+def _gauge(name: str, about: str, value: float) -> MetricFamily:
+    return GaugeMetricFamily(name, about, value=value)
+
+
+def _counter(name: str, about: str, value: float) -> MetricFamily:
+    return CounterMetricFamily(name, about, value=value)
