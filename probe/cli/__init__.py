@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "csv2tb": "probe.cli.convert:csv2tb",
     "demo": "probe.cli.demo:demo",
     "merge": "probe.cli.merge:merge",
+    "remediate": "probe.cli.remediate:remediate",
     "report": "probe.cli.report:report",
     "serve": "probe.cli.serve:serve",
     "targets": "probe.cli.targets:targets",

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
-import ipaddress
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
@@ -20,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from probe.core.run_state.heartbeat_messages import MOST_BYTES, PATHS
+from probe.services.listening import TokenCheck, host_of, is_loopback
 from probe.services.server import page
 from probe.services.server.metrics import CONTENT_TYPE, exposition
 from probe.services.server.service import HeartbeatService, Reply
@@ -69,7 +67,7 @@ class Gate:
 
     def __init__(self, inner: Starlette, service: HeartbeatService, token: str | None) -> None:
         self._inner, self._service = inner, service
-        self._expected = None if token is None else _digest(f"Bearer {token}".encode())
+        self._token = None if token is None else TokenCheck(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -92,13 +90,11 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = dict(scope["headers"])
-        if self._expected is None:
+        if self._token is None:
             # A page of another site can make a browser here send requests, under a name that resolves to this machine.
-            if not is_loopback(_host(headers.get(b"host", b"").decode("latin-1"))):
+            if not is_loopback(host_of(headers.get(b"host", b"").decode("latin-1"))):
                 return _json(403, {"error": "expected the host name localhost or a loopback address"})
-        elif scope["path"] not in PUBLIC and not hmac.compare_digest(
-            _digest(headers.get(b"authorization", b"")), self._expected
-        ):
+        elif scope["path"] not in PUBLIC and not self._token.passes(headers):
             refusal = _json(401, {"error": "expected the token of this server"})
             refusal.headers["WWW-Authenticate"] = "Bearer"
             return refusal
@@ -205,26 +201,6 @@ def _unreadable(request: Request) -> Response | None:
     if not declared.isdecimal() or len(declared) > 18 or int(declared) > MOST_BYTES:
         return _too_large()
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _host(header: str) -> str:
-    """Return the host of a header without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
-
-
-def _digest(text: bytes) -> bytes:
-    """Return a digest of ``text``: two of them are compared in a time that depends on neither's length."""
-    return hashlib.sha256(text).digest()
 
 
 def _too_large() -> Response:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import resource
-import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from probe.core.alerting.alerts import Alerts
@@ -20,19 +15,24 @@ from probe.core.errors import missing
 from probe.core.faults import Faults
 from probe.core.records import Alert
 from probe.core.run_state.rules import RUN_RULES, RunRule
+from probe.services.listening import (
+    ServerError,
+    address_of,
+    bound,
+    check_token,
+    ended_by_signals,
+    is_loopback,
+    raise_limit_of_files,
+)
 from probe.services.server.dead_man import EVERY_SECONDS, DeadManSwitch
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from probe.core.config.schema import Settings
 
 _log = logging.getLogger("probe.server")
 
 TOKEN_VARIABLE = "PROBE_SERVER_TOKEN"  # noqa: S105 - its name
 """Environment variable that holds the token."""
-BACKLOG = 2_048
-"""Most connections that wait to be accepted."""
 ALERT_SECONDS = 10.0
 """Longest time in seconds in which alerts are delivered at the end, if no configuration names another."""
 COMMIT_SECONDS = 60.0
@@ -44,12 +44,6 @@ KEEP_ALIVE_SECONDS = 75
 """Time in seconds that an idle connection stays open: longer than clients keep theirs."""
 END_SECONDS = 5
 """Longest time in seconds for requests that are under way at the end."""
-FEWEST = 16
-"""Least number of characters of a token."""
-
-
-class ServerError(Exception):
-    """Error of a server that cannot start, for the person who starts it."""
 
 
 class ServerOptions(NamedTuple):
@@ -81,7 +75,7 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
     try:
         import uvicorn
 
-        from probe.services.server.app import application, is_loopback
+        from probe.services.server.app import application
         from probe.services.server.service import HeartbeatService
     except ImportError as error:
         package = (error.name or "starlette").partition(".")[0]
@@ -89,8 +83,8 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
     _check_token(options, is_loopback(options.host))
     faults, committed = Faults(), list[bool]()
     with ExitStack() as stack:
-        listening = stack.enter_context(_bound(options.host, options.port))
-        _raise_limit_of_files()
+        listening = stack.enter_context(bound(options.host, options.port))
+        raise_limit_of_files(MOST_CONNECTIONS + 256)
         alerts = alert_sender(options.settings, options.database.parent, faults)
         stack.callback(
             alerts.close, ALERT_SECONDS if options.settings is None else options.settings.alert.grace_seconds
@@ -118,8 +112,8 @@ def serve_until_ended(options: ServerOptions, started: Callable[[str], None]) ->
             switch = DeadManSwitch(options.dead_man, service.works_from_outside, options.dead_man_seconds)
             switch.start()
             stack.callback(switch.close, END_SECONDS)
-        stack.enter_context(_signals(server))
-        started(_address(listening))
+        stack.enter_context(ended_by_signals(server))
+        started(address_of(listening))
         server.run(sockets=[listening])
     return committed == [True]
 
@@ -160,59 +154,5 @@ def _check_token(options: ServerOptions, loopback: bool) -> None:
             f"--host {options.host}: expected a token, since other machines can connect; write one to a file for "
             f"--token-file, or into the variable {TOKEN_VARIABLE}: openssl rand -hex 32"
         )
-    if options.token is not None and (
-        len(options.token) < FEWEST or not options.token.isascii() or any(letter <= " " for letter in options.token)
-    ):
-        raise ServerError(
-            f"token: expected at least {FEWEST} printable ASCII characters without spaces, got "
-            f"{len(options.token)} characters; make one with: openssl rand -hex 32"
-        )
-
-
-@contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Listen on ``host`` and ``port``."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol by name: asyncio switches Nagle's algorithm off, which delays each answer by 40 ms, only where it is.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, port))
-            listening.listen(BACKLOG)
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            advice = "another program listens there; choose another --port" if taken else error.strerror or str(error)
-            raise ServerError(f"--host {host} --port {port}: cannot listen: {advice}") from None
-        yield listening
-    finally:
-        listening.close()
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextmanager
-def _signals(server: uvicorn.Server) -> Iterator[None]:
-    """End the server at SIGTERM and SIGINT. uvicorn raises a signal again after it has ended: nothing happens then."""
-
-    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the interface of handlers
-        server.should_exit = True
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _raise_limit_of_files() -> None:
-    """Permit one file for each connection, as far as the system lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if options.token is not None:
+        check_token(options.token)
