@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
 import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from tests.forks import Forked, ForkServer
 from tests.services.server_process import PATIENCE, ROOT, wait_for
 
 LAST = ("ignored", "refused", "done", "failed", "interrupted")
 HOST = "node1"
-UUID = "GPU-00000000-1111-2222-3333-444444444444"
+MODULES = ("probe.cli.remediate", "probe.services.remediation.app", "uvicorn.protocols.http.h11_impl", "psutil")
+UUID = "GPU-0a1b2c3d-1111-2222-3333-4444444abcde"
 
 
 class Remediating(NamedTuple):
     """A running service."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     address: str
     token: str | None
     errors: Path
@@ -88,29 +89,33 @@ class Remediating(NamedTuple):
         return self.process.wait(PATIENCE)
 
 
+@functools.cache
+def fork_server() -> ForkServer:
+    """A process that has imported what the service needs."""
+    return ForkServer(MODULES, {**os.environ, "PYTHONPATH": str(ROOT)})
+
+
 @contextmanager
 def remediating(
     configuration: Path, *options: str, token: str | None = None, tls: ssl.SSLContext | None = None, prelude: str = ""
 ) -> Iterator[Remediating]:
     """A service that is killed at the end, if it still runs; ``prelude`` is run in it first."""
-    errors = configuration.with_suffix(".errors")
-    program = f"{prelude}\nfrom probe.cli import main\nmain()"
-    command = [sys.executable, "-c", program, "remediate", "--config", str(configuration), *options]
-    with (
-        errors.open("a") as file,
-        subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=-1, stderr=file, text=True, cwd="/"
-        ) as process,
-    ):
+    errors, script = configuration.with_suffix(".errors"), configuration.with_suffix(".py")
+    script.write_text(f"{prelude}\nfrom probe.cli import main\nmain()\n")
+    arguments = [str(script), "remediate", "--config", str(configuration), *options]
+    reading, writing = os.pipe()
+    with errors.open("a") as file, os.fdopen(reading) as output:
+        process = fork_server().start(arguments, environment=os.environ, cwd="/", stdout=writing, stderr=file.fileno())
+        os.close(writing)
         try:
-            assert process.stdout is not None
             line = ""
             while not line.startswith("probe: listening at "):
-                line = process.stdout.readline()
+                line = output.readline()
                 assert line, errors.read_text()
             yield Remediating(process, line.split()[-1], token, errors, tls)
         finally:
             process.kill()
+            process.wait(PATIENCE)
 
 
 def configured(folder: Path, actions: dict[str, Any], **more: Any) -> Path:
@@ -138,9 +143,9 @@ def program(path: Path, *lines: str) -> Path:
     return path
 
 
-def alert(name: str, start: int = 0, status: str = "firing", **labels: str) -> dict[str, Any]:
+def alert(alertname: str, /, start: int = 0, status: str = "firing", **labels: str) -> dict[str, Any]:
     """An alert within a webhook; its fingerprint depends on its labels, as in Alertmanager."""
-    labels = {"alertname": name, "instance": f"{HOST}:9100", "severity": "critical", **labels}
+    labels = {"alertname": alertname, "instance": f"{HOST}:9100", "severity": "critical", **labels}
     digest = 0xCBF29CE484222325
     for byte in json.dumps(labels, sort_keys=True).encode():
         digest = ((digest ^ byte) * 0x100000001B3) % (1 << 64)

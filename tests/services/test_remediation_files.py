@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from probe.services.remediation.stale_files import Removal, StaleFileRemover, StaleFiles, may_be_checkpoint
+from probe.services.remediation.stale_files import MARKS, Removal, StaleFileRemover, StaleFiles, may_be_checkpoint
 
 CHECKPOINTS = [
     *("model.pt", "a.pth", "last.ckpt", "x.safetensors", "__0_0.distcp", "pytorch_model.bin", "model.pt.tmp"),
@@ -62,7 +62,7 @@ def test_other_files_are_no_checkpoints(name: str) -> None:
 
 def test_no_checkpoint_is_removed(scratch: Path) -> None:
     """Neither by the pattern for everything, nor inside a folder that is one by its name or by a file in it."""
-    kept = [old(scratch / name) for name in CHECKPOINTS if name not in (".metadata", "trainer_state.json")]
+    kept = [old(scratch / name) for name in CHECKPOINTS if not MARKS.search(name)]
     kept += [old(scratch / "run" / folder / "a.tmp") for folder in ("global_step5", "iter_0000010", "checkpoint-7")]
     kept += [old(scratch / "sharded" / name) for name in (".metadata", "a.tmp", "deeper/b.tmp")]
     kept += [old(scratch / "trainer" / name) for name in ("trainer_state.json", "scheduler", "c.tmp")]
@@ -131,21 +131,22 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_entered(
 
 
 def test_no_open_file_is_removed(scratch: Path) -> None:
-    """Open or mapped in this process or in another one."""
-    own, mapped, others, gone = (old(scratch / f"{name}.tmp") for name in ("own", "mapped", "others", "gone"))
+    """Open in this process or in another one, or mapped, as a program that runs is."""
+    own, others, gone = (old(scratch / f"{name}.tmp") for name in ("own", "others", "gone"))
+    mapped = scratch / "mapped.tmp"
+    shutil.copy("/bin/sleep", mapped)
     script = f"file = open({str(others)!r}, 'ab'); print(flush=True); input()"
     with (
         own.open("rb"),
-        mapped.open("r+b") as file,
         subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as process,
+        subprocess.Popen([mapped, "1000"]) as sleep,
     ):
-        view = mmap.mmap(file.fileno(), 0)
-        file.close()
         assert process.stdout is not None
         process.stdout.readline()
+        os.utime(mapped, (1e9, 1e9))
         result = clean(scratch)
         process.communicate("\n")
-        view.close()
+        sleep.kill()
     assert (own.exists(), mapped.exists(), others.exists(), gone.exists()) == (True, True, True, False)
     assert result.spared == {"open": 3}
 

@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import annotated_types as ranges
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from probe.core.fields import Flag, Form, Integer, Names, Number, Section, Text, Variants, not_empty, wrong
 from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.label_fields import Label
+from probe.services.remediation.planned_action import shown
 from probe.services.remediation.sections import section_within
 
 PORT = 9095
 """Port if the configuration names none."""
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 _LISTEN_FORM = Form("address", "", 'a host and a port such as "127.0.0.1:9095"')
-_NAME_FORM = Form("name", "", "a name of at most 50 lower-case letters, digits and _, such as cool_gpu")
 _JOB_FORM = Form("job", "", "the path of a configuration file, or a mapping with configuration and ranks")
 
 
@@ -38,15 +39,13 @@ def _address(text: str) -> str:
     return text
 
 
-def _action_name(text: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,49}", text):
-        raise wrong(_NAME_FORM.expected)
-    return text
-
-
-def _any_action(actions: dict[str, Any]) -> dict[str, Any]:
+def _named_actions(actions: dict[str, Any]) -> dict[str, Any]:
     if not actions:
         raise wrong("at least one action")
+    for name in actions:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,49}", name):
+            expected = "names of at most 50 lower-case letters, digits and _, such as cool_gpu"
+            raise PydanticCustomError("expected", "expected", {"expected": expected, "shown": shown(name)[1:-1]})
     return actions
 
 
@@ -161,7 +160,5 @@ class RemediationSettings(Section):
     ranks."""
     limits: LimitSettings = LimitSettings()
     """Limits of all actions together."""
-    actions: Annotated[
-        dict[Annotated[str, AfterValidator(_action_name), _NAME_FORM], ActionSettings], AfterValidator(_any_action)
-    ]
+    actions: Annotated[dict[str, ActionSettings], AfterValidator(_named_actions)]
     """Actions by name."""

@@ -143,7 +143,7 @@ def _token(file: str | None, complain: Complain) -> str | None:
         check_token(token)
         return token
     except ServerError as error:
-        complain(("token_file",), str(error).removeprefix(f"token_file {file}: "))
+        complain(("token_file",), str(error).removeprefix(f"token_file {file}: ").removeprefix("token: "))
         return None
 
 

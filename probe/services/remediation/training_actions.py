@@ -135,7 +135,7 @@ class RelieveHost:
 
     def __init__(self, args: HostLoadArgs, surroundings: Surroundings, live: bool) -> None:  # noqa: ARG002
         try:
-            import psutil  # noqa: F401 - so that a missing package is an error now
+            import psutil  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - so that a missing package is an error now
         except ImportError:
             raise ActionArgsError([((), missing("relieve_host", "psutil", "services"))]) from None
         self._choice, self._args = JobChoice(args, surroundings.jobs), args
@@ -282,7 +282,7 @@ def _answers_text(name: str, command: Command, answers: Sequence[Acknowledgement
 
 
 def _measured() -> HostLoad:
-    import psutil  # type: ignore[import-untyped]
+    import psutil  # type: ignore[import-untyped, unused-ignore]
 
     return HostLoad(psutil.cpu_percent(MEASURE_SECONDS), psutil.virtual_memory().percent)
 
