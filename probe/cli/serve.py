@@ -38,7 +38,8 @@ def serve(
     code 0 after that; 1 if not everything could be committed; 2 if it cannot start.
     """
     from probe.core.config.errors import ConfigError
-    from probe.services.server.serving import TOKEN_VARIABLE, ServerError, ServerOptions, serve_until_ended
+    from probe.services.listening import ServerError
+    from probe.services.server.serving import TOKEN_VARIABLE, ServerOptions, serve_until_ended
     from probe.services.server.store import StoreError
 
     try:

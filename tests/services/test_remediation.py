@@ -106,7 +106,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         programs=[str(smi), str(arguments), str(talker)],
         jobs={"pretrain": {"configuration": str(configuration), "ranks": 2}, "gone": str(folder / "gone.json")},
     )
-    with remediating(path, token=TOKEN) as service:
+    prelude = "import probe.services.remediation.training_actions as actions\nactions.MEASURE_SECONDS = 0.1"
+    with remediating(path, token=TOKEN, prelude=prelude) as service:
         yield Stage(service, calls, configuration, scratch)
         assert service.end() == 0
 

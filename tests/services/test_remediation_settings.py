@@ -7,14 +7,14 @@ import re
 import shutil
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from probe.cli import app
 from probe.core.fields import Section
 from probe.services.remediation.action_table import ACTIONS
 from probe.services.remediation.cleaning import FolderSettings
@@ -256,9 +256,8 @@ def test_the_command_ends_with_code_2(tmp_path: Path) -> None:
     """For a wrong configuration, a port that is taken and a database of another program; nothing is made."""
 
     def refused(path: Path) -> str:
-        command = [sys.executable, "-m", "probe", "remediate", "--config", str(path)]
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-        assert run.returncode == 2, run.stderr
+        run = CliRunner().invoke(app, ["remediate", "--config", str(path)])
+        assert run.exit_code == 2, run.output
         return run.stderr
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -7,10 +7,10 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from probe.core.alerting.redaction import describe_error, redact
+from probe.core.messages import printable
 from probe.services.remediation.planned_action import (
     Execution,
     FailedActionError,
@@ -125,10 +125,14 @@ class ActionWorkers:
             return
         self._report(action.id, "started")
         state, message = self._outcome(action)
-        self._record(action, state, redact(message))
+        self._record(action, state, printable(redact(message)))
 
     def _outcome(self, action: QueuedAction) -> tuple[ActionState, str]:
-        execution = Execution(action.seconds, self._ending, partial(self._store.note, action.id))
+
+        def note(message: str, process: str) -> None:
+            self._store.note(action.id, printable(redact(message)), process)
+
+        execution = Execution(action.seconds, self._ending, note)
         try:
             if action.dry_run:
                 return "done", f"dry run: {action.planned.rehearse()}"
