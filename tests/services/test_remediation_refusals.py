@@ -60,7 +60,7 @@ HOSTILE = [
     "x" * 100_000,
     "\N{PILE OF POO}",
 ]
-SEED, ROUNDS = 20_261_123, 300
+SEED, ROUNDS = 20_261_123, 200
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remediating]:
     path = configured(folder, actions, token_file=str(token), programs=[str(called)])
     prelude = (
         "import probe.services.remediation.app as app, probe.services.remediation.serving as serving\n"
-        "app.BODY_SECONDS = serving.HEADER_SECONDS = 0.3"
+        "app.BODY_SECONDS = serving.HEADER_SECONDS = 0.15"
     )
     with remediating(path, token=TOKEN, prelude=prelude) as started:
         yield started
