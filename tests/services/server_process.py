@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import probe
+from tests.forks import Forked
 
 ROOT = Path(probe.__file__).parents[1]
 PATIENCE = 30.0
@@ -97,7 +98,7 @@ def serving(database: Path, *options: str, token: str | None = None) -> Iterator
             process.kill()
 
 
-def wait_for(find: Callable[[], Found], process: subprocess.Popen[str] | None = None) -> Found:
+def wait_for(find: Callable[[], Found], process: subprocess.Popen[str] | Forked | None = None) -> Found:
     """The first true value of ``find()``."""
     deadline = time.monotonic() + PATIENCE
     while not (found := find()):

@@ -1,0 +1,45 @@
+"""``probe remediate``: actions that alerts of Alertmanager begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from probe.core.messages import complain, plural, printable
+
+
+def remediate(
+    config: Annotated[Path, typer.Option(help="The configuration (JSON or YAML): actions, limits, address.")],
+    listen: Annotated[
+        str | None, typer.Option(help="The address to listen at, HOST:PORT, in place of the configuration's.")
+    ] = None,
+    database: Annotated[Path | None, typer.Option(help="The SQLite file, in place of the configuration's.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check the configuration, list the actions, and end.")] = False,
+) -> None:
+    """Receive alerts from Alertmanager and carry out the actions that the configuration names for them.
+
+    All actions are rehearsed and recorded only, unless the configuration has dry_run: false. SIGTERM and Ctrl-C end it.
+    Exit code 0 after that; 2 if it cannot start.
+    """
+    from probe.core.config.errors import ConfigError
+    from probe.services.listening import ServerError
+    from probe.services.remediation.serving import serve_until_ended
+    from probe.services.remediation.settings import load
+    from probe.services.server.store import StoreError
+
+    try:
+        options = load(config, listen, database)
+        live = [action.name for action in options.actions if not action.dry_run]
+        rehearsed = [action.name for action in options.actions if action.dry_run]
+        typer.echo(f"probe: {len(live)} {plural(len(live), 'action')} live: {printable(', '.join(live) or 'none')}")
+        typer.echo(f"probe: {len(rehearsed)} rehearsed: {printable(', '.join(rehearsed) or 'none')}")
+        if not check:
+            serve_until_ended(options, lambda at: typer.echo(f"probe: listening at {printable(at)}"))
+    except ConfigError as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+    except (ServerError, StoreError, ValueError, ImportError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(2) from None

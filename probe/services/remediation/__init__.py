@@ -1,0 +1,1 @@
+"""Remediation: actions that alerts of Alertmanager begin, within limits and with a history."""

@@ -1,0 +1,267 @@
+"""Work of the service between HTTP and the actions: admission of alerts, limits, history."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from probe.core.alerting.redaction import redact
+from probe.core.messages import printable
+from probe.services.remediation.child_process import kill_left_over
+from probe.services.remediation.planned_action import FiringAlert, RefusedAlertError, shown
+from probe.services.remediation.settings import ConfiguredAction, ServiceOptions
+from probe.services.remediation.store import ActionRow, ActionState, ActionStore, Admission, NewRow
+from probe.services.remediation.webhook import MalformedWebhookError, parsed
+from probe.services.remediation.workers import ActionWorkers, QueuedAction
+
+_log = logging.getLogger("probe.remediation")
+
+SHOWN = 100
+"""Entries that ``/history`` returns."""
+RETRY_SECONDS = 5
+"""Seconds after which a sender may try again."""
+
+
+class WebhookReply(NamedTuple):
+    """Answer to a webhook."""
+
+    status: int
+    body: dict[str, Any]
+    retry_after: int | None = None
+
+
+class _Admitted(NamedTuple):
+    """Result of the admission of one request."""
+
+    rows: list[ActionRow]
+    queued: list[QueuedAction]
+    known: int
+    left_out: int
+    """Actions for which the queue had no room."""
+
+
+class RemediationService:
+    """Store, workers and the table of actions behind the endpoints.
+
+    Raises:
+        StoreError: if the database cannot be used.
+    """
+
+    def __init__(self, options: ServiceOptions) -> None:
+        self.options, self._limits = options, options.settings.limits
+        self.counts: Counter[tuple[str, ...]] = Counter()
+        """Answers by status, alerts by result, actions by name, state and dry run."""
+        self.last_webhook = 0.0
+        """Time of the last webhook that was understood, in seconds since the epoch."""
+        self.store = ActionStore(options.database)
+        self._admitting, self._counting = threading.Lock(), threading.Lock()
+        self._interrupt_left_over()
+        self.workers = ActionWorkers(self.store, self._limits.workers, self._report)
+
+    def receive(self, data: bytes) -> WebhookReply:
+        """Admit the alerts of a request. Actions are carried out later, on other threads.
+
+        Raises:
+            sqlite3.Error: if the history cannot be written; nothing is done then.
+        """
+        try:
+            alerts = parsed(data)
+        except MalformedWebhookError as error:
+            return WebhookReply(400, {"error": str(error)})
+        self.last_webhook = time.time()
+        for alert in (each for each in alerts if not each.firing):
+            self._count("alerts", "resolved")
+            _log.info("alert=%s fingerprint=%s resolved: nothing is undone", _text(alert.name), alert.fingerprint)
+        with self._admitting:
+            admitted = self._admit([alert for alert in alerts if alert.firing])
+            for row in admitted.rows:
+                self._count_action(row, row.state)
+                log_row(row, row.state)
+            for action in admitted.queued:
+                self.workers.add(action)
+        self._count("alerts", "known", number=admitted.known)
+        body = {"actions": [_brief(row) for row in admitted.rows], "known": admitted.known}
+        if admitted.left_out:
+            problem = f"the queue had no room for {admitted.left_out} of the actions; send the request again"
+            return WebhookReply(503, {**body, "error": problem}, RETRY_SECONDS)
+        return WebhookReply(202 if admitted.queued else 200, body)
+
+    def works(self) -> bool:
+        """Return whether the history can be written and the workers live."""
+        try:
+            self.store.pulse(time.time())
+        except sqlite3.Error as error:
+            _log.error("%s: cannot be written: %s", self.store.path, error)
+            return False
+        return self.workers.alive
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the last entries in their order."""
+        return [entry_of(row) for row in self.store.last(SHOWN)]
+
+    def close(self) -> None:
+        """End the actions and close the database."""
+        self.workers.close()
+        self.store.close()
+
+    def _admit(self, alerts: Sequence[FiringAlert]) -> _Admitted:
+        rows, queued, known, left_out = list[ActionRow](), list[QueuedAction](), 0, 0
+        room = self._limits.waiting - self.workers.waiting
+        with self.store.admission() as admission:
+            for alert in alerts:
+                chosen = [each for each in self.options.actions if each.concerns(alert)]
+                if not chosen and self._is_known(admission, alert, ""):
+                    known += 1
+                elif not chosen:
+                    text = "no action is configured for this alert"
+                    rows.append(admission.insert(_new_row(alert, "", "", False, "ignored", text)))
+                for action in chosen:
+                    if self._is_known(admission, alert, action.name):
+                        known += 1
+                    elif len(queued) >= room:
+                        left_out += 1
+                    else:
+                        row, task = self._plan(admission, alert, action)
+                        rows.append(row)
+                        queued += [] if task is None else [task]
+            admission.prune(self._limits.history)
+        return _Admitted(rows, queued, known, left_out)
+
+    def _is_known(self, admission: Admission, alert: FiringAlert, action: str) -> bool:
+        return admission.known(alert.fingerprint, action, alert.starts, self._limits.same_alert_seconds)
+
+    def _plan(
+        self, admission: Admission, alert: FiringAlert, action: ConfiguredAction
+    ) -> tuple[ActionRow, QueuedAction | None]:
+        """Plan an action, or record why it is refused."""
+        target = ""
+        try:
+            self._check_host(alert, action)
+            planned = action.action.plan(alert)
+            target = planned.target
+            self._check_limits(admission, action, target)
+        except RefusedAlertError as error:
+            return admission.insert(_new_row(alert, action.name, target, action.dry_run, "refused", str(error))), None
+        row = admission.insert(_new_row(alert, action.name, target, action.dry_run, "planned", planned.about))
+        return row, QueuedAction(row.id, action.name, planned, action.dry_run, action.settings.seconds)
+
+    def _check_host(self, alert: FiringAlert, action: ConfiguredAction) -> None:
+        """Check that an action on this machine is about this machine."""
+        if not action.by_host:
+            return
+        label = self.options.settings.host.label
+        if host_in(alert.labels.get(label, "")) not in self.options.host_names:
+            names = ", ".join(sorted(self.options.host_names))
+            raise RefusedAlertError(
+                f"label {label}: expected this machine ({names}), got {shown(alert.labels.get(label, ''))}; "
+                "host.names has its names"
+            )
+
+    def _check_limits(self, admission: Admission, action: ConfiguredAction, target: str) -> None:
+        now, settings = time.time(), action.settings
+        found = (
+            ("limits.per_hour", self._limits.per_hour, admission.recent(now, action.dry_run)),
+            ("per_hour", settings.per_hour, admission.recent(now, action.dry_run, action.name)),
+            (
+                f"per_target_per_hour for {target}",
+                settings.per_target_per_hour,
+                admission.recent(now, action.dry_run, action.name, target),
+            ),
+        )
+        for name, most, number in found:
+            if number >= most:
+                raise RefusedAlertError(f"limit reached: {name} is {most}, and {number} were planned within the hour")
+
+    def _interrupt_left_over(self) -> None:
+        """Record the actions that an earlier process of this service has left behind; none is repeated."""
+        for row in self.store.unfinished():
+            if row.started is None:
+                message = "the service ended before it began; it begins if the alert is sent again"
+            else:
+                message = f"the service was killed while it was under way; it is not repeated: {row.message}"
+                if row.process and kill_left_over(row.process):
+                    message += "; its program ran on, and was killed now"
+            self.store.finish(row.id, "interrupted", message, time.time())
+            self._report(row.id, "interrupted")
+
+    def _report(self, number: int, state: ActionState) -> None:
+        row = self.store.row(number)
+        if row is not None:
+            self._count_action(row, state)
+            log_row(row, state)
+
+    def _count_action(self, row: ActionRow, state: ActionState) -> None:
+        self._count("actions", row.action, state, str(row.dry_run).lower())
+
+    def _count(self, *names: str, number: int = 1) -> None:
+        with self._counting:
+            self.counts[names] += number
+
+
+def host_in(value: str) -> str:
+    """Return the host of a label such as ``node1:9100`` in lower case."""
+    if value.startswith("["):
+        return value[1:].partition("]")[0].lower()
+    host, colon, port = value.rpartition(":")
+    return (host if colon and port.isdecimal() and ":" not in host else value).lower()
+
+
+def entry_of(row: ActionRow) -> dict[str, Any]:
+    """Return an entry as ``/history`` has it."""
+    return {
+        "id": row.id,
+        "timestamp": _time(row.time),
+        "alert_name": row.alert,
+        "alert_labels": row.labels,
+        "fingerprint": row.fingerprint,
+        "starts_at": _time(row.starts),
+        "action": row.action or None,
+        "target": row.target or None,
+        "dry_run": row.dry_run,
+        "state": row.state,
+        "success": row.success,
+        "message": row.message,
+        "duration_seconds": row.seconds,
+    }
+
+
+def log_row(row: ActionRow, state: ActionState) -> None:
+    """Log an entry on one line."""
+    level = logging.WARNING if state in ("failed", "refused", "interrupted") else logging.INFO
+    text = " ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in (
+            *(("id", row.id), ("state", state), ("alert", row.alert), ("action", row.action or None)),
+            *(("target", row.target or None), ("dry_run", row.dry_run), ("success", row.success)),
+            *(("seconds", row.seconds), ("message", row.message)),
+        )
+        if value is not None
+    )
+    _log.log(level, "%s", printable(redact(text)))
+
+
+def _brief(row: ActionRow) -> dict[str, Any]:
+    return {"id": row.id, "alert": row.alert, "action": row.action or None, "state": row.state}
+
+
+def _new_row(alert: FiringAlert, action: str, target: str, dry_run: bool, state: ActionState, message: str) -> NewRow:
+    labels = {_text(name): _text(value) for name, value in alert.labels.items()}
+    return NewRow(
+        *(time.time(), _text(alert.name), labels, alert.fingerprint, alert.starts),
+        *(action, _text(target), dry_run, state, printable(redact(message))),
+    )
+
+
+def _text(text: str) -> str:
+    return printable(redact(text[:2_000]))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,281 @@
+"""History in an SQLite database: every alert and action, written before anything is done.
+
+An action that a killed service leaves behind is found as `planned` or `started` at the next start. With
+``synchronous=FULL`` a committed row survives a power failure.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, get_args
+
+from probe.services.server.store import StoreError
+
+VERSION = 1
+"""Version of the tables, in ``user_version``."""
+APPLICATION = 0x70726D64
+"""Mark of these databases, in ``application_id``."""
+MOST_LABEL = 1_000
+"""Most characters of a label's value that are kept."""
+MOST_MESSAGE = 4_000
+"""Most characters of a message that are kept."""
+HOUR = 3_600.0
+
+ActionState = Literal["ignored", "planned", "refused", "started", "done", "failed", "interrupted"]
+"""``ignored``: no action is configured for the alert; ``interrupted``: the service ended before the action did."""
+ACTION_STATES: tuple[str, ...] = get_args(ActionState)
+_UNFINISHED = "state IN ('planned', 'started')"
+
+TABLES = f"""
+CREATE TABLE actions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, alert TEXT NOT NULL, labels TEXT NOT NULL,
+    fingerprint TEXT NOT NULL, starts REAL NOT NULL, action TEXT NOT NULL, target TEXT NOT NULL,
+    dry_run INTEGER NOT NULL, state TEXT NOT NULL, message TEXT NOT NULL, started REAL, ended REAL,
+    process TEXT NOT NULL
+);
+CREATE INDEX once ON actions (fingerprint, action);
+CREATE INDEX by_action ON actions (time, action);
+CREATE INDEX unfinished ON actions (id) WHERE {_UNFINISHED};
+CREATE TABLE pulse (id INTEGER PRIMARY KEY CHECK (id = 0), time REAL NOT NULL);
+"""
+
+
+class ActionRow(NamedTuple):
+    """Entry of the history."""
+
+    id: int
+    time: float
+    """Time at which the alert came, in seconds since the epoch."""
+    alert: str
+    labels: Mapping[str, str]
+    fingerprint: str
+    starts: float
+    """Time since which the alert fires."""
+    action: str
+    """Name of the action; empty if none is configured."""
+    target: str
+    dry_run: bool
+    state: ActionState
+    message: str
+    started: float | None
+    ended: float | None
+    process: str
+    """Identity of the last program that it started."""
+
+    @property
+    def success(self) -> bool | None:
+        """True if it was done, false if it was not; None for rehearsals, and as long as this is not known."""
+        if self.dry_run or self.state in ("ignored", "planned", "started"):
+            return None
+        return self.state == "done"
+
+    @property
+    def seconds(self) -> float | None:
+        """Time that it took."""
+        return None if self.started is None or self.ended is None else max(0.0, self.ended - self.started)
+
+
+class NewRow(NamedTuple):
+    """Entry to be inserted."""
+
+    time: float
+    alert: str
+    labels: Mapping[str, str]
+    fingerprint: str
+    starts: float
+    action: str
+    target: str
+    dry_run: bool
+    state: ActionState
+    message: str
+
+
+class Admission:
+    """Transaction in which the alerts of one request are admitted."""
+
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._cursor = cursor
+
+    def known(self, fingerprint: str, action: str, starts: float, tolerance: float) -> bool:
+        """Return whether the alert has had this action since it fires. An action that a killed service had not begun
+        does not count."""
+        row = self._cursor.execute(
+            "SELECT 1 FROM actions WHERE fingerprint = ? AND action = ? AND abs(starts - ?) <= ? "
+            "AND NOT (state = 'interrupted' AND started IS NULL) LIMIT 1",
+            (fingerprint, action, starts, tolerance),
+        ).fetchone()
+        return row is not None
+
+    def recent(self, now: float, dry_run: bool, action: str | None = None, target: str | None = None) -> int:
+        """Return the number of actions within the last hour: all, those of one name, or those of it on one target."""
+        condition, values = "time > ? AND dry_run = ? AND state NOT IN ('ignored', 'refused')", [now - HOUR, dry_run]
+        for name, value in (("action", action), ("target", target)):
+            if value is not None:
+                condition += f" AND {name} = ?"
+                values.append(value)  # type: ignore[arg-type] # SQLite takes any
+        (number,) = self._cursor.execute(f"SELECT count(*) FROM actions WHERE {condition}", values).fetchone()  # noqa: S608
+        return int(number)
+
+    def insert(self, row: NewRow) -> ActionRow:
+        """Insert an entry and return it."""
+        labels = {name[:MOST_LABEL]: value[:MOST_LABEL] for name, value in row.labels.items()}
+        ended = None if row.state == "planned" else row.time
+        self._cursor.execute(
+            "INSERT INTO actions (time, alert, labels, fingerprint, starts, action, target, dry_run, state, message, "
+            "ended, process) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '')",
+            (
+                *(row.time, row.alert[:MOST_LABEL], json.dumps(labels), row.fingerprint, row.starts),
+                *(row.action, row.target[:MOST_LABEL], row.dry_run, row.state, row.message[:MOST_MESSAGE], ended),
+            ),
+        )
+        assert self._cursor.lastrowid is not None
+        return ActionRow(self._cursor.lastrowid, *row, None, ended, "")
+
+    def prune(self, most: int) -> None:
+        """Remove the entries beyond ``most``: those without an action first, then the oldest."""
+        (number,) = self._cursor.execute("SELECT count(*) FROM actions").fetchone()
+        if number > most:
+            self._cursor.execute(
+                f"DELETE FROM actions WHERE id IN (SELECT id FROM actions WHERE NOT {_UNFINISHED} "  # noqa: S608
+                "ORDER BY state != 'ignored', id LIMIT ?)",
+                (number - most,),
+            )
+
+
+class ActionStore:
+    """Database of the history; of use from any thread.
+
+    Raises:
+        StoreError: if the file cannot be used, with the reason.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._file = _locked(path)
+        try:
+            self._connection = _opened(path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextmanager
+    def admission(self) -> Iterator[Admission]:
+        """Commit at the end of the block all that it inserts, or nothing."""
+        with self._transaction() as cursor:
+            yield Admission(cursor)
+
+    def begin(self, row: int, now: float) -> None:
+        """Record that an action begins."""
+        self._update(row, state="started", started=now)
+
+    def note(self, row: int, message: str, process: str) -> None:
+        """Record how far an action has come, and the identity of its process."""
+        self._update(row, message=message[:MOST_MESSAGE], process=process)
+
+    def finish(self, row: int, state: ActionState, message: str, now: float) -> None:
+        """Record the end of an action."""
+        self._update(row, state=state, message=message[:MOST_MESSAGE], ended=now)
+
+    def pulse(self, now: float) -> None:
+        """Write a row: proof that the database can be written."""
+        with self._transaction() as cursor:
+            cursor.execute("INSERT OR REPLACE INTO pulse VALUES (0, ?)", (now,))
+
+    def unfinished(self) -> list[ActionRow]:
+        """Return the actions that are planned or under way."""
+        return self._rows(f"{_UNFINISHED} ORDER BY id")
+
+    def last(self, number: int) -> list[ActionRow]:
+        """Return the newest entries in their order."""
+        return self._rows("1 ORDER BY id DESC LIMIT ?", number)[::-1]
+
+    def row(self, row: int) -> ActionRow | None:
+        """Return one entry; None if it was removed."""
+        return next(iter(self._rows("id = ?", row)), None)
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock, suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._connection.close()
+        self._file.close()
+
+    def _update(self, row: int, **values: object) -> None:
+        assignments = ", ".join(f"{name} = ?" for name in values)
+        with self._transaction() as cursor:
+            cursor.execute(f"UPDATE actions SET {assignments} WHERE id = ?", (*values.values(), row))  # noqa: S608
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        with self._lock:
+            cursor = self._connection.cursor()
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    cursor.execute("ROLLBACK")
+                raise
+            finally:
+                cursor.close()
+
+    def _rows(self, condition: str, *values: object) -> list[ActionRow]:
+        query = (
+            "SELECT id, time, alert, labels, fingerprint, starts, action, target, dry_run, state, message, started, "  # noqa: S608
+            f"ended, process FROM actions WHERE {condition}"
+        )
+        with self._lock:
+            found = self._connection.execute(query, values).fetchall()
+        return [_row(row) for row in found]
+
+
+def _row(row: tuple[Any, ...]) -> ActionRow:
+    return ActionRow(*row)._replace(labels=json.loads(row[3]), dry_run=bool(row[8]))
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Lock the database for this process: two services with one file would both act."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(path.name + "-lock").open("ab")
+    except OSError as error:
+        raise StoreError(f"database {path}: expected a file that can be written: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StoreError(f"database {path}: another service uses it; name another file in database") from None
+    return file
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open or create the database."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        (version,), (application,) = (
+            connection.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id")
+        )
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            connection.executescript(
+                f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; PRAGMA application_id = {APPLICATION}; COMMIT;"
+            )
+        elif (version, application) != (VERSION, APPLICATION):
+            raise StoreError(f"database {path}: expected one of this service, version {VERSION}; name another file")
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"database {path}: expected a database that can be written: {error}") from None
+    except OSError as error:
+        raise StoreError(f"database {path}: expected a file that can be written: {error.strerror}") from None
+    return connection
