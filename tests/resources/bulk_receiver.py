@@ -111,10 +111,10 @@ def _handler(receiver: BulkReceiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
+        def do_GET(self) -> None:
             self._answer(WholeAnswer(200, b"{}"))
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers["Authorization"] != expected:
                 self._answer(WholeAnswer(401, b'{"error": "no", "status": 401}'))

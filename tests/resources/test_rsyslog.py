@@ -80,9 +80,10 @@ class Node:
         self.socket.unlink(missing_ok=True)
         pid = self.main.with_suffix(".pid")
         command = [RSYSLOGD, "-n", "-f", str(self.main), "-i", str(pid)]
-        with self.errors.open("ab") as errors, subprocess.Popen(
-            command, env=self.environment, stdout=errors, stderr=errors
-        ) as process:
+        with (
+            self.errors.open("ab") as errors,
+            subprocess.Popen(command, env=self.environment, stdout=errors, stderr=errors) as process,
+        ):
             try:
                 wait_for(self.socket.exists, process)
                 yield process
@@ -221,8 +222,8 @@ def test_bytes_of_any_kind_arrive(receiver: BulkReceiver, tmp_path: Path) -> Non
 
 
 def test_no_line_is_lost_over_a_restart_of_the_receiver_and_of_rsyslog(receiver: BulkReceiver, tmp_path: Path) -> None:
-    """Lines that are written while the receiver is away wait, on disk while rsyslogd is away too, and arrive once; so do
-    those whose answer is lost."""
+    """Lines written while the receiver is away wait, on disk while rsyslogd is away too, and arrive once; so do those
+    whose answer is lost."""
     node, written = Node(tmp_path, receiver.port), set[str]()
 
     def write(first: int, system: bool = True) -> None:
@@ -284,13 +285,15 @@ WHOLE = {
 
 
 def test_the_relay_keeps_lines_over_answers_for_a_whole_request(receiver: BulkReceiver, tmp_path: Path) -> None:
-    """Overload, a wrong password, an error page and an empty error: rsyslog alone gives up lines at each of them; behind
-    the relay they wait and arrive once, unchanged, and the relay logs the reason without the password."""
+    """Overload, a wrong password, an error page, an empty error: rsyslog alone gives up lines at each of them; behind the
+    relay they wait and arrive once, unchanged, and the relay logs the reason without the password."""
     with relay(receiver, tmp_path) as (port, errors):
         node = Node(tmp_path, port, "http")
         answers = [answer for answer in WHOLE.values() for _ in range(2)]
         receiver.instead = lambda: answers.pop() if answers else None
-        receiver.refuse = lambda _, fields: 429 if answers or fields["message"] == "nul \0 end" and not later.pop() else None
+        receiver.refuse = lambda _, fields: (
+            429 if answers or (fields["message"] == "nul \0 end" and not later.pop()) else None
+        )
         later = [True, False]
         (node.logs / "rank0.log").write_bytes(b"first\nnul \0 end\nlast\n")
         with receiver.running(), node.running():
@@ -341,9 +344,8 @@ def relayed(port: int, password: Path) -> dict[str, str]:
 
 def refusal(environment: dict[str, str]) -> str:
     """The message of a relay that does not start."""
-    ended = subprocess.run(
-        [sys.executable, FOLDER / "relay.py"], env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    command = [sys.executable, FOLDER / "relay.py"]
+    ended = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2
     return ended.stderr
 
@@ -373,8 +375,9 @@ def test_every_variable_is_in_the_example_and_is_checked_before_the_start() -> N
     assert used | of_relay == set(variables())
     (check,) = re.findall(r"^ExecStartPre=(.*)$", (FOLDER / "probe-environment.conf").read_text(), re.MULTILINE)
     command = [word.replace("$$", "$") for word in shlex.split(check)]
-    assert subprocess.run(command, env=variables()).returncode == 0
+    assert subprocess.run(command, check=False, env=variables()).returncode == 0
     for name in used - {"PROBE_LOGS_USER", "PROBE_LOGS_PASSWORD"}:
-        found = subprocess.run(command, env={**variables(), name: ""}, capture_output=True, text=True)
+        without = {**variables(), name: ""}
+        found = subprocess.run(command, check=False, env=without, capture_output=True, text=True)
         assert found.returncode != 0, name
         assert name in found.stderr

@@ -84,12 +84,12 @@ def handler_of(upstream: Upstream) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         timeout = 2 * SECONDS
 
-        def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
+        def do_GET(self) -> None:
             self._answer(b"{}")
 
         do_HEAD = do_GET  # noqa: N815
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             size = self.headers.get("Content-Length", "")
             if not size.isdecimal() or int(size) > MOST_BYTES:
                 self.close_connection = True
