@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from typer.main import get_command
 import probe
 from probe.cli import VERBS, app
 from probe.core.config.load import load
-from tests.required import require
+from tests.required import require, require_program
 
 kubernetes_validate = require("kubernetes_validate")
 from kubernetes_validate import utils  # noqa: E402
@@ -202,7 +204,7 @@ def test_prometheus_may_read_pods_of_three_namespaces_and_nothing_else() -> None
 
 
 def prometheus_configuration() -> Manifest:
-    """The configuration of Prometheus; Debian's promtool has no kubernetes_sd, and cannot check it."""
+    """The configuration of Prometheus."""
     found: Manifest = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
     return found
 
@@ -247,6 +249,75 @@ def test_every_annotated_pod_is_scraped_at_a_port_that_it_has() -> None:
         assert annotations["prometheus_io_scrape"] == "true"
         assert port in {each["containerPort"] for box in containers(document) for each in box["ports"]}
         assert (document.namespace, port) in open_ports, document.name
+
+
+def discovered(document: Document, **changes: str) -> Iterator[Manifest]:
+    """Targets of a pod as kubernetes_sd finds them: one for each port of its containers."""
+    assert document.pod is not None
+    labels = {
+        "__meta_kubernetes_namespace": document.namespace,
+        "__meta_kubernetes_pod_name": document.name,
+        "__meta_kubernetes_pod_node_name": "node-1",
+        "__meta_kubernetes_pod_phase": "Running",
+    }
+    for kind in ("annotations", "labels"):
+        for name, value in document.pod["metadata"][kind].items():
+            labels[f"__meta_kubernetes_pod_{kind.removesuffix('s')}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"] = value
+    for container in containers(document):
+        for port in container["ports"]:
+            number = str(port["containerPort"])
+            own = {"__meta_kubernetes_pod_container_port_number": number}
+            yield {"targets": [f"10.0.0.1:{number}"], "labels": labels | own | changes}
+
+
+def scraped(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """Labels of the targets that are left in each scrape job, as promtool finds them."""
+    configuration, promtool = prometheus_configuration(), require_program("promtool")
+    configuration["rule_files"] = []
+    scrape, phase = "__meta_kubernetes_pod_annotation_prometheus_io_scrape", "__meta_kubernetes_pod_phase"
+    for job in configuration["scrape_configs"]:
+        (found,) = job.pop("kubernetes_sd_configs")
+        wanted = dict(selector["label"].split("=") for selector in found.get("selectors", []))
+        job["static_configs"] = [
+            target
+            for document in PODS
+            if document.pod is not None
+            and [document.namespace] == found["namespaces"]["names"]
+            and wanted.items() <= document.pod["metadata"]["labels"].items()
+            for changes in ({}, {scrape: "false"}, {scrape: ""}, {phase: "Succeeded"}, {phase: "Failed"})
+            for target in discovered(document, **changes)
+        ]
+        if "authorization" in job:
+            job["authorization"]["credentials_file"] = str(folder / "token")
+    (folder / "token").write_text("token")
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(configuration))
+    subprocess.run([promtool, "check", "config", path], check=True, capture_output=True)
+    command = [promtool, "check", "service-discovery", "--timeout=200ms", path]
+    answers = {
+        job["job_name"]: subprocess.run([*command, job["job_name"]], check=True, capture_output=True).stdout
+        for job in configuration["scrape_configs"]
+    }
+    return {name: [each["labels"] for each in json.loads(text) if each["labels"]] for name, text in answers.items()}
+
+
+def test_prometheus_keeps_the_annotated_port_of_each_running_pod(tmp_path: Path) -> None:
+    """With Prometheus' own code and the labels that Kubernetes would give it: one target for each pod that has the
+    annotation and runs, and joined labels of ranks and GPUs."""
+    found = scraped(tmp_path)
+    assert {name: [target["__address__"] for target in targets] for name, targets in found.items()} == {
+        "training-pods": ["10.0.0.1:9445"],
+        "nodes": ["10.0.0.1:9445"],
+        "node-exporter": ["10.0.0.1:9100"],
+        "probe-serve": ["10.0.0.1:8765"],
+        "prometheus": ["10.0.0.1:9090"],
+        "alertmanager": ["10.0.0.1:9093"],
+        "remediation": ["10.0.0.1:9095"],
+    }
+    (rank,), (node,) = found["training-pods"], found["nodes"]
+    assert rank["instance"] == node["instance"] == "node-1:9445"
+    assert (rank["pod"], rank["namespace"], rank["node"]) == ("training-demo", "ml-training", "node-1")
+    assert rank["__metrics_path__"] == "/metrics"
 
 
 def references(document: Document) -> Iterator[tuple[str, str]]:
