@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-USER, PASSWORD = "shipper", "correct horse"
+USER, PASSWORD = "shipper", "correct-horse-battery"
 
 
 class Stored(NamedTuple):
@@ -54,9 +55,7 @@ class BulkReceiver:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Listen, and at the end close every connection."""
-        server = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
-        server.daemon_threads = True
-        server.block_on_close = False
+        server = _Server(("127.0.0.1", self.port), _handler(self))
         if self._tls is not None:
             server.socket = self._tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -67,6 +66,9 @@ class BulkReceiver:
             server.shutdown()
             server.server_close()
             thread.join()
+            for connection in server.connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self, body: bytes) -> dict[str, Any]:
         """Store the documents of a request; return the answer."""
@@ -95,6 +97,24 @@ class BulkReceiver:
         return refused or 201
 
 
+class _Server(ThreadingHTTPServer):
+    """Server that knows its connections."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.connections: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: clients are cut off on purpose."""
+
+
 def _no_number(name: str) -> float:
     raise ValueError(name)
 
@@ -110,6 +130,7 @@ def _handler(receiver: BulkReceiver) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             self._answer(WholeAnswer(200, b"{}"))

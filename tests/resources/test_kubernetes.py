@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import pytest
 import yaml
 from typer.main import get_command
@@ -239,7 +238,7 @@ def test_every_annotated_pod_is_scraped_at_a_port_that_it_has() -> None:
         for each in DOCUMENTS
         if each.kind == "NetworkPolicy"
         for rule in each.content["spec"].get("ingress", [])
-        for port in rule["ports"]
+        for port in rule.get("ports", [])
         if any("prometheus" in str(source) for source in rule["from"])
     }
     for document in PODS:
@@ -386,13 +385,11 @@ def test_ports_are_those_of_the_programs() -> None:
                 assert container.get(kind, {"httpGet": {"port": next(iter(ports))}})["httpGet"]["port"] in ports
 
 
-def option_of(verb: str, name: str) -> click.Option:
+def option_of(verb: str, name: str) -> Any:
     """An option of a verb of ``probe``."""
-    command = get_command(app)
-    assert isinstance(command, click.Group)
-    found = command.get_command(click.Context(command), verb)
-    assert found is not None
-    (option,) = (each for each in found.params if isinstance(each, click.Option) and each.name == name)
+    group: Any = get_command(app)
+    command = group.get_command(group.make_context("probe", [verb]), verb)
+    (option,) = (each for each in command.params if each.name == name)
     return option
 
 
@@ -413,11 +410,9 @@ OWN = list(own_commands())
 
 def parse(words: list[str]) -> None:
     """Parse arguments as ``probe`` does; an unknown option raises."""
-    command = get_command(app)
-    assert isinstance(command, click.Group)
-    found = command.get_command(click.Context(command), words[0])
-    assert found is not None
-    found.make_context("probe", words[1:])
+    group: Any = get_command(app)
+    context = group.make_context("probe", [words[0]])
+    group.get_command(context, words[0]).make_context(words[0], words[1:], parent=context)
 
 
 def test_the_services_are_started_by_these_files() -> None:
@@ -431,7 +426,7 @@ def test_arguments_are_options_of_the_command(name: str, words: list[str]) -> No
     if words[0] not in VERBS:
         pytest.skip(f"there is no command {words[0]} yet")
     parse(words)
-    with pytest.raises(click.UsageError):
+    with pytest.raises(Exception, match="No such option"):
         parse([*words, "--no-such-option"])
 
 

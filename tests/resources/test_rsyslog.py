@@ -128,7 +128,9 @@ def test_logs_of_each_kind_arrive_as_documents(receiver: BulkReceiver, tmp_path:
     """Training, NCCL, containers, system, kernel and devices: each in its data stream with its ECS fields, by TLS and
     with the password."""
     node = Node(tmp_path, receiver.port)
-    (node.logs / "rank0.log").write_bytes(b"Step 100: loss=1.5\n  indented\n\n" + b"x" * 20_000 + b"end\n")
+    (node.logs / "rank0.log").write_bytes(
+        b"Step 100: loss=1.5\n  indented\n\n" + b"x" * 20_000 + b"end\n" + b"y" * 300_000 + b"\n"
+    )
     (node.logs / "nccl" / "rank0").write_text("node1:12:34 [0] NCCL INFO Connected all rings\n")
     (node.containers / "pod.log").write_text("2026-11-23T04:00:00.1Z stderr F from a container\n")
     with receiver.running(), node.running():
@@ -140,8 +142,9 @@ def test_logs_of_each_kind_arrive_as_documents(receiver: BulkReceiver, tmp_path:
             tcp.sendall(b"<187>1 2026-11-23T04:00:00Z leaf1 ifmgr 12 - - port 1/1 is down\n")
         with socket.socket(type=socket.SOCK_DGRAM) as udp:
             udp.sendto(b"<187>Nov 23 04:00:00 leaf2 ifmgr: port 2/1 is down", ("127.0.0.1", node.devices))
-        wait_for(lambda: len(receiver.documents) == 11)
+        wait_for(lambda: len(receiver.documents) == 12)
     training = sorted(receiver.of("probe.training"), key=lambda fields: int(fields["log.offset"]))
+    assert training.pop()["log.flags"] == "truncated"
     assert [fields["message"] for fields in training] == ["Step 100: loss=1.5", "  indented", "x" * 20_000 + "end"]
     assert [fields["log.offset"] for fields in training] == [0, 19, 31]
     assert training[0] | {"@timestamp": ""} == {
@@ -221,10 +224,12 @@ def test_bytes_of_any_kind_arrive(receiver: BulkReceiver, tmp_path: Path) -> Non
     assert {"object ?", "损 ?"} <= set(receiver.messages())
 
 
-def test_no_line_is_lost_over_a_restart_of_the_receiver_and_of_rsyslog(receiver: BulkReceiver, tmp_path: Path) -> None:
-    """Lines written while the receiver is away wait, on disk while rsyslogd is away too, and arrive once; so do those
-    whose answer is lost."""
-    node, written = Node(tmp_path, receiver.port), set[str]()
+def test_no_line_is_lost_over_restarts_of_the_receiver_of_rsyslog_and_of_the_relay(
+    receiver: BulkReceiver, tmp_path: Path
+) -> None:
+    """Lines written while the receiver is away wait on disk, while rsyslogd and the relay are away too, and arrive
+    once; so do those whose answer is lost."""
+    node, written = Node(tmp_path, port := free_port(), "http"), set[str]()
 
     def write(first: int, system: bool = True) -> None:
         lines = [f"line {number}" for number in range(first, first + 300)]
@@ -235,7 +240,7 @@ def test_no_line_is_lost_over_a_restart_of_the_receiver_and_of_rsyslog(receiver:
             node.log(f"<13>trainer: message {first}".encode())
             written.add(f"message {first}")
 
-    with node.running():
+    with relay(receiver, tmp_path, port), node.running():
         with receiver.running():
             write(0)
             arrived(receiver, written)
@@ -246,11 +251,26 @@ def test_no_line_is_lost_over_a_restart_of_the_receiver_and_of_rsyslog(receiver:
             arrived(receiver, written)
         assert next(answers, None) is None
         write(2_000)
-    assert list(node.state.glob("probe-system.0*")), "the message is on disk"
+    assert list((tmp_path / "spool").glob("*.request"))
     write(3_000, system=False)
-    with receiver.running(), node.running():
+    with receiver.running(), relay(receiver, tmp_path, port), node.running():
         arrived(receiver, written)
+        wait_for(lambda: not list((tmp_path / "spool").iterdir()))
     assert [path.name for path in node.state.glob("*.jsonl")] == []
+
+
+def test_the_queue_of_rsyslog_keeps_lines_while_nothing_takes_them(receiver: BulkReceiver, tmp_path: Path) -> None:
+    """Without the relay: lines wait until the receiver comes back, and arrive once."""
+    node = Node(tmp_path, receiver.port)
+    with node.running():
+        lines = [f"line {number}" for number in range(300)]
+        (node.logs / "rank0.log").write_text("".join(f"{line}\n" for line in lines))
+        node.log(b"<13>trainer: message")
+        answers = iter([WholeAnswer(0), WholeAnswer(0, stored=True)])
+        receiver.instead = lambda: next(answers, None)
+        with receiver.running():
+            arrived(receiver, {*lines, "message"})
+    assert next(answers, None) is None
 
 
 def test_documents_that_are_refused_one_by_one(receiver: BulkReceiver, tmp_path: Path) -> None:
@@ -287,34 +307,43 @@ WHOLE = {
 def test_the_relay_keeps_lines_over_answers_for_a_whole_request(receiver: BulkReceiver, tmp_path: Path) -> None:
     """Overload, a wrong password, an error page, an empty error: rsyslog alone gives up lines at each of them; by the
     relay they wait and arrive once, unchanged, and it logs the reason without the password."""
-    with relay(receiver, tmp_path) as (port, errors):
-        node = Node(tmp_path, port, "http")
-        answers = [answer for answer in WHOLE.values() for _ in range(2)]
-        receiver.instead = lambda: answers.pop() if answers else None
-        busy = [429]
-        receiver.refuse = lambda _, fields: busy.pop() if busy and fields["message"].startswith("nul") else None
-        (node.logs / "rank0.log").write_bytes(b"first\nnul \0 end\nlast\n")
-        with receiver.running(), node.running():
-            arrived(receiver, {"first", "nul \0 end", "last"})
-    assert not answers
-    assert not busy
+    answers, busy = [*WHOLE.values()], [429]
+    receiver.instead = lambda: answers.pop() if answers else None
+
+    def refuse(_: str, fields: dict[str, object]) -> int | None:
+        return 400 if fields["message"] == "wrong" else busy.pop() if busy and fields["message"] == "last" else None
+
+    receiver.refuse = refuse
+    node = Node(tmp_path, port := free_port(), "http")
+    (node.logs / "rank0.log").write_bytes(b"first\nnul \0 end\nwrong\nlast\n")
+    with relay(receiver, tmp_path, port) as errors, receiver.running(), node.running():
+        arrived(receiver, {"first", "nul \0 end", "last"})
+        wait_for(lambda: [path.name for path in (tmp_path / "spool").iterdir()] == ["refused.jsonl"])
+    assert (answers, busy) == ([], [])
     assert [path.name for path in node.state.glob("*.jsonl")] == []
+    (refused,) = map(json.loads, (tmp_path / "spool" / "refused.jsonl").read_text().splitlines())
+    assert (refused["why"]["status"], json.loads(refused["document"])["message"]) == (400, "wrong")
     text = errors.read_text()
     assert all(f"status {status}" in text for status in (401, 429, 502, 503))
     assert PASSWORD not in text
 
 
 @contextmanager
-def relay(receiver: BulkReceiver, folder: Path) -> Iterator[tuple[int, Path]]:
-    """The relay to ``receiver``: its port, and the file of its messages."""
+def relay(receiver: BulkReceiver, folder: Path, port: int) -> Iterator[Path]:
+    """The relay to ``receiver`` at ``port``: the file of its messages."""
     password, errors = folder / "password", folder / "relay.errors"
     password.write_text(f"{PASSWORD}\n")
     password.chmod(0o600)
     with (
-        errors.open("w") as file,
+        errors.open("a") as file,
         subprocess.Popen(
             [sys.executable, FOLDER / "relay.py"],
-            env={**os.environ, **relayed(receiver.port, password), "PROBE_LOGS_CA": str(folder / "ca.pem")},
+            env={
+                **os.environ,
+                **relayed(receiver.port, folder),
+                "PROBE_LOGS_RELAY_PORT": str(port),
+                "PROBE_LOGS_CA": str(folder / "ca.pem"),
+            },
             stdout=subprocess.PIPE,
             stderr=file,
             text=True,
@@ -323,21 +352,23 @@ def relay(receiver: BulkReceiver, folder: Path) -> Iterator[tuple[int, Path]]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("relay: listening at http://127.0.0.1:"), errors.read_text()
-            yield int(line.rpartition(":")[2]), errors
+            assert line == f"relay: listening at http://127.0.0.1:{port}\n", errors.read_text()
+            yield errors
             process.terminate()
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
 
 
-def relayed(port: int, password: Path) -> dict[str, str]:
+def relayed(port: int, folder: Path) -> dict[str, str]:
     """Variables of the relay."""
+    (folder / "spool").mkdir(exist_ok=True)
     return {
         "PROBE_LOGS_ENDPOINT": f"https://127.0.0.1:{port}",
         "PROBE_LOGS_RELAY_PORT": "0",
         "PROBE_LOGS_RELAY_USER": USER,
-        "PROBE_LOGS_RELAY_PASSWORD_FILE": str(password),
+        "PROBE_LOGS_RELAY_SPOOL": str(folder / "spool"),
+        "PROBE_LOGS_RELAY_PASSWORD_FILE": str(folder / "password"),
     }
 
 
@@ -354,7 +385,7 @@ def test_the_relay_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text(PASSWORD)
     password.chmod(0o644)
-    good = relayed(1, password)
+    good = relayed(1, tmp_path)
     assert f"{password}: expected a file that its owner alone can read" in refusal(good)
     password.chmod(0o600)
     assert "PROBE_LOGS_ENDPOINT: expected https://HOST:PORT" in refusal(good | {"PROBE_LOGS_ENDPOINT": "host:9200"})

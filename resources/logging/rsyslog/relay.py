@@ -1,9 +1,13 @@
 """Relay of bulk requests from rsyslog on this machine to an Elasticsearch-compatible endpoint.
 
-omelasticsearch (8.2302) repeats a request only if the connection fails. After an answer for the whole request, such as
-status 429, 401 or the 503 of a proxy, it gives the lines up. The relay passes answers on in which each document was
-stored or is wrong; after any other answer it closes the connection, and rsyslog keeps the lines and tries again. Since
-each document has an id of its own and is only created, none is stored twice.
+It writes each request to the disk, answers, and sends it on as often as it takes. rsyslog alone would lose lines:
+
+- omelasticsearch (8.2302) repeats a request only if the connection fails. After an answer for the whole request, such
+  as status 429, 401 or the 503 of a proxy, it gives the lines up.
+- Lines that it waits to send again are lost when rsyslog is stopped (https://github.com/rsyslog/rsyslog/issues/5364).
+
+Each document has an id of its own and is only created: none is stored twice. If the folder is full, the relay answers
+no more, and lines wait in the queues of rsyslog.
 
 Needs Python 3.9 and no package. Its configuration are variables of the environment, see probe.env.
 """
@@ -18,18 +22,31 @@ import signal
 import ssl
 import stat
 import sys
+import threading
+import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 SECONDS = 60.0
+"""Longest time of an attempt."""
+SHORTEST, GROWTH, LONGEST = 0.1, 1.5, 10.0
+"""Seconds from the first attempt to the second, factor from one pause to the next, and seconds of the longest."""
 MOST_BYTES = 64 << 20
+"""Largest request."""
+MOST_SPOOLED = 4 << 30
+"""Bytes of all requests that wait."""
+
+
+class MalformedRequestError(Exception):
+    """Request that the endpoint will never take."""
 
 
 class Upstream:
     """Endpoint with its certificates and credentials."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         endpoint = urlsplit(_required(environment, "PROBE_LOGS_ENDPOINT"))
         if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
             raise ValueError("PROBE_LOGS_ENDPOINT: expected https://HOST:PORT")
@@ -44,11 +61,12 @@ class Upstream:
             secret = _secret(Path(_required(environment, "PROBE_LOGS_RELAY_PASSWORD_FILE")))
             self.headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{secret}".encode()).decode()
 
-    def send(self, body: bytes) -> bytes:
-        """Return the answer to a bulk request.
+    def send(self, body: bytes) -> list[dict[str, object]]:
+        """Return the answer for each document, all of which are stored, or wrong.
 
         Raises:
-            OSError, http.client.HTTPException, ValueError: if it must be sent again.
+            MalformedRequestError: if the request as a whole is wrong.
+            OSError, http.client.HTTPException, ValueError, KeyError, TypeError: if it must be sent again.
         """
         if self.tls is None:
             connection = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS)
@@ -60,65 +78,172 @@ class Upstream:
             content = answer.read()
         finally:
             connection.close()
-        if answer.status not in (200, 400):  # 400: malformed as a whole; rsyslog keeps it in unanswered.jsonl
+        if answer.status == 400:
+            raise MalformedRequestError(content[:500].decode("utf-8", "replace"))
+        if answer.status != 200:
             raise ValueError(f"status {answer.status}")
-        items = json.loads(content)["items"] if answer.status == 200 else []
-        states = [state["status"] for item in items for state in item.values()]
-        again = [state for state in states if state == 429 or state >= 500]
+        items = [state for item in json.loads(content)["items"] for state in item.values()]
+        again = [item["status"] for item in items if item["status"] == 429 or item["status"] >= 500]
         if again:
-            raise ValueError(f"status {again[0]} for {len(again)} of {len(states)} documents")
-        return content
+            raise ValueError(f"status {again[0]} for {len(again)} of {len(items)} documents")
+        return items
 
 
-def handler_of(upstream: Upstream) -> type[BaseHTTPRequestHandler]:
-    """Return the handler of requests that are sent on to ``upstream``."""
-    problem = [""]
+class Spool:
+    """Requests on disk, in their order."""
 
-    def log(text: str) -> None:
-        if text != problem[0]:  # a state is logged when it begins, not at each attempt
-            problem[0] = text
-            sys.stderr.write(f"relay: {text or 'the endpoint accepts documents again'}\n")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._changed = threading.Condition()
+        for left in folder.glob("*.partial"):
+            left.unlink()
+        self._waiting = sorted(folder.glob("*.request"))
+        self._bytes = sum(path.stat().st_size for path in self._waiting)
+        self._next = 1 + max((int(path.stem) for path in self._waiting), default=0)
+
+    def add(self, body: bytes) -> None:
+        """Keep a request; when this returns, it outlives a failure of power.
+
+        Raises:
+            OSError: if there is no room.
+        """
+        with self._changed:
+            if self._bytes + len(body) > MOST_SPOOLED:
+                raise OSError(f"{self.folder}: {self._bytes >> 20} MiB wait, which is all that may")
+            path = self.folder / f"{self._next:020d}.request"
+            partial = path.with_suffix(".partial")
+            with partial.open("wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+            self._next += 1
+            self._bytes += len(body)
+            self._waiting.append(path)
+            self._changed.notify()
+
+    def first(self) -> Path:
+        """Return the oldest request, as soon as there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            return self._waiting[0]
+
+    def remove(self, path: Path) -> None:
+        """Forget the oldest request."""
+        with self._changed:
+            self._waiting.remove(path)
+            self._bytes -= path.stat().st_size
+            path.unlink()
+
+    def keep_refused(self, refused: list[tuple[object, bytes]]) -> None:
+        """Append documents that the endpoint does not take, with the reasons, to a file."""
+        path = self.folder / "refused.jsonl"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
+            for why, document in refused:
+                text = document.decode("utf-8", "replace")
+                file.write(json.dumps({"why": why, "document": text}, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Journal:
+    """Lines to standard error: a state when it begins, and not at each attempt."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def log(self, text: str) -> None:
+        """Log ``text``, unless it is the last one again; empty: all is well."""
+        if text != self._last:
+            self._last = text
+            sys.stderr.write(f"relay: {text or 'the endpoint takes documents again'}\n")
             sys.stderr.flush()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 2 * SECONDS
 
-        def do_GET(self) -> None:
-            self._answer(b"{}")
+def forward(spool: Spool, upstream: Upstream, journal: Journal) -> None:
+    """Send requests on, one after the other, for ever."""
+    while True:
+        path, pause = spool.first(), SHORTEST
+        body = path.read_bytes()
+        while not _forwarded(body, spool, upstream, journal):
+            time.sleep(pause)
+            pause = min(GROWTH * pause, LONGEST)
+        spool.remove(path)
 
-        do_HEAD = do_GET  # noqa: N815
 
-        def do_POST(self) -> None:
-            size = self.headers.get("Content-Length", "")
+def _forwarded(body: bytes, spool: Spool, upstream: Upstream, journal: Journal) -> bool:
+    """Send a request on once; return whether it is done with."""
+    documents = [line for line in body.split(b"\n") if line][1::2]
+    try:
+        items = upstream.send(body)
+        if len(items) != len(documents):
+            raise ValueError(f"{len(items)} answers for {len(documents)} documents")
+        wrong = [(item, documents[at]) for at, item in enumerate(items) if _is_wrong(item)]
+        if wrong:
+            spool.keep_refused(wrong)
+    except MalformedRequestError as error:
+        spool.keep_refused([(str(error), document) for document in documents])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
+        journal.log(f"documents wait: {type(error).__name__}: {error}")
+        return False
+    journal.log("")
+    return True
+
+
+def _is_wrong(item: Mapping[str, object]) -> bool:
+    """Return whether a document is neither stored now nor before."""
+    return item["status"] not in (200, 201, 409)
+
+
+class Relay(ThreadingHTTPServer):
+    """Server for rsyslog on this machine."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, spool: Spool) -> None:
+        super().__init__(("127.0.0.1", port), RelayHandler)
+        self.spool, self.journal = spool, Journal()
+
+
+class RelayHandler(BaseHTTPRequestHandler):
+    """Connection of rsyslog."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # it delays each answer by 40 ms
+    server: Relay
+
+    def do_GET(self) -> None:
+        """Answer to the question whether this is alive."""
+        self._answer(b"{}")
+
+    def do_POST(self) -> None:
+        """Keep a request. Without room for it, close the connection: rsyslog sends it again later."""
+        size = self.headers.get("Content-Length", "")
+        try:
             if not size.isdecimal() or int(size) > MOST_BYTES:
-                self.close_connection = True
-                return
+                raise OSError(f"a request of {size or 'unknown'} bytes is too large")
             body = self.rfile.read(int(size))
-            try:
-                content = upstream.send(body)
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
-                log(f"documents wait: {type(error).__name__}: {error}")
-                self.close_connection = True
-                return
-            log("")
-            self._answer(content)
+            self.server.spool.add(body)
+        except OSError as error:
+            self.server.journal.log(f"rsyslog waits: {error}")
+            self.close_connection = True
+            return
+        self.server.journal.log("")
+        count = sum(1 for line in body.split(b"\n") if line) // 2
+        self._answer(json.dumps({"errors": False, "items": [{"create": {"status": 201}}] * count}).encode())
 
-        def _answer(self, content: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+    def _answer(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing: requests are counted by rsyslog."""
-
-    return Handler
+    def log_message(self, *_: object) -> None:
+        """Log nothing: rsyslog counts requests."""
 
 
-def _required(environment: dict[str, str], name: str) -> str:
+def _required(environment: Mapping[str, str], name: str) -> str:
     value = environment.get(name, "")
     if not value:
         raise ValueError(f"{name}: expected a value in the environment, got none")
@@ -135,16 +260,16 @@ def _secret(path: Path) -> str:
 
 
 def main() -> int:
-    """Serve until SIGTERM."""
+    """Relay until SIGTERM; what waits then is sent after the next start."""
     try:
-        upstream = Upstream(dict(os.environ))
-        port = int(_required(dict(os.environ), "PROBE_LOGS_RELAY_PORT"))
-        server = ThreadingHTTPServer(("127.0.0.1", port), handler_of(upstream))
+        upstream = Upstream(os.environ)
+        spool = Spool(Path(_required(os.environ, "PROBE_LOGS_RELAY_SPOOL")))
+        server = Relay(int(_required(os.environ, "PROBE_LOGS_RELAY_PORT")), spool)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"relay: {error}\n")
         return 2
-    server.daemon_threads = True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    threading.Thread(target=forward, args=(spool, upstream, Journal()), daemon=True).start()
     sys.stdout.write(f"relay: listening at http://127.0.0.1:{server.server_address[1]}\n")
     sys.stdout.flush()
     try:
