@@ -287,16 +287,20 @@ def scraped(folder: Path) -> dict[str, list[dict[str, str]]]:
             for target in discovered(document, **changes)
         ]
         if "authorization" in job:
+            mounted = Path(job["authorization"]["credentials_file"]).parent
+            (prometheus,) = (each for each in PODS if each.name == "prometheus")
+            assert str(mounted) in {mount["mountPath"] for mount in containers(prometheus)[0]["volumeMounts"]}
             job["authorization"]["credentials_file"] = str(folder / "token")
     (folder / "token").write_text("token")
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(configuration))
     subprocess.run([promtool, "check", "config", path], check=True, capture_output=True)
     command = [promtool, "check", "service-discovery", "--timeout=200ms", path]
-    answers = {
-        job["job_name"]: subprocess.run([*command, job["job_name"]], check=True, capture_output=True).stdout
+    running = {
+        job["job_name"]: subprocess.Popen([*command, job["job_name"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for job in configuration["scrape_configs"]
     }
+    answers = {name: process.communicate()[0] for name, process in running.items()}
     return {name: [each["labels"] for each in json.loads(text) if each["labels"]] for name, text in answers.items()}
 
 
@@ -306,15 +310,16 @@ def test_prometheus_keeps_the_annotated_port_of_each_running_pod(tmp_path: Path)
     found = scraped(tmp_path)
     assert {name: [target["__address__"] for target in targets] for name, targets in found.items()} == {
         "training-pods": ["10.0.0.1:9445"],
-        "nodes": ["10.0.0.1:9445"],
+        "probe-exporter": ["10.0.0.1:9445"],
         "node-exporter": ["10.0.0.1:9100"],
         "probe-serve": ["10.0.0.1:8765"],
         "prometheus": ["10.0.0.1:9090"],
         "alertmanager": ["10.0.0.1:9093"],
         "remediation": ["10.0.0.1:9095"],
     }
-    (rank,), (node,) = found["training-pods"], found["nodes"]
+    (rank,), (node,) = found["training-pods"], found["probe-exporter"]
     assert rank["instance"] == node["instance"] == "node-1:9445"
+    assert rank["job"] == node["job"] == "probe-exporter"
     assert (rank["pod"], rank["namespace"], rank["node"]) == ("training-demo", "ml-training", "node-1")
     assert rank["__metrics_path__"] == "/metrics"
 
