@@ -386,7 +386,7 @@ def test_the_relay_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     password.write_text(PASSWORD)
     password.chmod(0o644)
     good = relayed(1, tmp_path)
-    assert f"{password}: expected a file that its owner alone can read" in refusal(good)
+    assert f"{password}: every user of this machine can read it" in refusal(good)
     password.chmod(0o600)
     assert "PROBE_LOGS_ENDPOINT: expected https://HOST:PORT" in refusal(good | {"PROBE_LOGS_ENDPOINT": "host:9200"})
     assert "PROBE_LOGS_RELAY_PORT: expected a value" in refusal({**good, "PROBE_LOGS_RELAY_PORT": ""})

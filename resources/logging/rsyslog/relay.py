@@ -251,8 +251,8 @@ def _required(environment: Mapping[str, str], name: str) -> str:
 
 
 def _secret(path: Path) -> str:
-    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        raise ValueError(f"{path}: expected a file that its owner alone can read: chmod 600")
+    if path.stat().st_mode & stat.S_IROTH:
+        raise ValueError(f"{path}: every user of this machine can read it; run: chmod 600 {path}")
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or not lines[0]:
         raise ValueError(f"{path}: expected a password in the first line, got none")
