@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import ssl
 import subprocess
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +131,61 @@ def test_documents_are_mapped_kept_for_thirty_days_and_found_by_their_template()
         ("_component_template", template["composed_of"][0], "mappings"),
         ("_index_template", "probe-logs", "index_template"),
     ):
-        assert f"PUT {place}/{name} @/setup/elasticsearch/{file}.json" in setup
+        assert f'PUT {place}/{name} @"$files/elasticsearch/{file}.json"' in setup
     assert files["retention"]["policy"]["phases"]["delete"] == {"min_age": "30d", "actions": {"delete": {}}}
     assert "data_stream" in template
     assert template["index_patterns"] == files["role"]["indices"][0]["names"] == ["logs-probe.*-*"]
     assert set(files["role"]["indices"][0]["privileges"]) == {"create_doc", "auto_configure"}
-    subprocess.run(["bash", "-n", FOLDER / "setup" / "setup.sh"], check=True)
+
+
+@pytest.mark.parametrize("status", [200, 401])
+def test_setup_sends_its_files_by_tls_and_ends_if_one_is_refused(prepared: Path, tmp_path: Path, status: int) -> None:
+    """To a server with the certificate of Elasticsearch: each file as it is, users with their passwords, as the
+    superuser; and it is not done before all are accepted."""
+    received: list[tuple[str, str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            assert self.headers["Authorization"] == "Basic " + b64encode(f"elastic:{password}".encode()).decode()
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            received.append((self.command, self.path, body))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_PUT  # noqa: N815 - the name is http.server's
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    require_program("curl")
+    secrets = prepared / "secrets"
+    password = (secrets / "elastic_password").read_text()
+    shutil.copy(secrets / "certificates" / "ca.crt", prepared)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*(secrets / "certificates" / f"elasticsearch.{end}" for end in ("crt", "key")))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        where = {"ELASTICSEARCH": f"https://127.0.0.1:{server.server_port}", "SECRETS": str(secrets)}
+        environment = {**os.environ, **where, "FILES": str(prepared), "DONE": str(tmp_path / "done")}
+        ended = subprocess.run(
+            ["bash", prepared / "setup" / "setup.sh"], check=False, env=environment, capture_output=True, text=True
+        )
+        server.shutdown()
+        thread.join()
+    assert password not in ended.stdout + ended.stderr
+    assert (ended.returncode == 0, (tmp_path / "done").exists()) == (status == 200, status == 200), ended.stderr
+    if status == 200:
+        bodies = {path: body for _, path, body in received}
+        sent = [body for body in bodies.values() if "password" not in body]
+        stored = [json.loads(path.read_text("utf-8")) for path in (FOLDER / "elasticsearch").glob("*.json")]
+        assert sorted(map(str, sent)) == sorted(map(str, stored))
+        shipper = {"password": (secrets / "shipper_password").read_text(), "roles": ["probe_shipper"]}
+        assert bodies["/_security/user/probe-shipper"] == shipper
+    else:
+        assert len(received) == 1
 
 
 def flat(fields: dict[str, Any], above: str = "") -> set[str]:

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 SECONDS = 60.0
 """Longest time of an attempt."""
-SHORTEST, GROWTH, LONGEST = 0.1, 1.5, 10.0
+SHORTEST, GROWTH, LONGEST = 0.05, 1.5, 10.0
 """Seconds from the first attempt to the second, factor from one pause to the next, and seconds of the longest."""
 MOST_BYTES = 64 << 20
 """Largest request."""
