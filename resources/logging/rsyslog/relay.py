@@ -164,35 +164,35 @@ def forward(spool: Spool, upstream: Upstream, journal: Journal) -> None:
     """Send requests on, one after the other, for ever."""
     while True:
         path, pause = spool.first(), SHORTEST
-        body = path.read_bytes()
-        while not _forwarded(body, spool, upstream, journal):
+        while not _forwarded(path, spool, upstream, journal):
             time.sleep(pause)
             pause = min(GROWTH * pause, LONGEST)
         spool.remove(path)
 
 
-def _forwarded(body: bytes, spool: Spool, upstream: Upstream, journal: Journal) -> bool:
+def _forwarded(path: Path, spool: Spool, upstream: Upstream, journal: Journal) -> bool:
     """Send a request on once; return whether it is done with."""
-    documents = [line for line in body.split(b"\n") if line][1::2]
     try:
-        items = upstream.send(body)
-        if len(items) != len(documents):
-            raise ValueError(f"{len(items)} answers for {len(documents)} documents")
-        wrong = [(item, documents[at]) for at, item in enumerate(items) if _is_wrong(item)]
-        if wrong:
-            spool.keep_refused(wrong)
-    except MalformedRequestError as error:
-        spool.keep_refused([(str(error), document) for document in documents])
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
+        refused = _refused(path.read_bytes(), upstream)
+        if refused:
+            spool.keep_refused(refused)
+    except Exception as error:  # noqa: BLE001 - whatever the answer is, the next attempt comes
         journal.log(f"documents wait: {type(error).__name__}: {error}")
         return False
     journal.log("")
     return True
 
 
-def _is_wrong(item: Mapping[str, object]) -> bool:
-    """Return whether a document is neither stored now nor before."""
-    return item["status"] not in (200, 201, 409)
+def _refused(body: bytes, upstream: Upstream) -> list[tuple[object, bytes]]:
+    """Send a request; return the documents that are stored neither now nor before, with the reasons."""
+    documents = [line for line in body.split(b"\n") if line][1::2]
+    try:
+        items = upstream.send(body)
+    except MalformedRequestError as error:
+        return [(str(error), document) for document in documents]
+    if len(items) != len(documents):
+        raise ValueError(f"{len(items)} answers for {len(documents)} documents")
+    return [(item, documents[at]) for at, item in enumerate(items) if item["status"] not in (200, 201, 409)]
 
 
 class Relay(ThreadingHTTPServer):
