@@ -35,6 +35,11 @@ def free_port() -> int:
         return int(tcp.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    """Whether something on this machine receives by TCP and by UDP at a port."""
+    return all(f":{port:04X} " in Path(f"/proc/net/{kind}").read_text() for kind in ("tcp", "udp"))
+
+
 class Node:
     """A node with training logs, and rsyslogd on it.
 
@@ -85,7 +90,7 @@ class Node:
             subprocess.Popen(command, env=self.environment, stdout=errors, stderr=errors) as process,
         ):
             try:
-                wait_for(self.socket.exists, process)
+                wait_for(lambda: self.socket.exists() and listens(self.devices), process)
                 yield process
                 process.terminate()
                 assert process.wait(PATIENCE) == 0
