@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -19,73 +16,24 @@ from typer.main import get_command
 import probe
 from probe.cli import VERBS, app
 from probe.core.config.load import load
-from tests.required import require, require_program
+from tests.required import require
+from tests.resources.manifests import (
+    DOCUMENTS,
+    FOLDER,
+    PODS,
+    ROOT,
+    Document,
+    containers,
+    kustomizations,
+    prometheus_configuration,
+)
 
 kubernetes_validate = require("kubernetes_validate")
 from kubernetes_validate import utils  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
-RESOURCES = ROOT / "resources"
-FOLDER = RESOURCES / "kubernetes"
 GUIDE = (ROOT / "docs" / "guides" / "deployment.md").read_text(encoding="utf-8")
 VERSIONS = sorted(set(utils.all_versions()), key=lambda version: [int(part) for part in version.split(".")])
 PORTS = {"exporter": 9445, "serve": 8765, "remediate": 9095, "prometheus": 9090, "alertmanager": 9093}
-Manifest = dict[str, Any]
-
-
-class Document(NamedTuple):
-    """A document of a file."""
-
-    file: str
-    content: Manifest
-
-    @property
-    def kind(self) -> str:
-        return str(self.content["kind"])
-
-    @property
-    def name(self) -> str:
-        return str(self.content["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.content["metadata"].get("namespace", ""))
-
-    @property
-    def pod(self) -> Manifest | None:
-        """The template of its pods, if it has one."""
-        found: Manifest | None = self.content.get("spec", {}).get("template")
-        return found if self.kind in WORKLOADS else None
-
-
-WORKLOADS = ("StatefulSet", "Deployment", "DaemonSet", "Job")
-
-
-def documents() -> Iterator[Document]:
-    """Every manifest; the other files are configurations."""
-    for path in sorted(FOLDER.glob("*.yaml")):
-        for content in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            if "kind" in content and content["kind"] != "Kustomization":
-                yield Document(path.name, content)
-
-
-DOCUMENTS = list(documents())
-PODS = [document for document in DOCUMENTS if document.pod is not None]
-
-
-def kustomizations(folder: Path) -> Iterator[tuple[Path, Manifest]]:
-    """The kustomization of ``folder`` and those that it names."""
-    content = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    yield folder, content
-    for name in content.get("resources", []):
-        if (folder / name).is_dir():
-            yield from kustomizations((folder / name).resolve())
-
-
-def containers(document: Document) -> list[Manifest]:
-    """The containers that run as long as the pod."""
-    assert document.pod is not None
-    return list(document.pod["spec"]["containers"])
 
 
 def named(items: list[Document]) -> list[Any]:
@@ -180,34 +128,6 @@ def test_levels_of_security_of_namespaces() -> None:
     assert {each.namespace for each in DOCUMENTS if each.kind != "Namespace"} == set(levels)
 
 
-def test_prometheus_may_read_pods_of_three_namespaces_and_nothing_else() -> None:
-    """Roles in namespaces, none of the cluster; every namespace of the configuration has one."""
-    assert not [each for each in DOCUMENTS if each.kind.startswith("ClusterRole")]
-    roles = {each.namespace: each.content["rules"] for each in DOCUMENTS if each.kind == "Role"}
-    only = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    assert roles == dict.fromkeys(("monitoring", "monitoring-nodes", "ml-training"), only)
-    bindings = [each for each in DOCUMENTS if each.kind == "RoleBinding"]
-    assert sorted(each.namespace for each in bindings) == sorted(roles)
-    for binding in bindings:
-        assert binding.content["roleRef"]["name"] == "pod-discovery"
-        assert binding.content["subjects"] == [
-            {"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}
-        ]
-    searched = {
-        namespace
-        for job in prometheus_configuration()["scrape_configs"]
-        for found in job["kubernetes_sd_configs"]
-        for namespace in found["namespaces"]["names"]
-    }
-    assert searched == set(roles)
-
-
-def prometheus_configuration() -> Manifest:
-    """The configuration of Prometheus."""
-    found: Manifest = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
-    return found
-
-
 def test_labels_select_pods_of_their_namespace() -> None:
     """Each workload, service, budget, policy and scrape job selects pods that there are."""
     labels = [(each.namespace, each.pod["metadata"]["labels"]) for each in PODS if each.pod]
@@ -229,99 +149,6 @@ def test_labels_select_pods_of_their_namespace() -> None:
             (namespace,) = found["namespaces"]["names"]
             for selector in found.get("selectors", []):
                 assert selects(namespace, dict([selector["label"].split("=")])), job["job_name"]
-
-
-def test_every_annotated_pod_is_scraped_at_a_port_that_it_has() -> None:
-    """The annotation names a port of one of its containers, and a policy lets Prometheus in."""
-    open_ports = {
-        (each.namespace, port["port"])
-        for each in DOCUMENTS
-        if each.kind == "NetworkPolicy"
-        for rule in each.content["spec"].get("ingress", [])
-        for port in rule.get("ports", [])
-        if any("prometheus" in str(source) for source in rule["from"])
-    }
-    for document in PODS:
-        assert document.pod is not None
-        annotations = document.pod["metadata"]["annotations"]
-        port = int(annotations["prometheus_io_port"])
-        assert annotations["prometheus_io_scrape"] == "true"
-        assert port in {each["containerPort"] for box in containers(document) for each in box["ports"]}
-        assert (document.namespace, port) in open_ports, document.name
-
-
-def discovered(document: Document, **changes: str) -> Iterator[Manifest]:
-    """Targets of a pod as kubernetes_sd finds them: one for each port of its containers."""
-    assert document.pod is not None
-    labels = {
-        "__meta_kubernetes_namespace": document.namespace,
-        "__meta_kubernetes_pod_name": document.name,
-        "__meta_kubernetes_pod_node_name": "node-1",
-        "__meta_kubernetes_pod_phase": "Running",
-    }
-    for kind in ("annotations", "labels"):
-        for name, value in document.pod["metadata"][kind].items():
-            labels[f"__meta_kubernetes_pod_{kind.removesuffix('s')}_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"] = value
-    for container in containers(document):
-        for port in container["ports"]:
-            number = str(port["containerPort"])
-            own = {"__meta_kubernetes_pod_container_port_number": number}
-            yield {"targets": [f"10.0.0.1:{number}"], "labels": labels | own | changes}
-
-
-def scraped(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Labels of the targets that are left in each scrape job, as promtool finds them."""
-    configuration, promtool = prometheus_configuration(), require_program("promtool")
-    configuration["rule_files"] = []
-    scrape, phase = "__meta_kubernetes_pod_annotation_prometheus_io_scrape", "__meta_kubernetes_pod_phase"
-    for job in configuration["scrape_configs"]:
-        (found,) = job.pop("kubernetes_sd_configs")
-        wanted = dict(selector["label"].split("=") for selector in found.get("selectors", []))
-        job["static_configs"] = [
-            target
-            for document in PODS
-            if document.pod is not None
-            and [document.namespace] == found["namespaces"]["names"]
-            and wanted.items() <= document.pod["metadata"]["labels"].items()
-            for changes in ({}, {scrape: "false"}, {scrape: ""}, {phase: "Succeeded"}, {phase: "Failed"})
-            for target in discovered(document, **changes)
-        ]
-        if "authorization" in job:
-            mounted = Path(job["authorization"]["credentials_file"]).parent
-            (prometheus,) = (each for each in PODS if each.name == "prometheus")
-            assert str(mounted) in {mount["mountPath"] for mount in containers(prometheus)[0]["volumeMounts"]}
-            job["authorization"]["credentials_file"] = str(folder / "token")
-    (folder / "token").write_text("token")
-    path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(configuration))
-    subprocess.run([promtool, "check", "config", path], check=True, capture_output=True)
-    command = [promtool, "check", "service-discovery", "--timeout=200ms", path]
-    running = {
-        job["job_name"]: subprocess.Popen([*command, job["job_name"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for job in configuration["scrape_configs"]
-    }
-    answers = {name: process.communicate()[0] for name, process in running.items()}
-    return {name: [each["labels"] for each in json.loads(text) if each["labels"]] for name, text in answers.items()}
-
-
-def test_prometheus_keeps_the_annotated_port_of_each_running_pod(tmp_path: Path) -> None:
-    """With Prometheus' own code and the labels that Kubernetes would give it: one target for each pod that has the
-    annotation and runs, and joined labels of ranks and GPUs."""
-    found = scraped(tmp_path)
-    assert {name: [target["__address__"] for target in targets] for name, targets in found.items()} == {
-        "training-pods": ["10.0.0.1:9445"],
-        "probe-exporter": ["10.0.0.1:9445"],
-        "node-exporter": ["10.0.0.1:9100"],
-        "probe-serve": ["10.0.0.1:8765"],
-        "prometheus": ["10.0.0.1:9090"],
-        "alertmanager": ["10.0.0.1:9093"],
-        "remediation": ["10.0.0.1:9095"],
-    }
-    (rank,), (node,) = found["training-pods"], found["probe-exporter"]
-    assert rank["instance"] == node["instance"] == "node-1:9445"
-    assert rank["job"] == node["job"] == "probe-exporter"
-    assert (rank["pod"], rank["namespace"], rank["node"]) == ("training-demo", "ml-training", "node-1")
-    assert rank["__metrics_path__"] == "/metrics"
 
 
 def references(document: Document) -> Iterator[tuple[str, str]]:
@@ -463,36 +290,6 @@ def test_files_of_kustomizations_are_there() -> None:
         if folder.name == "prometheus":
             rules = {str(path.relative_to(folder)) for path in (folder / "rules").glob("*.yml")}
             assert rules == set(files)
-
-
-def test_prometheus_scrapes_with_the_limits_and_the_retention_that_are_promised() -> None:
-    """Thirty days and a size below that of the disk; alerts of both are the same alerts to Alertmanager; every target
-    needs the annotation."""
-    (prometheus,) = (each for each in PODS if each.name == "prometheus")
-    flags = dict(flag.removeprefix("--").partition("=")[::2] for flag in containers(prometheus)[0]["args"])
-    (claim,) = prometheus.content["spec"]["volumeClaimTemplates"]
-    assert flags["storage.tsdb.retention.time"] == "30d"
-    disk = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * 2**30
-    assert int(flags["storage.tsdb.retention.size"].removesuffix("GB")) * 2**30 < 0.9 * disk
-    assert "web.enable-lifecycle" in flags
-    configuration = prometheus_configuration()
-    assert configuration["global"]["external_labels"]["replica"] == "${REPLICA}"
-    assert {"name": "REPLICA"}.items() <= containers(prometheus)[0]["env"][0].items()
-    assert flags["enable-feature"] == "expand-external-labels"
-    assert {"regex": "replica", "action": "labeldrop"} in configuration["alerting"]["alert_relabel_configs"]
-    keep = {
-        "source_labels": ["__meta_kubernetes_pod_annotation_prometheus_io_scrape"],
-        "regex": "true",
-        "action": "keep",
-    }
-    for job in configuration["scrape_configs"]:
-        assert keep in job["relabel_configs"], job["job_name"]
-        assert re.fullmatch(r"\d+s", job["scrape_interval"])
-        assert 1 <= int(job["scrape_interval"][:-1]) <= 60
-    (rules,) = configuration["rule_files"]
-    mounts = {mount["mountPath"]: mount["name"] for mount in containers(prometheus)[0]["volumeMounts"]}
-    assert mounts[str(Path(rules).parent)] == "rules"
-    assert mounts[str(Path(flags["config.file"]).parent)] == "configuration"
 
 
 def test_the_image_is_pinned_and_is_the_version_of_the_package() -> None:
