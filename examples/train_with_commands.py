@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 examples/train_with_commands.py --config monitor.json --steps 2000
 
 While it runs, `probe control monitor_output command reduce_learning_rate factor=0.5` halves the learning rate on all
-ranks before the same step. `--fault-at 300` spoils the weights at that step, as a broken device might; the command
-rollback_checkpoint puts those of the last checkpoint back. Lines for the monitor are marked "probe".
+ranks before the same step. `--fault-at 300` spoils the weights at that step, as a broken device might, and
+`--fault-file FILE` does so whenever FILE appears; the command rollback_checkpoint puts those of the last checkpoint
+back. Lines for the monitor are marked "probe".
 """
 
 import argparse
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="least duration of a step")
     parser.add_argument("--fault-at", type=int, default=None, help="step before which the weights are spoilt")
+    parser.add_argument("--fault-file", type=Path, default=None, help="file that spoils the weights and is removed")
     parser.add_argument("--fault", choices=("nan", "spike"), default="nan")
     args = parser.parse_args()
     dist.init_process_group("gloo")
@@ -100,7 +102,10 @@ def main() -> None:
         for command in monitor.commands(ReduceLearningRate, RollbackCheckpoint):  # probe
             with command:  # probe
                 print(f"rank {rank} step {step}: {command.name}: {obey(command, model, optimizer, kept)}", flush=True)
-        if step == args.fault_at:
+        file = args.fault_file if rank == 0 else None
+        if step == args.fault_at or (file is not None and file.exists()):
+            if file is not None:
+                file.unlink(missing_ok=True)
             with torch.no_grad():
                 model.module.hidden.weight.mul_(math.nan if args.fault == "nan" else 1000.0)
         places = torch.randint(len(text) - CONTEXT, (32,))

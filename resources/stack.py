@@ -46,7 +46,7 @@ ACTIONS = {
         "alerts": ["TrainingLossNaN", "TrainingLossSpike", "GradientExplosion"],
         "do": "command_training",
         "seconds": 60,
-        "per_target_per_hour": 1,
+        "per_target_per_hour": 5,
         "args": {
             "commands": [
                 {"command": "rollback_checkpoint"},
@@ -174,6 +174,9 @@ class Stack:
         self.configuration = self.folder / "monitor.json"
         self._webhook = webhook
         self._training = ["--steps", str(steps), "--step-seconds", str(step_seconds), "--fault", fault]
+        self.fault = self.folder / "fault"
+        """File that spoils the weights once it is there."""
+        self._training += ["--fault-file", str(self.fault)]
         self._training += [] if fault_at is None else ["--fault-at", str(fault_at)]
         self.parts = {part.name: part for part in self._made()}
 
