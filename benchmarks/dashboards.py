@@ -1,8 +1,9 @@
 """How long does each query of the dashboards take in Prometheus, over an hour of 1,000 ranks?
 
 Prometheus gets an hour of the series that the dashboards ask for, from a recorded training that is repeated over all
-ranks. Each query is sent as Grafana sends it. The first answer, with nothing read yet, and the best of the others
-are listed; the slower of the two counts. Exits with 1 if one takes longer than a second.
+ranks; of tensors, those of one rank and one signal of the others. Each query is sent as Grafana sends it. The first
+answer, with nothing read yet, and the best of the others are listed; the slower of the two counts. Exits with 1 if
+one takes longer than a second.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="times that each query is sent")
     parser.add_argument("--output", type=Path, help="the folder for the result as a file")
     args = parser.parse_args()
-    recording = Recording(args.ranks, args.seconds, args.every, ranks_of_node=8)
+    recording = Recording(args.ranks, args.seconds, args.every, ranks_of_node=8, fully=1)
     took: list[tuple[float, float, str, str, int]] = []
     with TemporaryDirectory() as folder, prometheus_with(recording, Path(folder)) as server:
         series = int(server.at('count({__name__!=""})', recording.end)[0]["value"][1])

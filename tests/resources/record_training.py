@@ -14,18 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded" / "training.json"
 RANKS, STEPS, SAMPLED = 8, 60, 5
 SLOW, SLOW_FROM = 5, 35
-BATCH, TOKENS = 4, 64
-NUMBERS = (
-    "loss", "grad_norm", "learning_rate", "loss_scale", "batch_size", "tokens", "val_loss", "accuracy", "step_seconds",
-    "outside_seconds", "throughput", "tokens_per_second", "model_tflops", "skipped", "phase/data_seconds",
-    "phase/evaluation_seconds", "gradient_noise",
-)  # fmt: skip
+BATCH, TOKENS, RATE = 4, 64, 1e-2
 SIGNALS, OPS = ("grad_reduced", "param_origin"), ("norm", "max", "nans", "infs")
 CONFIGURATION = {
     "wg_distribution": True,
@@ -53,21 +49,29 @@ def main() -> None:
 
 
 def run_numbers(folder: Path, rank: int) -> dict[str, list[float | None]]:
-    """Values of each number of the run by step; none where the program logged none."""
+    """Values of each number of the run by step; none in steps without it."""
     found: dict[str, list[float | None]] = {}
-    for path in folder.rglob("run_*.csv"):
-        if f"rank{rank}" not in str(path):
-            continue
-        for row in csv.DictReader(path.open()):
-            name = next(value for key, value in row.items() if key in {"name", "vpp_stage", "number"} and value)
-            found.setdefault(name, [None] * STEPS)[int(row["step"])] = rounded(row["value"])
+    for row in rows(folder, "run", rank):
+        found.setdefault(row["name"], [None] * STEPS)[int(row["step"])] = rounded(row["value"])
     return found
 
 
 def tensors(folder: Path, signal: str) -> dict[str, dict[str, list[float]]]:
-    """Values of the ops of each layer of rank 0, in every fifth step."""
+    """Values of the ops of each layer of the first rank, in every fifth step."""
     found: dict[str, dict[str, list[float]]] = {}
+    for row in rows(folder, signal, 0):
+        if int(row["step"]) % SAMPLED == 0:
+            for op in OPS:
+                found.setdefault(row["name"], {}).setdefault(op, []).append(rounded(row[op]))
     return found
+
+
+def rows(folder: Path, signal: str, rank: int) -> Iterator[dict[str, str]]:
+    """Yield the rows of a signal of a rank by ascending step."""
+    (directory,) = folder.glob(f"**/*rank{rank}")
+    for path in sorted(directory.glob(f"{signal}_*.csv"), key=lambda path: int(path.stem.split("_")[-1].split("-")[0])):
+        with path.open(encoding="utf-8") as file:
+            yield from csv.DictReader(file)
 
 
 def rounded(text: str) -> float:
@@ -75,20 +79,19 @@ def rounded(text: str) -> float:
 
 
 def rank_program(folder: Path, rank: int) -> None:
-    """Train as one rank."""
+    """Train as one rank: the gradients of all are averaged by one collective a step."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional
-    from torch.nn.parallel import DistributedDataParallel
 
     from benchmarks._gpt import GPT
     from probe import TrainerMon
 
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
-    model = DistributedDataParallel(GPT(layers=2, width=48, heads=4, tokens=TOKENS))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS + 1, pct_start=0.2)
+    model = GPT(layers=2, width=48, heads=4, tokens=TOKENS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS + 1, pct_start=0.2)
     configuration = folder / f"monitor_{rank}.json"
     configuration.write_text(json.dumps(CONFIGURATION), "utf-8")
     monitor = TrainerMon(str(configuration))
@@ -96,36 +99,34 @@ def rank_program(folder: Path, rank: int) -> None:
     text = torch.tensor(list((ROOT / "README.md").read_bytes()), dtype=torch.long)
     torch.manual_seed(rank)
 
-    def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        places = torch.randint(len(text) - TOKENS - 1, (BATCH,)).tolist()
-        rows = torch.stack([text[place : place + TOKENS + 1] for place in places])
-        return rows[:, :-1], rows[:, 1:]
-
-    def loss_of(ids: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = model(ids)
-        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return loss, (logits.argmax(-1) == targets).float().mean()
+    def losses() -> tuple[torch.Tensor, torch.Tensor]:
+        with monitor.phase("data"):
+            places = torch.randint(len(text) - TOKENS - 1, (BATCH,)).tolist()
+            rows = torch.stack([text[place : place + TOKENS + 1] for place in places])
+        logits = model(rows[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        return loss, (logits.argmax(-1) == rows[:, 1:]).float().mean()
 
     for step in range(STEPS):
-        with monitor.phase("data"):
-            ids, targets = batch()
-        if rank == SLOW and step >= SLOW_FROM:
-            time.sleep(0.1)
-        loss, _ = loss_of(ids, targets)
+        time.sleep(0.3 if rank == SLOW and step >= SLOW_FROM else 0)
         optimizer.zero_grad()
+        loss, _ = losses()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        dist.all_reduce(gradients)
+        torch.nn.utils.vector_to_parameters(gradients / RANKS, [each.grad for each in model.parameters()])
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         monitor.log(loss=loss, grad_norm=norm, batch_size=BATCH, tokens=BATCH * TOKENS, loss_scale=1024.0)
-        monitor.log(gradient_noise=norm / loss)
-        if step % 5 == 0:
+        monitor.log(loss_by_norm=loss / norm)
+        if step % SAMPLED == 0:
             with monitor.phase("evaluation"), torch.no_grad():
-                val_loss, accuracy = loss_of(*batch())
-            monitor.log(val_loss=val_loss, accuracy=accuracy)
+                loss, accuracy = losses()
+            monitor.log(val_loss=loss, accuracy=accuracy)
         optimizer.step()
         schedule.step()
     dist.barrier()
-    monitor.stop() if hasattr(monitor, "stop") else None
+    monitor.stop()
 
 
 if __name__ == "__main__":
-    rank_program(Path(sys.argv[1]), int(sys.argv[2])) if len(sys.argv) > 2 else main()
+    main() if len(sys.argv) == 1 else rank_program(Path(sys.argv[1]), int(sys.argv[2]))

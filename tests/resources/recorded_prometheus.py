@@ -75,7 +75,7 @@ def prometheus_with(
     configuration, log = folder / "prometheus.yml", folder / "prometheus.log"
     configuration.write_text(yaml.safe_dump({"scrape_configs": list(scraped)}), "utf-8")
     port = _free_port()
-    command = [program, f"--config.file={configuration}", f"--storage.tsdb.path={data}", "--storage.tsdb.no-lockfile"]
+    command = [program, f"--config.file={configuration}", f"--storage.tsdb.path={data}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=100y"]
     with log.open("w") as errors, subprocess.Popen(command, stdout=errors, stderr=errors) as process:
         try:

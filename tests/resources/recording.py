@@ -29,11 +29,13 @@ Values = npt.NDArray[np.float64]
 
 
 class Line(NamedTuple):
-    """Series with a value for each moment."""
+    """Series with a value for each moment, or from a moment on."""
 
     name: str
     labels: Mapping[str, str]
     values: Values | float
+    first: int = 0
+    """Moment of the first sample."""
 
 
 class Recording:
@@ -44,18 +46,18 @@ class Recording:
         seconds: length of the recording; the recorded training is stretched to it.
         every: seconds between two samples.
         ranks_of_node: ranks, each with a GPU, of a node.
-        cluster: whether the scrape configuration adds a label with the name of the cluster.
+        fully: ranks with all series of tensors; the others have the norms of one signal.
     """
 
     def __init__(
-        self, ranks: int = 8, seconds: int = 600, every: int = 10, ranks_of_node: int = 4, cluster: bool = True
+        self, ranks: int = 8, seconds: int = 600, every: int = 10, ranks_of_node: int = 4, fully: int = 8
     ) -> None:
         self._training = json.loads(RECORDED.read_text("utf-8"))
         self.times = BEGIN + np.arange(0, seconds + 1, every)
         steps = self._training["steps"]
         self._steps = np.minimum((self.times - BEGIN) * steps // seconds, steps - 1)
         self._ranks, self._seconds, self._ranks_of_node = ranks, seconds, ranks_of_node
-        self._cluster = {"cluster": CLUSTER} if cluster else {}
+        self._fully = fully
         means = [np.mean(run["step_seconds"]) for run in self._training["runs"]]
         self._stretch = seconds / steps / float(np.mean(means))
 
@@ -69,12 +71,12 @@ class Recording:
         count = 0
         for line in self.lines():
             count += 1
-            labels = ",".join(f'{name}="{value}"' for name, value in {**line.labels, **self._cluster}.items())
+            labels = ",".join(f'{name}="{value}"' for name, value in {**line.labels, "cluster": CLUSTER}.items())
             values = np.broadcast_to(np.asarray(line.values, np.float64), self.times.shape)
             head = f"{line.name}{{{labels}}} "
             file.writelines(
                 f"{head}{_number(value)} {time}\n"
-                for value, time in zip(values.tolist(), self.times.tolist(), strict=True)
+                for value, time in zip(values[line.first :].tolist(), self.times[line.first :].tolist(), strict=True)
             )
         file.write("# EOF\n")
         return count
@@ -117,6 +119,8 @@ class Recording:
         for signal, layers in self._training["tensors"].items():
             for layer, ops in layers.items():
                 for op, recorded in ops.items():
+                    if rank >= self._fully and (signal, op) != ("grad_reduced", "norm"):
+                        continue
                     labels = {**whole, "signal": signal, "layer": layer}
                     yield _line(catalogue.TENSORS[op], labels, self._at(recorded) * (1 + 0.001 * (rank % 8)))
 
@@ -194,7 +198,7 @@ class Recording:
             yield Line("up", {"job": name, "instance": f"node0:{port}"}, 1)
             yield Line("scrape_duration_seconds", {"job": name, "instance": f"node0:{port}"}, 0.005)
         straggler = {"alertname": "Straggler", "severity": "warning", "component": "training", "job": JOB, "rank": "5"}
-        yield Line("ALERTS", {**straggler, "alertstate": "firing"}, np.where(self._steps > 40, 1, np.nan))
+        yield Line("ALERTS", {**straggler, "alertstate": "firing"}, 1, first=len(self.times) * 2 // 3)
 
     def _at(self, recorded: list[float | None]) -> Values:
         """Values at each moment: of the step then in progress, or the last before it that has one."""
@@ -217,5 +221,5 @@ def _uuid(rank: int) -> str:
 
 def _number(value: float) -> str:
     if math.isfinite(value):
-        return repr(round(value, 9)) if value != int(value) else str(int(value))
+        return f"{value:.15g}"
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
