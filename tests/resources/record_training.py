@@ -17,6 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from probe.core.storage.directories import find
+from probe.core.storage.problems import Problems
+
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded" / "training.json"
 RANKS, STEPS, SAMPLED = 8, 60, 5
@@ -68,7 +71,7 @@ def tensors(folder: Path, signal: str) -> dict[str, dict[str, list[float]]]:
 
 def rows(folder: Path, signal: str, rank: int) -> Iterator[dict[str, str]]:
     """Yield the rows of a signal of a rank by ascending step."""
-    (directory,) = folder.glob(f"**/*rank{rank}")
+    (directory,) = (each.path for each in find(folder, Problems()) if each.rank == rank)
     for path in sorted(directory.glob(f"{signal}_*.csv"), key=lambda path: int(path.stem.split("_")[-1].split("-")[0])):
         with path.open(encoding="utf-8") as file:
             yield from csv.DictReader(file)
@@ -85,7 +88,7 @@ def rank_program(folder: Path, rank: int) -> None:
     from torch.nn import functional
 
     from benchmarks._gpt import GPT
-    from probe import TrainerMon
+    from probe.pytorch import TrainerMon
 
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS)
     torch.manual_seed(0)

@@ -58,8 +58,8 @@ class Recording:
         self._steps = np.minimum((self.times - BEGIN) * steps // seconds, steps - 1)
         self._ranks, self._seconds, self._ranks_of_node = ranks, seconds, ranks_of_node
         self._fully = fully
-        means = [np.mean(run["step_seconds"]) for run in self._training["runs"]]
-        self._stretch = seconds / steps / float(np.mean(means))
+        recorded = [_complete(run["step_seconds"]) for run in self._training["runs"]]
+        self._stretch = seconds / steps / float(np.mean(recorded))
 
     @property
     def end(self) -> int:
@@ -201,11 +201,15 @@ class Recording:
         yield Line("ALERTS", {**straggler, "alertstate": "firing"}, 1, first=len(self.times) * 2 // 3)
 
     def _at(self, recorded: list[float | None]) -> Values:
-        """Values at each moment: of the step then in progress, or the last before it that has one."""
-        known = np.array([np.nan if value is None else value for value in recorded])
-        places = np.maximum.accumulate(np.where(np.isnan(known), 0, np.arange(len(known))))
-        filled = known[places]
-        return filled[self._steps * len(recorded) // self._training["steps"]]
+        """Values at each moment."""
+        return _complete(recorded)[self._steps * len(recorded) // self._training["steps"]]
+
+
+def _complete(recorded: list[float | None]) -> Values:
+    """Values by step; a step without one has that of the step before, the first steps that of the first one."""
+    first = next(place for place, value in enumerate(recorded) if value is not None)
+    places = np.maximum.accumulate([first if value is None else place for place, value in enumerate(recorded)])
+    return np.array(recorded, np.float64)[np.maximum(places, first)]
 
 
 def _line(

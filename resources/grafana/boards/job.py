@@ -20,7 +20,7 @@ NUMBERS = Row(
             4,
         ),
         Panel(
-            "Loss",
+            "Mean loss",
             "Mean over the ranks that log one.",
             "short",
             (Query(f"avg(probe_training_loss{{{JOB}}})", "loss"),),

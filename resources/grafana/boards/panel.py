@@ -150,6 +150,7 @@ def _bars(_: Panel) -> bargauge.Panel:
 
 def _grid(_: Panel) -> statushistory.Panel:
     made = statushistory.Panel().legend(_legend()).show_value(VisibilityMode.NEVER).max_data_points(MOST_CELLS)
+    made.line_width(1).fill_opacity(70)
     return made.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.CONTINUOUS_BL_YL_RD))
 
 
