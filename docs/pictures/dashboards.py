@@ -31,7 +31,8 @@ COLOURS = ("#3274d9", "#e0752d", "#299c46", "#a352cc", "#c4162a", "#8f7f00", "#0
 INK, PALE, LINE, BAD = "#24292e", "#6a737d", "#d8dce0", "#c4162a"
 CHARACTER = 5.7
 """Width of a character in pixels at 10.5 pixels of height."""
-TABLE_ROWS, LEGENDS = 8, 8
+TABLE_ROWS, LETTERS, LEGENDS = 8, 30, 8
+"""Rows of a table, letters of one of its texts, names below a panel."""
 
 Series = tuple[str, list[float], list[float]]
 
@@ -277,17 +278,22 @@ def rows(panel: dict[str, Any], answers: Sequence[Answer], box: Box) -> Iterator
             if column not in options["excludeByName"]:
                 title = options["renameByName"][column]
                 row[title] = number(values[-1], units.get(title, panel["fieldConfig"]["defaults"]["unit"]))
-    columns = list(dict.fromkeys(name for row in joined.values() for name in row))
-    widths = [max(len(name), *(min(len(row.get(name, "")), 18) for row in joined.values())) + 2 for name in columns]
+    found = list(joined.values())
+    order = options["indexByName"]
+    columns = sorted(dict.fromkeys(name for row in found for name in row), key=lambda name: order.get(name, len(order)))
+    for rule in panel["options"].get("sortBy", ()):
+        found.sort(key=lambda row: float(row[rule["displayName"]]), reverse=rule["desc"])
+    widths = [max(len(name), *(min(len(row.get(name, "")), LETTERS) for row in found)) + 2 for name in columns]
     scale = box.width / sum(widths)
     x = box.x
     for name, width in zip(columns, widths, strict=True):
         yield text(x, box.y + 12, name, 10, INK, 'font-weight="bold"')
-        for place, row in enumerate(list(joined.values())[:TABLE_ROWS]):
+        for place, row in enumerate(found[:TABLE_ROWS]):
             value = row.get(name, "")
-            yield text(x, box.y + 34 + 21 * place, value if len(value) <= 18 else f"{value[:16]}…", 10)
+            shown = value if len(value) <= LETTERS else f"{value[: LETTERS - 2]}…"
+            yield text(x, box.y + 34 + 21 * place, shown, 10)
         x += width * scale
-    for place in range(min(len(joined), TABLE_ROWS)):
+    for place in range(min(len(found), TABLE_ROWS)):
         yield f'<path d="M{box.x:.1f} {box.y + 19.5 + 21 * place:.1f}h{box.width:.1f}" stroke="{LINE}"/>'
 
 

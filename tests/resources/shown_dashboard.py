@@ -58,7 +58,8 @@ class ShownDashboard:
         source = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "probe.yml").read_text("utf-8"))
         self.interval = int(source["datasources"][0]["jsonData"]["timeInterval"].removesuffix("s"))
         """Shortest time in seconds between two moments of a curve."""
-        self.chosen: dict[str, str] = {"__rate_interval": f"{4 * self.interval}s"}
+        whole = f"{math.ceil(end - begin)}s"
+        self.chosen: dict[str, str] = {"__rate_interval": f"{4 * self.interval}s", "__range": whole}
         for variable in self.content["templating"]["list"]:
             if variable["type"] == "query":
                 self.choices[variable["name"]] = self._values(variable)

@@ -37,7 +37,7 @@ require("grafana_foundation_sdk.cog.plugins").register_default_plugins()
 NAMES = ("cluster", "job", "layers", "ranks")
 WORDS = {
     *("sum", "avg", "min", "max", "count", "quantile", "topk", "bottomk", "and", "or", "bool", "rate", "increase"),
-    *("avg_over_time", "exp", "ln", "log10", "abs", "scalar", "vector", "time", "end"),
+    *("avg_over_time", "last_over_time", "exp", "ln", "log10", "abs", "scalar", "vector", "time", "end"),
 }
 """Functions and operators of PromQL; any other word of a query is a metric."""
 OF_PROMETHEUS = {"up", "scrape_duration_seconds", "ALERTS"}

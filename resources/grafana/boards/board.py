@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from grafana_foundation_sdk.builders import dashboard
@@ -62,16 +63,25 @@ CLUSTERS = Variable("cluster", "Cluster", "label_values(up, cluster)", every=Tru
 JOBS = Variable("job", "Job", f"label_values(probe_rank_info{{{CLUSTER}}}, job)")
 
 
-def top(count: int, by: str, expression: str) -> str:
-    """Return a query of the ``count`` largest series at the end of the shown time, over all of that time.
+SELECTOR = re.compile(r"(\w+\{[^}]*\})(\[\$__rate_interval\])?")
 
-    ``topk`` alone would choose anew at each moment, so that a panel shows many more series than ``count``.
+
+def top(count: int, by: str, expression: str, smallest: bool = False) -> str:
+    """Return a query of the ``count`` series with the largest last values, over all of the shown time.
+
+    ``topk`` alone would choose anew at each moment, so that a panel shows many more series than ``count``. The series
+    are chosen once, also if they end before the shown time does; those of rates by their mean over that time.
 
     Args:
         by: labels that the series have.
-        expression: with ``{at}`` after each selector.
     """
-    return f"{expression.replace('{at}', '')} and on ({by}) topk({count}, {expression.replace('{at}', ' @ end()')})"
+    chosen = SELECTOR.sub(_last, expression)
+    return f"{expression} and on ({by}) {'bottomk' if smallest else 'topk'}({count}, {chosen})"
+
+
+def _last(selector: re.Match[str]) -> str:
+    over = f"{selector[1]}[$__range] @ end()"
+    return over if selector[2] else f"last_over_time({over})"
 
 
 def dashboard_of(board: Board) -> Dashboard:

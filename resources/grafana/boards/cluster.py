@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from boards.board import CLUSTER, CLUSTERS, Board, Row, top
-from boards.panel import Panel, Query
+from boards.panel import FEW_POINTS, Panel, Query
 
 WIRES = f'device!~"lo|veth.*|docker.*", {CLUSTER}'
 FIRING = f'ALERTS{{alertstate="firing", {CLUSTER}}}'
 GPU = "{{instance}} GPU {{gpu_id}}"
-RANKS_OF_GPUS = f"max by (job, rank, gpu_uuid) (probe_rank_info{{{CLUSTER}}})"
+RANKS_OF_GPUS = f"probe_rank_info{{{CLUSTER}}}"
 
 NUMBERS = Row(
     "Now",
@@ -107,6 +107,7 @@ JOBS = Row(
             "table",
             10,
             empty="no alert fires",
+            first=("alertname", "severity", "component", "job", "rank", "instance"),
         ),
     ),
 )
@@ -133,6 +134,7 @@ GPUS = Row(
                     "{{job}}",
                 ),
             ),
+            points=FEW_POINTS,
         ),
         Panel(
             "Memory of GPUs",
@@ -151,9 +153,7 @@ GPUS = Row(
             "celsius",
             (
                 Query(
-                    top(
-                        5, "instance, gpu_id", f"max by (instance, gpu_id) (gpu_temperature_celsius{{{CLUSTER}}}{{at}})"
-                    ),
+                    top(5, "instance, gpu_id", f"max by (instance, gpu_id) (gpu_temperature_celsius{{{CLUSTER}}})"),
                     GPU,
                 ),
             ),
@@ -195,7 +195,7 @@ HOSTS = Row(
             "percentunit",
             (
                 Query(
-                    top(5, "instance", f"max by (instance) (probe_host_cpu_utilization_ratio{{{CLUSTER}}}{{at}})"),
+                    top(5, "instance", f"max by (instance) (probe_host_cpu_utilization_ratio{{{CLUSTER}}})"),
                     "{{instance}}",
                 ),
             ),
@@ -210,8 +210,8 @@ HOSTS = Row(
                     top(
                         5,
                         "instance",
-                        f"1 - max by (instance) (probe_host_memory_available_bytes{{{CLUSTER}}}{{at}} "
-                        f"/ probe_host_memory_total_bytes{{{CLUSTER}}}{{at}})",
+                        f"1 - max by (instance) (probe_host_memory_available_bytes{{{CLUSTER}}} "
+                        f"/ probe_host_memory_total_bytes{{{CLUSTER}}})",
                     ),
                     "{{instance}}",
                 ),
@@ -228,8 +228,8 @@ HOSTS = Row(
                     top(
                         5,
                         "instance, mountpoint",
-                        f"1 - min by (instance, mountpoint) (probe_host_disk_free_bytes{{{CLUSTER}}}{{at}} "
-                        f"/ probe_host_disk_total_bytes{{{CLUSTER}}}{{at}})",
+                        f"1 - min by (instance, mountpoint) (probe_host_disk_free_bytes{{{CLUSTER}}} "
+                        f"/ probe_host_disk_total_bytes{{{CLUSTER}}})",
                     ),
                     "{{instance}} {{mountpoint}}",
                 ),
@@ -256,7 +256,7 @@ NODES = Row(
             "Highest load",
             "Processes that run or wait, on average over a minute: five hosts, chosen at the end of the shown time.",
             "short",
-            (Query(top(5, "instance", f"max by (instance) (node_load1{{{CLUSTER}}}{{at}})"), "{{instance}}"),),
+            (Query(top(5, "instance", f"max by (instance) (node_load1{{{CLUSTER}}})"), "{{instance}}"),),
             width=6,
         ),
         Panel(
@@ -269,7 +269,7 @@ NODES = Row(
                         5,
                         "instance, device",
                         "max by (instance, device) "
-                        f"(rate(node_disk_io_time_seconds_total{{{CLUSTER}}}[$__rate_interval]{{at}}))",
+                        f"(rate(node_disk_io_time_seconds_total{{{CLUSTER}}}[$__rate_interval]))",
                     ),
                     "{{instance}} {{device}}",
                 ),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from boards.board import CLUSTER, CLUSTERS, JOB, JOBS, Board, Row
-from boards.panel import Panel, Query
+from boards.panel import FEW_POINTS, Panel, Query
 
-GPUS_OF_RANKS = f"* on (gpu_uuid) group_right () max by (rank, gpu_uuid) (probe_rank_info{{{JOB}}})"
+GPUS_OF_RANKS = f"* on (gpu_uuid) group_right () probe_rank_info{{{JOB}}}"
 
 NUMBERS = Row(
     "Now",
@@ -47,7 +47,7 @@ NUMBERS = Row(
             4,
         ),
         Panel(
-            "Progress against the budget",
+            "Part of the budget",
             "Time without progress of the slowest rank as a part of the longest that is no reason for an alert.",
             "percentunit",
             (
@@ -194,6 +194,7 @@ SPEED = Row(
                 )
                 for part, name in ((0, "smallest"), (0.5, "median"), (1, "largest"))
             ),
+            points=FEW_POINTS,
         ),
     ),
 )

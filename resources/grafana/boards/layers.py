@@ -114,6 +114,8 @@ CHANGES = Row(
             ),
             "table",
             12,
+            first=("layer",),
+            descending="factor",
         ),
         Panel(
             "Layers that have changed the most",

@@ -47,6 +47,8 @@ Kind = Literal["curves", "number", "bars", "table", "grid"]
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 MOST_POINTS = 240
 """Most moments of a curve: an hour in steps of 15 seconds. The cost of a query grows with them."""
+FEW_POINTS = 120
+"""Most moments of a panel that joins the GPUs of many ranks."""
 MOST_CELLS = 90
 """Most moments of a grid."""
 GOOD, BAD = "green", "red"
@@ -75,14 +77,17 @@ class Panel(NamedTuple):
     width: int = 8
     """Columns of 24."""
     height: int = 8
+    points: int = MOST_POINTS
     limit: float | None = None
     """Value from which on it is red."""
     stacked: bool = False
     logarithmic: bool = False
     empty: str = "none"
     """Text if there is no series."""
-    hidden: tuple[str, ...] = ()
-    """Labels that are no columns of a table."""
+    first: tuple[str, ...] = ()
+    """Labels that are the first columns of a table."""
+    descending: str = ""
+    """Column by which the rows of a table are sorted."""
 
 
 def build(panel: Panel, number: int) -> Any:
@@ -119,7 +124,7 @@ def _legend() -> common.VizLegendOptions:
 
 def _curves(panel: Panel) -> timeseries.Panel:
     tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
-    made = timeseries.Panel().legend(_legend()).tooltip(tooltip).max_data_points(MOST_POINTS).line_width(1)
+    made = timeseries.Panel().legend(_legend()).tooltip(tooltip).max_data_points(panel.points).line_width(1)
     made.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
     made.span_nulls(False).show_points(VisibilityMode.AUTO)
     if panel.limit is not None:
@@ -157,11 +162,14 @@ def _grid(_: Panel) -> statushistory.Panel:
 def _table(panel: Panel) -> table.Panel:
     made = table.Panel().show_header(show_header=True)
     values = {_column(panel, place): query for place, query in enumerate(panel.queries)}
-    left_out = ["Time", "__name__", *panel.hidden, *(name for name, query in values.items() if not query.legend)]
+    left_out = ["Time", *(name for name, query in values.items() if not query.legend)]
     names = {name: query.legend for name, query in values.items() if query.legend}
     if len(panel.queries) > 1:
         made.with_transformation(DataTransformerConfig("merge", options={}))
-    options = {"excludeByName": dict.fromkeys(left_out, True), "renameByName": names, "indexByName": {}}
+    order = {label: place for place, label in enumerate(panel.first)}
+    options = {"excludeByName": dict.fromkeys(left_out, True), "renameByName": names, "indexByName": order}
+    if panel.descending:
+        made.sort_by([common.TableSortByFieldState().display_name(panel.descending).desc(True)])
     made.with_transformation(DataTransformerConfig("organize", options=options))
     for query in panel.queries:
         if query.unit:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from boards.board import CLUSTER, CLUSTERS, JOB, JOBS, Board, Row, Variable, top
-from boards.panel import Panel, Query
+from boards.panel import FEW_POINTS, Panel, Query
 
 RANKS = f'{JOB}, rank=~"$rank"'
 MOST = 10
 """Curves of single ranks in a panel."""
 RANK = "rank {{rank}}"
-LAG = f"scalar(max(probe_training_step{{{JOB}}}{{at}})) - max by (rank) (probe_training_step{{{RANKS}}}{{at}})"
-AGE = (
-    f"max by (rank) (probe_training_progress_age_seconds{{{RANKS}}}{{at}} "
-    f"/ probe_training_step_budget_seconds{{{RANKS}}}{{at}})"
-)
+LAG = f"scalar(max(probe_training_step{{{JOB}}})) - max by (rank) (probe_training_step{{{RANKS}}})"
+AGE = f"max by (rank) (probe_training_progress_age_seconds{{{RANKS}}} / probe_training_step_budget_seconds{{{RANKS}}})"
 OUTSIDE = (
-    f"max by (rank) (probe_training_outside_collectives_seconds{{{RANKS}}}{{at}}) "
-    f"/ scalar(quantile(0.5, probe_training_outside_collectives_seconds{{{JOB}}}{{at}}))"
+    f"max by (rank) (probe_training_outside_collectives_seconds{{{RANKS}}}) "
+    f"/ scalar(quantile(0.5, probe_training_outside_collectives_seconds{{{JOB}}}))"
 )
-OVERHEAD = f"max by (rank) (probe_overhead_ratio{{{RANKS}}}{{at}})"
+OVERHEAD = f"max by (rank) (probe_overhead_ratio{{{RANKS}}})"
 
 
 def joined(metric: str) -> str:
-    """Return a query of a metric of GPUs by rank, with ``{at}`` after each selector."""
+    """Return a query of a metric of GPUs by rank."""
     return (
-        f"max by (rank) (max by (gpu_uuid) ({metric}{{{CLUSTER}}}{{at}}) "
-        f"* on (gpu_uuid) group_right () max by (rank, gpu_uuid) (probe_rank_info{{{RANKS}}}{{at}}))"
+        f"max by (rank) (max by (gpu_uuid) ({metric}{{{CLUSTER}}}) "
+        f"* on (gpu_uuid) group_right () probe_rank_info{{{RANKS}}})"
     )
 
 
@@ -41,7 +38,7 @@ NUMBERS = Row(
                 Query(f"max by (rank) (probe_rank_up{{{RANKS}}})", "up"),
                 Query(f"max by (rank, phase) (probe_training_phase{{{RANKS}}} == 1)", ""),
                 Query(f"max by (rank) (probe_training_step{{{RANKS}}})", "step"),
-                Query(LAG.replace("{at}", ""), "steps behind"),
+                Query(LAG, "steps behind"),
                 Query(f"max by (rank) (probe_training_step_seconds{{{RANKS}}})", "seconds of a step", "s"),
                 Query(
                     f"max by (rank) (probe_training_outside_collectives_seconds{{{RANKS}}})",
@@ -54,6 +51,7 @@ NUMBERS = Row(
             "table",
             24,
             9,
+            first=("rank", "host", "pid", "gpu_uuid", "phase"),
         ),
     ),
 )
@@ -148,8 +146,9 @@ GPUS = Row(
             "Least utilised GPUs",
             f"The {MOST} ranks whose GPU is the least busy at the end of the shown time.",
             "percent",
-            (Query(top(MOST, "rank", joined("gpu_utilization_percent")).replace("topk", "bottomk"), RANK),),
+            (Query(top(MOST, "rank", joined("gpu_utilization_percent"), smallest=True), RANK),),
             width=6,
+            points=FEW_POINTS,
         ),
         Panel(
             "Memory of GPUs",
@@ -157,6 +156,7 @@ GPUS = Row(
             "bytes",
             (Query(top(MOST, "rank", joined("gpu_memory_used_bytes")), RANK),),
             width=6,
+            points=FEW_POINTS,
         ),
         Panel(
             "Temperature of GPUs",
@@ -164,6 +164,7 @@ GPUS = Row(
             "celsius",
             (Query(top(MOST, "rank", joined("gpu_temperature_celsius")), RANK),),
             width=6,
+            points=FEW_POINTS,
             limit=85,
         ),
         Panel(
