@@ -286,6 +286,15 @@ def test_curves_of_the_largest_are_the_same_all_the_time(server: PrometheusServe
     assert {len(values) for _, _, values in series} == {(recording.end - BEGIN) // board.interval + 1}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_curves_of_an_ended_job_are_shown(name: str, server: PrometheusServer, recording: Recording) -> None:
+    """Every curve has data while the shown time goes on for a quarter of an hour after the last sample."""
+    board = ShownDashboard(name, server, BEGIN, recording.end + 900)
+    curves = [each for each in board.targets() if each.panel["type"] == "timeseries"]
+    assert [(each.panel["title"], each.expression) for each in curves if not board.answer(each).has_data] == []
+    assert curves
+
+
 def test_numbers_of_panels_are_those_of_the_training(server: PrometheusServer, recording: Recording) -> None:
     """Mean loss, factor of change and straggler agree with NumPy over the recorded numbers."""
     training = json.loads(RECORDED.read_text("utf-8"))

@@ -63,7 +63,7 @@ CLUSTERS = Variable("cluster", "Cluster", "label_values(up, cluster)", every=Tru
 JOBS = Variable("job", "Job", f"label_values(probe_rank_info{{{CLUSTER}}}, job)")
 
 
-SELECTOR = re.compile(r"(\w+\{[^}]*\})(\[\$__rate_interval\])?")
+SELECTOR = re.compile(r"([\w$]+\{[^}]*\})(\[\$__rate_interval\])?")
 
 
 def top(count: int, by: str, expression: str, smallest: bool = False) -> str:

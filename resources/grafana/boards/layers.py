@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from boards.board import CLUSTERS, JOB, JOBS, Board, Row, Variable
+from boards.board import CLUSTERS, JOB, JOBS, Board, Row, Variable, top
 from boards.panel import Panel, Query
 
 RANK = f'{JOB}, rank="$rank"'
 TENSORS = f'{RANK}, signal="$signal", layer=~"$layer"'
 NOW = f"max by (layer) (probe_tensor_$op{{{TENSORS}}})"
-AT_END = f"max by (layer) (probe_tensor_$op{{{TENSORS}}} @ end())"
 MEAN = f"max by (layer) (avg_over_time(probe_tensor_$op{{{TENSORS}}}[1h]))"
 CHANGE = f"exp(abs(ln({NOW} / {MEAN})))"
 
@@ -65,7 +64,7 @@ LAYERS = Row(
             "Largest layers",
             "The ten layers with the largest value at the end of the shown time.",
             "short",
-            (Query(f"{NOW} and on (layer) topk(10, {AT_END})", "{{layer}}"),),
+            (Query(top(10, "layer", NOW), "{{layer}}"),),
             width=12,
             height=10,
             logarithmic=True,

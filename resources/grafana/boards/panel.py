@@ -45,9 +45,9 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 Kind = Literal["curves", "number", "bars", "table", "grid"]
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-MOST_POINTS = 240
-"""Most moments of a curve: an hour in steps of 15 seconds. The cost of a query grows with them."""
-FEW_POINTS = 120
+MOST_POINTS = 120
+"""Most moments of a curve: an hour in steps of half a minute. The cost of a query grows with them."""
+FEW_POINTS = 60
 """Most moments of a panel that joins the GPUs of many ranks."""
 MOST_CELLS = 90
 """Most moments of a grid."""
