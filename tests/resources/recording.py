@@ -197,6 +197,8 @@ class Recording:
         for name, port in (("prometheus", 9090), ("probe-serve", 8765)):
             yield Line("up", {"job": name, "instance": f"node0:{port}"}, 1)
             yield Line("scrape_duration_seconds", {"job": name, "instance": f"node0:{port}"}, 0.005)
+        watchdog = {"alertname": "Watchdog", "severity": "info", "component": "monitoring"}
+        yield Line("ALERTS", {**watchdog, "alertstate": "firing"}, 1)
         straggler = {"alertname": "Straggler", "severity": "warning", "component": "training", "job": JOB, "rank": "5"}
         yield Line("ALERTS", {**straggler, "alertstate": "firing"}, 1, first=len(self.times) * 2 // 3)
 

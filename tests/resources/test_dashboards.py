@@ -296,12 +296,15 @@ def test_curves_of_an_ended_job_are_shown(name: str, server: PrometheusServer, r
 
 
 def test_numbers_of_panels_are_those_of_the_training(server: PrometheusServer, recording: Recording) -> None:
-    """Mean loss, factor of change and straggler agree with NumPy over the recorded numbers."""
+    """Mean loss, factor of change and straggler agree with NumPy over the recorded numbers; one alert is no watchdog."""
     training = json.loads(RECORDED.read_text("utf-8"))
     board = shown("job", server, recording)
     (loss,) = (each for each in board.targets() if each.panel["title"] == "Mean loss")
     expected = np.mean([run["loss"][-1] for run in training["runs"]])
     assert last(server, loss.expression, recording, "")[""] == pytest.approx(expected)
+
+    (firing,) = (query for query in expressions("cluster") if query.startswith("count(ALERTS"))
+    assert last(server, filled(firing, {"cluster": ".*"}), recording, "") == {"": 1}
 
     board = shown("ranks", server, recording)
     (slow,) = (each for each in board.targets() if each.panel["title"] == "Time outside of collectives")

@@ -17,6 +17,8 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from boards.panel import DATASOURCE, Panel, build
 
+ALERTS = 'alertstate="firing", alertname!="Watchdog"'
+"""Matcher of alerts without the one that always fires."""
 CLUSTER = 'cluster=~"$cluster"'
 """Matcher of the chosen clusters: all, or series without such a label, unless one is chosen."""
 JOB = f'{CLUSTER}, job="$job"'
@@ -120,7 +122,7 @@ def _alerts(board: Board) -> dashboard.AnnotationQuery:
     """Marks of alerts on the curves, of the job if one is chosen."""
     chosen = JOB if any(variable.name == "job" for variable in board.variables) else CLUSTER
     made = dashboard.AnnotationQuery().name("Alerts").datasource(DATASOURCE).enable(enable=True).icon_color("red")
-    return made.expr(f'ALERTS{{alertstate="firing", {chosen}}}')
+    return made.expr(f"ALERTS{{{ALERTS}, {chosen}}}")
 
 
 def _variable(variable: Variable) -> dashboard.QueryVariable:

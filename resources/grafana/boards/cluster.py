@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from boards.board import CLUSTER, CLUSTERS, Board, Row, top
+from boards.board import ALERTS, CLUSTER, CLUSTERS, Board, Row, top
 from boards.panel import FEW_POINTS, Panel, Query
 
 WIRES = f'device!~"lo|veth.*|docker.*", {CLUSTER}'
-FIRING = f'ALERTS{{alertstate="firing", {CLUSTER}}}'
+FIRING = f"ALERTS{{{ALERTS}, {CLUSTER}}}"
 GPU = "{{instance}} GPU {{gpu_id}}"
 RANKS_OF_GPUS = f"probe_rank_info{{{CLUSTER}}}"
 
@@ -66,7 +66,7 @@ NUMBERS = Row(
             "Alerts that fire",
             "Without the one that always fires.",
             "short",
-            (Query(f'count({FIRING[:-1]}, severity!="none"}}) or vector(0)', "alerts"),),
+            (Query(f"count({FIRING}) or vector(0)", "alerts"),),
             "number",
             4,
             4,
