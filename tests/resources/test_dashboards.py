@@ -296,7 +296,7 @@ def test_curves_of_an_ended_job_are_shown(name: str, server: PrometheusServer, r
 
 
 def test_numbers_of_panels_are_those_of_the_training(server: PrometheusServer, recording: Recording) -> None:
-    """Mean loss, factor of change and straggler agree with NumPy over the recorded numbers; one alert is no watchdog."""
+    """Mean loss, factor of change and straggler agree with NumPy over the recorded numbers; a watchdog is no alert."""
     training = json.loads(RECORDED.read_text("utf-8"))
     board = shown("job", server, recording)
     (loss,) = (each for each in board.targets() if each.panel["title"] == "Mean loss")

@@ -62,7 +62,9 @@ class Board(NamedTuple):
 
 
 CLUSTERS = Variable("cluster", "Cluster", "label_values(up, cluster)", every=True)
-JOBS = Variable("job", "Job", f"label_values(probe_rank_info{{{CLUSTER}}}, job)")
+OF_RANKS = '__name__=~"probe_rank_info|probe_training_step"'
+"""Matcher of series that ranks have: the exporter's from the start on, and their own, also without an exporter."""
+JOBS = Variable("job", "Job", f"label_values({{{OF_RANKS}, {CLUSTER}}}, job)")
 
 
 SELECTOR = re.compile(r"([\w$]+\{[^}]*\})(\[\$__rate_interval\])?")

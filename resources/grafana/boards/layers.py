@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.board import CLUSTERS, JOB, JOBS, Board, Row, Variable, top
+from boards.board import CLUSTERS, JOB, JOBS, OF_RANKS, Board, Row, Variable, top
 from boards.panel import Panel, Query
 
 RANK = f'{JOB}, rank="$rank"'
@@ -158,7 +158,7 @@ LAYERS_BOARD = Board(
     (
         CLUSTERS,
         JOBS,
-        Variable("rank", "Rank", f"label_values(probe_rank_info{{{JOB}}}, rank)", current="0", numeric=True),
+        Variable("rank", "Rank", f"label_values({{{OF_RANKS}, {JOB}}}, rank)", current="0", numeric=True),
         Variable(
             "op",
             "Op",

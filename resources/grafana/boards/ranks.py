@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.board import CLUSTER, CLUSTERS, JOB, JOBS, Board, Row, Variable, top
+from boards.board import CLUSTER, CLUSTERS, JOB, JOBS, OF_RANKS, Board, Row, Variable, top
 from boards.panel import FEW_POINTS, Panel, Query
 
 RANKS = f'{JOB}, rank=~"$rank"'
@@ -184,7 +184,7 @@ RANKS_BOARD = Board(
     (
         CLUSTERS,
         JOBS,
-        Variable("rank", "Rank", f"label_values(probe_rank_info{{{JOB}}}, rank)", every=True, numeric=True),
+        Variable("rank", "Rank", f"label_values({{{OF_RANKS}, {JOB}}}, rank)", every=True, numeric=True),
     ),
     (NUMBERS, PROGRESS, SPEED, GPUS),
 )
