@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -331,12 +332,13 @@ def picture(board: ShownDashboard) -> str:
 
 
 def listing(board: ShownDashboard) -> str:
-    """Table in Markdown of the panels of a dashboard with their queries."""
-    lines = ["| panel | shows | queries |", "| --- | --- | --- |"]
+    """Panels of a dashboard in Markdown, with their queries."""
+    parts = []
     for panel in board.panels():
-        queries = "<br>".join(f"`{target['expr']}`".replace("|", "\\|") for target in panel["targets"])
-        lines.append(f"| {panel['title']} | {panel['description'].replace('|', '/')} | {queries} |")
-    return "\n".join(lines)
+        queries = "\n".join(target["expr"] for target in panel["targets"])
+        parts.append(textwrap.fill(f"**{panel['title']}**: {panel['description']}", 110, break_on_hyphens=False))
+        parts.append(f"```text\n{queries}\n```")
+    return "\n" + "\n\n".join(parts) + "\n"
 
 
 def page(content: str, name: str, new: str) -> str:
