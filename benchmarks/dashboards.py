@@ -3,12 +3,13 @@
 Prometheus gets an hour of the series that the dashboards ask for, from a recorded training that is repeated over all
 ranks; of tensors, those of one rank and one signal of the others. Each query is sent as Grafana sends it. The first
 answer, with nothing read yet, and the best of the others are listed; the slower of the two counts. Exits with 1 if
-one takes longer than a second.
+one takes longer than a second. On a busy machine the seconds of the processor are closer to the truth.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -37,32 +38,34 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="the folder for the result as a file")
     args = parser.parse_args()
     recording = Recording(args.ranks, args.seconds, args.every, ranks_of_node=8, fully=1)
-    took: list[tuple[float, float, str, str, int]] = []
+    took: list[tuple[float, float, float, str, str, int]] = []
     with TemporaryDirectory() as folder, prometheus_with(recording, Path(folder)) as server:
         series = int(server.at('count({__name__!=""})', recording.end)[0]["value"][1])
         for name in NAMES:
             began = time.perf_counter()
             board = ShownDashboard(name, server, BEGIN, recording.end)
             variables = time.perf_counter() - began
-            took.append((variables, variables, name, f"all {len(board.choices)} variables", 0))
+            took.append((variables, variables, math.nan, name, f"all {len(board.choices)} variables", 0))
             for target in board.targets():
-                seconds = []
+                seconds, used = [], server.processor_seconds()
                 for _ in range(args.rounds):
                     began = time.perf_counter()
                     answer = board.answer(target)
                     seconds.append(time.perf_counter() - began)
                 assert answer.has_data, target.expression
-                took.append((seconds[0], min(seconds[1:], default=0), name, target.panel["title"], len(answer.series)))
+                used = (server.processor_seconds() - used) / args.rounds
+                best = min(seconds[1:], default=0)
+                took.append((seconds[0], best, used, name, target.panel["title"], len(answer.series)))
     took.sort(key=lambda each: -max(each[:2]))
     slowest = max(took[0][:2])
     rows = [
-        [f"{name}: {title}", str(count or ""), f"{first:.3f}", f"{best:.3f}"]
-        for first, best, name, title, count in took[:SHOWN]
+        [f"{name}: {title}", str(count or ""), f"{first:.3f}", f"{best:.3f}", f"{used:.3f}"]
+        for first, best, used, name, title, count in took[:SHOWN]
     ]
     note = f"{len(took)} queries over {args.seconds // 60} minutes of {args.ranks:,} ranks: {series:,} series, "
     note += f"a sample every {args.every} s. Seconds of the slowest: {slowest:.2f}, aim {MOST_SECONDS:g}: "
     note += f"{verdict(MOST_SECONDS, slowest)}."
-    header = ["query", "series", "seconds, first", "seconds, again"]
+    header = ["query", "series", "seconds, first", "seconds, again", "of the processor"]
     publish("The queries of the dashboards", [note, table(header, rows)], args.output)
     raise SystemExit(0 if slowest <= MOST_SECONDS else 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -28,6 +29,12 @@ class PrometheusServer(NamedTuple):
     """Running Prometheus."""
 
     port: int
+    process: int
+
+    def processor_seconds(self) -> float:
+        """Time of all processors that it has used so far."""
+        fields = Path(f"/proc/{self.process}/stat").read_text("utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def get(self, path: str, **fields: Any) -> Any:
         """Data of an answer of the API."""
@@ -80,7 +87,7 @@ def prometheus_with(
     with log.open("w") as errors, subprocess.Popen(command, stdout=errors, stderr=errors) as process:
         try:
             _wait_until_ready(port, process, log)
-            yield PrometheusServer(port)
+            yield PrometheusServer(port, process.pid)
         finally:
             process.kill()
 
