@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "csv2db": "probe.cli.convert:csv2db",
     "csv2tb": "probe.cli.convert:csv2tb",
     "demo": "probe.cli.demo:demo",
+    "logs": "probe.cli.logs:app",
     "merge": "probe.cli.merge:merge",
     "report": "probe.cli.report:report",
     "serve": "probe.cli.serve:serve",

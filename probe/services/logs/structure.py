@@ -1,0 +1,141 @@
+"""Level, rank, exception, JSON and key=value pairs of a line."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from probe.services.logs.expressions import Expression
+from probe.services.logs.metrics import number_of
+
+HEAD = 256
+"""Bytes at the beginning of a line in which the level is looked for."""
+MOST_PAIRS = 256
+"""Largest number of key=value pairs of one line."""
+MOST_DEPTH = 64
+"""Deepest nesting of JSON that is read."""
+
+LEVEL = Expression(
+    rb"(?:^|[^\w])(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|SEVERE|CRITICAL|FATAL|EMERG|ALERT|PANIC)(?:$|[^\w=])"
+)
+"""A word in capitals; the first of a line is its level, so that ``INFO no ERROR found`` is one of information."""
+LOWER = Expression(
+    rb"(?i)(?:\blevel['\"]?\s{0,2}[=:]\s{0,2}['\"]?|[\[<])(trace|debug|info|notice|warn|warning|error|critical|fatal)(?:$|[^\w])"
+)
+"""``level=error``, ``[error]``."""
+BEFORE_COLON = Expression(rb"(?i)(?:^|[:\]] )\s{0,8}(warning|error|critical|fatal|fatal error): ")
+"""``error: ...``, ``slurmstepd: error: ...``, but not ``0 errors`` or ``error rate``."""
+GLOG = Expression(rb"(?:^|[\[\] :])([IWEF])\d{3,4} \d\d:\d\d:\d\d\.\d")
+EXCEPTION = Expression(
+    rb"(?:^|[\s\]:|(])([A-Za-z_][\w.]{0,100}(?:Error|Exception|Warning|Interrupt|OutOfMemory|Timeout))(?::\s{0,2}|$)"
+)
+"""Name of an exception, as a traceback's last line or a log line has it."""
+TRACEBACK = b"Traceback (most recent call last)"
+OURS = {
+    **dict.fromkeys((b"trace", b"debug"), "DEBUG"),
+    **dict.fromkeys((b"info", b"notice", b"i"), "INFO"),
+    **dict.fromkeys((b"warn", b"warning", b"w"), "WARNING"),
+    **dict.fromkeys((b"error", b"err", b"severe", b"critical", b"fatal", b"fatal error", b"e", b"f"), "ERROR"),
+    **dict.fromkeys((b"emerg", b"alert", b"panic"), "ERROR"),
+}
+"""Levels of logs in lower case, and ours: DEBUG, INFO, WARNING, ERROR."""
+
+RANK = Expression(
+    rb"(?:\[PG [^\]]{0,80} |\[|\b)[Rr](?:ank|ANK)_?\s{0,8}(?:[:=]\s{0,2})?(\d{1,7})(?:$|\W)"
+)
+"""``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``Rank 3``, ``rank: 3``, ``rank=3``."""
+LOCAL_RANK = Expression(rb"(?:^\[[A-Za-z_]{1,32}(\d{1,5})\]:|\blocal_rank\s{0,2}[:=]\s{0,2}(\d{1,5})\b)")
+"""``[default3]:`` of torchrun, whose number is the local rank."""
+MPI = Expression(rb"^\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
+"""mpirun's prefix: ``[job,rank]<stderr>:``."""
+
+PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,1024}\"|'[^']{0,1024}'|[^\s,;|(){}\[\]\"']{1,256})")
+_DECODER = json.JSONDecoder()
+_NESTING = re.compile(r"[\[{\]}]")
+
+
+def level_of(line: bytes) -> str:
+    """Return DEBUG, INFO, WARNING or ERROR. A word such as ``errors`` in a sentence is no level."""
+    found = LEVEL.search(line, 0, HEAD)
+    if found is None:
+        found = GLOG.search(line, 0, HEAD) or LOWER.search(line, 0, HEAD) or BEFORE_COLON.search(line, 0, HEAD)
+    if found is not None:
+        return OURS[found.group(1).lower()]
+    if TRACEBACK in line:
+        return "ERROR"
+    if error := exception_of(line):
+        return "WARNING" if error["type"].endswith("Warning") else "ERROR"
+    return "INFO"
+
+
+def exception_of(line: bytes) -> dict[str, str] | None:
+    """Return type and message of the exception that a line names, or None."""
+    if not any(word in line for word in (b"Error", b"Exception", b"Warning", b"Interrupt", b"OutOfMemory", b"Timeout")):
+        return None
+    found = EXCEPTION.search(line)
+    if found is None:
+        return None
+    return {"type": text_of(found.group(1)), "message": text_of(line[found.end() :][:1024].strip())}
+
+
+def rank_of(line: bytes) -> tuple[int | None, int | None]:
+    """Return rank and local rank that a line names, each None if it does not."""
+    rank = local = None
+    if b"ank" in line or b"RANK" in line:
+        found = RANK.search(line)
+        of_a_matrix = found is not None and b"lora" in line.lower() and line[found.start() : found.start() + 1] != b"["
+        rank = int(found.group(1)) if found and not of_a_matrix else None
+    if b"local_rank" in line or line.startswith(b"["):
+        found = LOCAL_RANK.search(line)
+        local = int(found.group(1) or found.group(2)) if found else None
+        if rank is None and (found := MPI.search(line)):
+            rank = int(found.group(1))
+    return rank, local
+
+
+def pairs_of(line: bytes) -> dict[str, Any]:
+    """Return the pairs ``key=value`` of a line, with numbers as numbers."""
+    pairs: dict[str, Any] = {}
+    for key, value in PAIR.findall(line)[:MOST_PAIRS]:
+        plain = value.strip(b"\"'")
+        number = number_of(plain)
+        pairs[text_of(key)] = text_of(plain) if number is None else number
+    return pairs
+
+
+def json_of(line: bytes) -> dict[str, Any]:
+    """Return the first JSON object within a line; empty if there is none, or if it is nested too deeply."""
+    start = line.find(b"{")
+    if start < 0 or b'"' not in line or b":" not in line:
+        return {}
+    text = text_of(line[start:])
+    at = 0
+    for _ in range(4):
+        if _deep(text, at):
+            return {}
+        try:
+            value, _end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at = text.find("{", at + 1)
+            if at < 0:
+                break
+            continue
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def text_of(content: bytes) -> str:
+    """Return bytes as text; a byte that is not UTF-8 becomes ``\\xff``, so that any output can hold it."""
+    return content.decode("utf-8", "backslashreplace")
+
+
+def _deep(text: str, start: int) -> bool:
+    depth = 0
+    for found in _NESTING.finditer(text, start):
+        depth += 1 if found[0] in "[{" else -1
+        if depth > MOST_DEPTH:
+            return True
+        if depth == 0:
+            return False
+    return False
