@@ -68,12 +68,12 @@ SIGNS: tuple[Sign, ...] = (
         _e(rb"loss scale already at minimum|minimum loss scale reached"),
     ),
     Sign(
-        "nan_loss", "critical", "training", (b"nan", b" inf", b"=inf", b":inf"),
+        "nan_loss", "critical", "training", (b"nan", b"inf", b"finite"),
         _e(rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-])|non-?finite"),
         group="nan", needs=_e(rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])"),
     ),
     Sign(
-        "nan_gradient", "medium", "training", (b"nan", b" inf", b"non-finite", b"nonfinite"),
+        "nan_gradient", "medium", "training", (b"nan", b"inf", b"finite"),
         _e(rb"(?:^|[^\w-])-?(?:nan|inf|infinity)(?:$|[^\w.=-])|non-?finite"),
         group="nan", needs=_e(rb"\bgrad(?:s|ients?)?\b|\b(?:grad|gradient|global)[ _]norm\b"),
     ),
@@ -105,7 +105,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "communication_error", "high", "communication",
-        (b"nccl", b"hccl", b"hccp", b"gloo", b"connection closed by", b"connection reset by", b"connection refused",
+        (b"nccl warn", b"nccl error", b"ncclsystem", b"ncclunhandled", b"ncclinternal", b"ncclremote", b"ncclinvalid",
+         b"nccl watchdog", b"nccl communicator", b"nccl operation", b"hccl", b"hccp", b"gloo", b"connection closed by", b"connection reset by", b"connection refused",
          b"broken pipe", b"distnetworkerror", b"diststoreerror", b"distbackenderror", b"ei0", b"ei9", b"ej0",
          b"no route to host", b"rendezvousclosed"),
         _e(rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch|dropped)|"
@@ -189,20 +190,30 @@ AFTER = Expression(
 """Words after a phrase that make it a setting or a count."""
 FACTS = frozenset({"container_oom", "gpu_xid", "process_failed", "disk_full", "communication_error", "device_error"})
 """Kinds whose phrases are whole messages, which nothing before them denies."""
-NEEDLES: Expression = any_of(needle for sign in SIGNS for needle in sign.needles)
+WORDS = {
+    b"nan": rb"\bnan(?:s|inf)?(?:$|[^\w ]|_| (?:$|[^i]|i[^t]))", b"inf": rb"\b(?:inf|infinity)\b", b"finite": rb"\bnon-?finite",
+    b"oom": rb"\boom\b", b"hang": rb"\bhang(?:s|ing)?\b", b"hung": rb"\bhung\b", b"stuck": rb"\bstuck\b",
+}  # fmt: skip
+"""Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
+``number of nan iterations`` of every line of Megatron-LM has no such NaN."""
+NEEDLES: Expression = any_of((needle for sign in SIGNS for needle in sign.needles), WORDS)
+"""Expression that finds every line that may have an anomaly."""
+_FLAT = tuple((needle, index) for index, sign in enumerate(SIGNS) for needle in sign.needles)
 
 
-def signs_in(line: bytes, low: bytes) -> list[tuple[Sign, Any]]:
+def signs_in(line: bytes, low: bytes, known: frozenset[str] = frozenset()) -> list[tuple[Sign, Any]]:
     """Return the signs that a line has, one a group, each with its match.
 
     Args:
         line: The line.
         low: The same in lower case.
+        known: Groups that are not looked for.
     """
     found: list[tuple[Sign, Any]] = []
-    groups: set[str] = set()
-    for sign in SIGNS:
-        if sign.group in groups or not any(needle in low for needle in sign.needles):
+    groups = set(known)
+    for index in sorted({index for needle, index in _FLAT if needle in low}):
+        sign = SIGNS[index]
+        if sign.group in groups:
             continue
         text = line if sign.cased else low
         match = sign.phrases.search(text)
@@ -230,21 +241,15 @@ def anomalies_of(line: bytes, low: bytes, metrics: Metrics, searched: bool, lang
         searched: False if the line is known to have no needle.
         language: Language of the texts.
     """
-    anomalies: dict[str, dict[str, Any]] = {}
-    for kind, severity in _of_numbers(metrics):
-        anomalies[kind] = _anomaly(kind, severity, language)
+    anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics)}
     counted = b"number of nan iterations" in low
-    for sign, match in signs_in(line, low) if searched else ():
-        if counted and sign.group == "nan":
-            continue
-        if sign.kind in anomalies or (sign.kind.startswith("nan_") and any(each.startswith("nan_") for each in anomalies)):
-            continue
+    for sign, match in signs_in(line, low, NAN if counted or anomalies else NOTHING) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
         else:
             severity = "medium" if sign.kind == "ecc_error" and _corrected(low) else sign.severity
             anomaly = _anomaly(sign.kind, severity, language)
-        anomalies[anomaly["type"]] = anomaly
+        anomalies.setdefault(anomaly["type"], anomaly)
     return list(anomalies.values())
 
 
@@ -253,11 +258,14 @@ def component_of(anomalies: list[dict[str, Any]]) -> str:
     return next((COMPONENTS[each["type"]] for each in anomalies), "")
 
 
+NAN, NOTHING = frozenset({"nan"}), frozenset[str]()
 COMPONENTS = {sign.kind: sign.component for sign in SIGNS}
 
 
 def _of_numbers(metrics: Metrics) -> list[tuple[str, str]]:
-    found = []
+    found: list[tuple[str, str]] = []
+    if all(map(isfinite, metrics.values())) and "nan_steps" not in metrics:
+        return found
     if any(not isfinite(value) for name, value in metrics.items() if "loss" in name and "scale" not in name):
         found.append(("nan_loss", "critical"))
     elif metrics.get("nan_steps", 0) > 0:

@@ -9,7 +9,7 @@ results.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -39,8 +39,16 @@ class Expression:
 
     def search(self, text: bytes, start: int = 0, end: int | None = None) -> Any:
         """Return the first match in ``text``, or None."""
-        stop = len(text) if end is None else min(end, len(text))
-        return self._engine(stop - start).search(text, start, stop)
+        size = len(text)
+        stop = size if end is None or end > size else end
+        engine = self._python if stop - start < SHORT else self._fast
+        return (engine or self._engine(stop - start)).search(text, start, stop)
+
+    def find(self, text: bytes, start: int = 0) -> int:
+        """Return where the first match in ``text`` begins, or -1; for expressions of many words, on any length."""
+        self._fast = self._fast or fast_engine(self.pattern)
+        found = self._fast.search(text, start)
+        return -1 if found is None else int(found.start())
 
     def match(self, text: bytes) -> Any:
         """Return the match at the beginning of ``text``, or None."""
@@ -53,11 +61,9 @@ class Expression:
 
     def _engine(self, length: int) -> Any:
         if length < SHORT:
-            if self._python is None:
-                self._python = python_engine(self.pattern)
+            self._python = self._python or python_engine(self.pattern)
             return self._python
-        if self._fast is None:
-            self._fast = fast_engine(self.pattern)
+        self._fast = self._fast or fast_engine(self.pattern)
         return self._fast
 
 
@@ -74,6 +80,12 @@ def fast_engine(pattern: bytes) -> Any:
     return python_engine(pattern) if module is None else module.compile(pattern)
 
 
-def any_of(words: Iterable[bytes]) -> Expression:
-    """Expression that finds any of some literal lower-case ``words``, in upper or lower case."""
-    return Expression(b"(?i)" + b"|".join(re.escape(word) for word in sorted(set(words))))
+def any_of(words: Iterable[bytes], instead: Mapping[bytes, bytes] | None = None) -> Expression:
+    """Expression that finds any of some literal ``words``, in upper or lower case.
+
+    Args:
+        words: The words, in lower case.
+        instead: Expressions that are searched for instead of some of them.
+    """
+    replaced = instead or {}
+    return Expression(b"(?i)" + b"|".join(replaced.get(word, re.escape(word)) for word in sorted(set(words))))

@@ -165,14 +165,15 @@ def structured(
 def as_line(record: Mapping[str, Any]) -> str:
     """Return ``record`` as JSON on one line: NaN and infinities as texts, control characters escaped."""
     try:
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        text = _encode(record)
     except ValueError:
-        text = json.dumps(_jsonable(record), ensure_ascii=False, allow_nan=False)
+        text = _encode(_jsonable(record))
     if text.isascii():
         return text
     return printable_json(_LONE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text))
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 _LONE = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which UTF-8 cannot hold."""
 

@@ -130,7 +130,7 @@ class LineReader:
         """Yield the states of a line: the last, and those before it that have a needle."""
         states = [state for state in content.rstrip(b"\r").split(b"\r") if state] or [b""]
         for state in states[-STATES:-1]:
-            if NEEDLES.search(state):
+            if NEEDLES.find(state) >= 0:
                 yield from self._one(number, state, 0)
         yield from self._one(number, states[-1], cut)
 
@@ -138,8 +138,8 @@ class LineReader:
         if len(content) > LIMIT:
             content, cut = content[:LIMIT], cut + len(content) - LIMIT
         self.cut += cut > 0
-        searched = NEEDLES.search(content) is not None
-        if searched or self._everything or cut or NOTABLE.search(content):
+        searched = NEEDLES.find(content) >= 0
+        if searched or self._everything or cut or NOTABLE.find(content) >= 0:
             yield Line(number, content, searched, cut, b"")
 
 
@@ -160,5 +160,5 @@ def _spans(block: bytes) -> Iterator[tuple[int, int, bool]]:
 
 
 def _next(expression: Expression, block: bytes, position: int) -> int:
-    found = expression.search(block, position) if position < len(block) else None
-    return len(block) if found is None else int(found.start())
+    found = expression.find(block, position) if position < len(block) else -1
+    return len(block) if found < 0 else found

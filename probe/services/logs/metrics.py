@@ -114,7 +114,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         for name, text in ENTRY.findall(line):
             _put(metrics, _ours(name.lower().decode("ascii")) or _plain(name), text)
         return metrics
-    _pairs(line, metrics)
+    if any_hint(low):
+        _pairs(line, metrics)
     if b"epoch" in low or b"step" in low or b"iter" in low or b"batch" in low:
         _counts(line, metrics)
     if b"pu" in low and (found := GPU.search(line)):
@@ -128,6 +129,15 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         metrics["overflow"] = int(b"overflow cond: True" in line)
     _settle(low, metrics)
     return metrics
+
+
+def any_hint(low: bytes) -> bool:
+    """Return whether a line in lower case may have a number with a name of ours."""
+    return (
+        b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
+        or b"acc" in low or b"time" in low or b"through" in low or b"samples" in low or b"iter" in low or b"ppl" in low
+        or b"perplex" in low or b"memalloc" in low or b"skipped" in low or b"exitcode" in low or b"mfu" in low
+    )  # fmt: skip
 
 
 def number_of(text: bytes | str) -> Number | None:
@@ -176,25 +186,40 @@ def _plain(name: bytes) -> str:
 
 def _piped(low: bytes) -> Metrics:
     """Fields of Megatron-LM, ``name: number | name: number |``."""
+    first, *parts = low.split(b"|", 64)
     metrics: Metrics = {}
-    parts = low.split(b"|", 64)
+    _counts(first, metrics)
     for part in parts:
         name, _, text = part.rpartition(b":")
-        name, text = name.strip(), text.strip()
-        unit, factor = b"", 1.0
-        if name.endswith(b")"):
-            name, _, unit = name.rpartition(b" (")
-            factor = UNITS.get(unit[:-1], 1.0)
-        if not text or text[0] not in b"-+.0123456789ni":
+        ours, factor = _FIELDS.get(name) or _field(name)
+        if not ours:
             continue
-        ours = STATED.get(name) or (_plain(name) if name.endswith(b"loss") and name.isascii() else "")
-        _put(metrics, ours, text, factor)
-    if b"validation" in parts[0]:
-        metrics = {VALIDATION.get(name, name): value for name, value in metrics.items()}
-    _counts(parts[0], metrics)
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if ours not in COUNTS:
+            metrics[ours] = value * factor
+        elif isfinite(value):
+            metrics[ours] = int(value)
+    if b"validation" in first:
+        return {VALIDATION.get(name, name): value for name, value in metrics.items()}
     return metrics
 
 
+def _field(name: bytes) -> tuple[str, float]:
+    """Our name for a field of Megatron-LM, and the factor for its unit; remembered, since all its lines have the same."""
+    plain, factor = name.strip(), 1.0
+    if plain.endswith(b")"):
+        plain, _, unit = plain.rpartition(b" (")
+        factor = UNITS.get(unit[:-1], 1.0)
+    ours = STATED.get(plain) or (_plain(plain) if plain.endswith(b"loss") and plain.isascii() else "")
+    if len(_FIELDS) < MOST:
+        _FIELDS[name] = ours, factor
+    return ours, factor
+
+
+_FIELDS: dict[bytes, tuple[str, float]] = {}
 STATED = {name.encode(): ours for name, ours in NAMES.items()} | {
     b"elapsed time per iteration": "step_time",
     b"lm loss value": "loss",

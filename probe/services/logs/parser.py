@@ -90,17 +90,17 @@ class TrainingLogParser:
         if data:
             _add_metrics(data, metrics)
         anomalies = anomalies_of(line, low, metrics, searched, self.language)
-        time = _time_in(data) or time_of(line)
+        time = (_time_in(data) if data else None) or time_of(line)
         rank, local = rank_of(line)
         record: Record = {
             "timestamp": time,
             "raw_message": text_of(line).strip(),
-            "level": "ERROR" if anomalies else _level_in(data) or level_of(line),
+            "level": "ERROR" if anomalies else (_level_in(data) if data else "") or level_of(line, low),
             "component": _component(data, low, metrics, anomalies),
             "metrics": metrics,
             "anomalies": anomalies,
             "structured_data": data | pairs_of(line) if b"=" in line else data,
-            "rank": _rank_in(data) if rank is None else rank,
+            "rank": _rank_in(data) if data and rank is None else rank,
             "timestamp_source": "line" if time else None,
         }
         if local is not None:
@@ -113,17 +113,18 @@ class TrainingLogParser:
 
 
 def _component(data: dict[str, Any], low: bytes, metrics: Metrics, anomalies: list[dict[str, Any]]) -> str:
-    stated = data.get("component")
-    if isinstance(stated, str) and stated:
+    if data and isinstance(stated := data.get("component"), str) and stated:
         return stated
-    of_anomaly = component_of(anomalies)
-    if of_anomaly not in ("", "unknown"):
+    if anomalies and (of_anomaly := component_of(anomalies)) != "unknown":
         return of_anomaly
     if "memory_total_gb" in metrics:
         return "gpu"
     if not TRAINING.isdisjoint(metrics):
         return "training"
-    return next((name for literal, name in SOURCES if literal in low), "progress" if "percent" in metrics else "unknown")
+    for literal, name in SOURCES:
+        if literal in low:
+            return name
+    return "progress" if "percent" in metrics else "unknown"
 
 
 def _level_in(data: dict[str, Any]) -> str:

@@ -13,13 +13,14 @@ HEAD = 256
 """Bytes at the beginning of a line in which the level is looked for."""
 MOST_PAIRS = 256
 """Largest number of key=value pairs of one line."""
+UNDERSCORE = ord("_")
 MOST_DEPTH = 64
 """Deepest nesting of JSON that is read."""
 
 LEVEL = Expression(
-    rb"(?:^|[^\w])(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|SEVERE|CRITICAL|FATAL|EMERG|ALERT|PANIC)(?:$|[^\w=])"
+    rb"(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL|EMERG|ALERT|PANIC)(?:$|[^\w=])"
 )
-"""A word in capitals; the first of a line is its level, so that ``INFO no ERROR found`` is one of information."""
+"""The end of a word in capitals; the first of a line is its level, so that ``INFO no ERROR found`` is one of information."""
 LOWER = Expression(
     rb"(?i)(?:\blevel['\"]?\s{0,2}[=:]\s{0,2}['\"]?|[\[<])(trace|debug|info|notice|warn|warning|error|critical|fatal)(?:$|[^\w])"
 )
@@ -31,7 +32,9 @@ EXCEPTION = Expression(
     rb"(?:^|[\s\]:|(])([A-Za-z_][\w.]{0,100}(?:Error|Exception|Warning|Interrupt|OutOfMemory|Timeout))(?::\s{0,2}|$)"
 )
 """Name of an exception, as a traceback's last line or a log line has it."""
+EXCEPTIONS = (b"Error", b"Exception", b"Warning", b"Interrupt", b"OutOfMemory", b"Timeout")
 TRACEBACK = b"Traceback (most recent call last)"
+GLOG_LETTERS = (b"I", b"W", b"E", b"F", b"[")
 OURS = {
     **dict.fromkeys((b"trace", b"debug"), "DEBUG"),
     **dict.fromkeys((b"info", b"notice", b"i"), "INFO"),
@@ -45,9 +48,10 @@ RANK = Expression(
     rb"(?:\[PG [^\]]{0,80} |\[|\b)[Rr](?:ank|ANK)_?\s{0,8}(?:[:=]\s{0,2})?(\d{1,7})(?:$|\W)"
 )
 """``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``Rank 3``, ``rank: 3``, ``rank=3``."""
-LOCAL_RANK = Expression(rb"(?:^\[[A-Za-z_]{1,32}(\d{1,5})\]:|\blocal_rank\s{0,2}[:=]\s{0,2}(\d{1,5})\b)")
+LOCAL_RANK = Expression(rb"\blocal_rank\s{0,2}[:=]\s{0,2}(\d{1,5})\b")
+ROLE = Expression(rb"\[[A-Za-z_]{1,32}(\d{1,5})\]:")
 """``[default3]:`` of torchrun, whose number is the local rank."""
-MPI = Expression(rb"^\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
+MPI = Expression(rb"\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
 """mpirun's prefix: ``[job,rank]<stderr>:``."""
 
 PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,1024}\"|'[^']{0,1024}'|[^\s,;|(){}\[\]\"']{1,256})")
@@ -55,12 +59,21 @@ _DECODER = json.JSONDecoder()
 _NESTING = re.compile(r"[\[{\]}]")
 
 
-def level_of(line: bytes) -> str:
-    """Return DEBUG, INFO, WARNING or ERROR. A word such as ``errors`` in a sentence is no level."""
-    found = LEVEL.search(line, 0, HEAD)
-    if found is None:
-        found = GLOG.search(line, 0, HEAD) or LOWER.search(line, 0, HEAD) or BEFORE_COLON.search(line, 0, HEAD)
-    if found is not None:
+def level_of(line: bytes, low: bytes) -> str:
+    """Return DEBUG, INFO, WARNING or ERROR. A word such as ``errors`` in a sentence is no level.
+
+    Args:
+        line: The line.
+        low: The same in lower case.
+    """
+    if stated := _in_capitals(line):
+        return OURS[stated.lower()]
+    if line.startswith(GLOG_LETTERS) and (found := GLOG.search(line, 0, HEAD)):
+        return OURS[found.group(1).lower()]
+    if not (b"error" in low or b"warn" in low or b"fatal" in low or b"critical" in low or b"level" in low
+            or b"debug" in low or b"trace" in low or b"xception" in low or b"nterrupt" in low):  # fmt: skip
+        return "INFO"
+    if found := LOWER.search(line, 0, HEAD) or BEFORE_COLON.search(line, 0, HEAD):
         return OURS[found.group(1).lower()]
     if TRACEBACK in line:
         return "ERROR"
@@ -69,9 +82,24 @@ def level_of(line: bytes) -> str:
     return "INFO"
 
 
+def _in_capitals(line: bytes) -> bytes:
+    """Return the first level in capitals that is a word of its own; empty if there is none."""
+    head = line[:HEAD]
+    if not (b"INFO" in head or b"WARN" in head or b"ERR" in head or b"DEBUG" in head or b"CRIT" in head or b"FATAL" in head
+            or b"TRACE" in head or b"NOTICE" in head or b"EMERG" in head or b"ALERT" in head or b"PANIC" in head):  # fmt: skip
+        return b""
+    found = LEVEL.search(head)
+    while found is not None:
+        start = found.start()
+        if not start or not (head[start - 1 : start].isalnum() or head[start - 1] == UNDERSCORE):
+            return bytes(found.group(1))
+        found = LEVEL.search(head, found.end())
+    return b""
+
+
 def exception_of(line: bytes) -> dict[str, str] | None:
     """Return type and message of the exception that a line names, or None."""
-    if not any(word in line for word in (b"Error", b"Exception", b"Warning", b"Interrupt", b"OutOfMemory", b"Timeout")):
+    if not any(word in line for word in EXCEPTIONS):
         return None
     found = EXCEPTION.search(line)
     if found is None:
@@ -86,10 +114,13 @@ def rank_of(line: bytes) -> tuple[int | None, int | None]:
         found = RANK.search(line)
         of_a_matrix = found is not None and b"lora" in line.lower() and line[found.start() : found.start() + 1] != b"["
         rank = int(found.group(1)) if found and not of_a_matrix else None
-    if b"local_rank" in line or line.startswith(b"["):
-        found = LOCAL_RANK.search(line)
-        local = int(found.group(1) or found.group(2)) if found else None
-        if rank is None and (found := MPI.search(line)):
+    if b"local_rank" in line and (found := LOCAL_RANK.search(line)):
+        local = int(found.group(1))
+    if line.startswith(b"["):
+        head = line[:64]
+        if local is None and (found := ROLE.match(head)):
+            local = int(found.group(1))
+        if rank is None and (found := MPI.match(head)):
             rank = int(found.group(1))
     return rank, local
 

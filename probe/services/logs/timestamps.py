@@ -32,8 +32,14 @@ SYSLOG = Expression(rb"\b" + NAMES + rb" {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\
 """syslog, which leaves out the year, and ``dmesg -T`` and ``ctime``, which end with it."""
 
 
+CLOCK = Expression(rb"\d:\d\d:\d\d")
+"""A part that every one of them has."""
+
+
 def time_of(line: bytes) -> str | None:
     """Return the time in ``line`` as ISO 8601, with the offset from UTC that the line states, or None."""
+    if CLOCK.search(line, 0, HEAD) is None:
+        return None
     for expression, read in FORMATS:
         found = expression.search(line, 0, HEAD)
         if found and (time := read(found.groups())) is not None:
