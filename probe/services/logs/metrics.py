@@ -35,8 +35,9 @@ NAMES = {
     **dict.fromkeys(("step", "steps", "iteration", "iter", "global_step", "global step"), "step"),
     **dict.fromkeys(("epoch",), "epoch"),
     **dict.fromkeys(("batch",), "batch"),
+    "time": "time",
     **dict.fromkeys(
-        ("time", "step time", "step_time", "per_step_time", "per step time", "iter time", "train per step time"),
+        ("step time", "step_time", "per_step_time", "per step time", "iter time", "train per step time"),
         "step_time",
     ),
     **dict.fromkeys(("epoch time", "epoch_time", "train epoch time"), "epoch_time"),
@@ -71,7 +72,7 @@ COUNTS = frozenset(
 """Names of numbers that are whole unless the line has a fraction."""
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
-SECONDS = frozenset({"step_time", "epoch_time"})
+SECONDS = frozenset({"step_time", "epoch_time", "time"})
 UNITS = {b"ms": 1e-3, b"us": 1e-6}
 
 PAIR = Expression(
@@ -280,8 +281,11 @@ def _bar(line: bytes, metrics: Metrics) -> None:
 
 
 def _settle(low: bytes, metrics: Metrics) -> None:
-    """Correct names that depend on the rest of the line."""
-    if "step_time" in metrics and "step" not in metrics and "epoch" in metrics and b"completed" in low:
-        metrics["epoch_time"] = metrics.pop("step_time")
-    if "step_time" in metrics and len(metrics) == 1 and b"step" not in low and b"iter" not in low:
-        del metrics["step_time"]  # any line may have a time
+    """Name a time by the rest of its line; any line may have one."""
+    time = metrics.pop("time", None)
+    if time is None:
+        return
+    if "step" in metrics or "batch" in metrics:
+        metrics.setdefault("step_time", time)
+    elif "epoch" in metrics:
+        metrics.setdefault("epoch_time" if b"complete" in low else "step_time", time)

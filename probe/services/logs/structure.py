@@ -118,10 +118,10 @@ def rank_of(line: bytes) -> tuple[int | None, int | None]:
         local = int(found.group(1))
     if line.startswith(b"["):
         head = line[:64]
-        if local is None and (found := ROLE.match(head)):
-            local = int(found.group(1))
         if rank is None and (found := MPI.match(head)):
             rank = int(found.group(1))
+        if rank is None and local is None and (found := ROLE.match(head)):
+            local = int(found.group(1))
     return rank, local
 
 
