@@ -144,9 +144,7 @@ def _identity(file: BinaryIO) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _progress(
-    follow: bool, places: list[str], left_out: tuple[int, int] | None
-) -> Iterator[Callable[[int], object]]:
+def _progress(follow: bool, places: list[str], left_out: tuple[int, int] | None) -> Iterator[Callable[[int], object]]:
     """Yield a function for the bytes read; they are shown if standard error is a terminal and not the JSON's."""
     if follow or not sys.stderr.isatty():
         yield int

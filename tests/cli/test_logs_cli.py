@@ -70,7 +70,10 @@ def test_chinese_texts(tmp_path: Path) -> None:
     [
         (["MISSING.log"], "MISSING.log: expected a file, a directory or -; no such file or directory"),
         (["--output", "SAME.log", "SAME.log"], "expected another file than those that are read"),
-        (["--output", "NO/FOLDER/out", "SAME.log"], "--output NO/FOLDER/out: cannot be written: no such file or directory"),
+        (
+            ["--output", "NO/FOLDER/out", "SAME.log"],
+            "--output NO/FOLDER/out: cannot be written: no such file or directory",
+        ),
         (["--follow", "-"], "--follow: standard input is read to its end in any case"),
         (["--follow", "NO/FOLDER/a.log"], "expected a file or a directory; there is no folder NO/FOLDER"),
         (["--language", "fr", "SAME.log"], "'fr' is not one of 'en', 'zh'"),
@@ -114,7 +117,10 @@ def test_a_reader_that_closes_ends_it_quietly(tmp_path: Path) -> None:
     """As `head` does."""
     (tmp_path / "a.log").write_text("loss: 1\n" * 50_000)
     process = subprocess.Popen(
-        [*COMMAND, str(tmp_path / "a.log"), "--no-summary"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, str(tmp_path / "a.log"), "--no-summary"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -140,7 +146,10 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
     log.parent.mkdir()
     log.write_text("loss: 1\n")
     process = subprocess.Popen(
-        [*COMMAND, "--follow", str(log.parent), "--output", str(output)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "--follow", str(log.parent), "--output", str(output)],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
     def losses() -> list[float]:
@@ -173,7 +182,9 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
 def test_a_fifo_is_read(tmp_path: Path) -> None:
     """To the end that its writer makes."""
     os.mkfifo(tmp_path / "fifo")
-    process = subprocess.Popen([*COMMAND, str(tmp_path / "fifo")], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*COMMAND, str(tmp_path / "fifo")], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     (tmp_path / "fifo").write_text("loss: 7\n")
     output, _ = process.communicate(timeout=20)
     assert json.loads(output)["metrics"] == {"loss": 7}

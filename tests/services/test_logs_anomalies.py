@@ -7,8 +7,8 @@ import re
 import pytest
 
 from probe.services.logs import TrainingLogParser
-from probe.services.logs.anomalies import NEEDLES, SEVERITIES, SIGNS
 from probe.services.logs.lines import LineReader
+from probe.services.logs.signs import NEEDLES, SEVERITIES, SIGNS
 from probe.services.logs.texts import CHINESE, ENGLISH, XIDS
 from tests.services.test_logs_formats import MEGATRON
 
@@ -35,23 +35,47 @@ FOUND = [
     (MEGATRON.format(loss="NaN", nans=0), "nan_loss critical training"),
     (MEGATRON.format(loss="1.8E+00", nans=1), "nan_loss high training"),
     ("{'loss': 'nan', 'grad_norm': '1.0', 'learning_rate': '0', 'epoch': '0.1'}", "nan_loss critical training"),
-    ("ValueError: In epoch: 1 step: 2, loss is NAN or INF, training process cannot continue", "nan_loss critical training"),
+    (
+        "ValueError: In epoch: 1 step: 2, loss is NAN or INF, training process cannot continue",
+        "nan_loss critical training",
+    ),
     ("train_loss became -nan(ind)", "nan_loss critical training"),
-    ("found NaN in local grad norm in backward pass before data-parallel communication", "nan_gradient medium training"),
+    (
+        "found NaN in local grad norm in backward pass before data-parallel communication",
+        "nan_gradient medium training",
+    ),
     ("RuntimeError: Function 'LogBackward0' returned nan values in its 0th output.", "nan_value high training"),
     ("Warning: gradients exploded at layer 3", "gradient_explosion high training"),
     ("the loss is diverging", "loss_explosion high training"),
-    ("Exception: Current loss scale already at minimum - cannot decrease scale anymore.", "loss_scale_exhausted critical training"),
+    (
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore.",
+        "loss_scale_exhausted critical training",
+    ),
     ("trainer seems to be stuck since 10 minutes", "deadlock high unknown"),
     ("INFO: task python3:4242 blocked for more than 120 seconds.", "deadlock high unknown"),
     (WATCHDOG, "communication_timeout critical communication"),
-    ("EI0006: [PID: 123] 2024-01-15-10:30:15.123.456 Getting socket times out.", "communication_timeout critical communication"),
-    ("RuntimeError: Timed out waiting 3000ms for recv operation to complete", "communication_timeout critical communication"),
-    ("n1:53:63 [3] misc/socket.cc:484 NCCL WARN Connect to 10.0.0.1<44> failed : refused", "communication_error high communication"),
-    ("torch.distributed.DistBackendError: NCCL error in: a.cpp:12, unhandled system error", "communication_error high communication"),
+    (
+        "EI0006: [PID: 123] 2024-01-15-10:30:15.123.456 Getting socket times out.",
+        "communication_timeout critical communication",
+    ),
+    (
+        "RuntimeError: Timed out waiting 3000ms for recv operation to complete",
+        "communication_timeout critical communication",
+    ),
+    (
+        "n1:53:63 [3] misc/socket.cc:484 NCCL WARN Connect to 10.0.0.1<44> failed : refused",
+        "communication_error high communication",
+    ),
+    (
+        "torch.distributed.DistBackendError: NCCL error in: a.cpp:12, unhandled system error",
+        "communication_error high communication",
+    ),
     ("RuntimeError: HcclAllReduce failed, ret:4", "communication_error high communication"),
     ("[gloo] Connection closed by peer [10.0.0.1]:4444", "communication_error high communication"),
-    ("EJ0001: [PID: 9] 2024-01-15-10:30:15.1 Failed to initialize the HCCP process.", "communication_error high communication"),
+    (
+        "EJ0001: [PID: 9] 2024-01-15-10:30:15.1 Failed to initialize the HCCP process.",
+        "communication_error high communication",
+    ),
     ("kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", "gpu_xid critical kernel"),
     ("kernel: NVRM: Xid (PCI:0000:3b:00): 31, pid=12, name=python", "gpu_xid high kernel"),
     ("kernel: NVRM: Xid (PCI:0000:3b:00): 9999, x", "gpu_xid high kernel"),
@@ -68,8 +92,14 @@ FOUND = [
     ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "process_failed high launcher"),
     ("  exitcode  : -9 (pid: 12345) (SIGKILL)", "process_failed high launcher"),
     ("  traceback : Signal 9 (SIGKILL) received by PID 12345", "process_failed high launcher"),
-    ("[2024-01-15 10:30:15] [ERROR] [launch.py:325:main] a.py exits with return code = -9", "process_failed high launcher"),
-    ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-01-15T10:30:15 DUE TO TIME LIMIT ***", "job_cancelled medium launcher"),
+    (
+        "[2024-01-15 10:30:15] [ERROR] [launch.py:325:main] a.py exits with return code = -9",
+        "process_failed high launcher",
+    ),
+    (
+        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2024-01-15T10:30:15 DUE TO TIME LIMIT ***",
+        "job_cancelled medium launcher",
+    ),
 ]
 
 CLEAN = [
@@ -87,7 +117,7 @@ CLEAN = [
     "  exitcode  : 0 (pid: 12345)",
     "a.py exits with return code = 0",
     "ECC mode: Enabled, ecc errors: 0, uncorrectable errors: 0",
-    "NCCL WARN Missing \"iommu=pt\" from kernel command line",
+    'NCCL WARN Missing "iommu=pt" from kernel command line',
     "NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.",
     "HCCL_CONNECT_TIMEOUT=1200 HCCL_EXEC_TIMEOUT=1800",
     "NVRM: loading NVIDIA UNIX x86_64 Kernel Module 550.54.15",

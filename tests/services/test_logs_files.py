@@ -56,12 +56,16 @@ def test_a_directory_is_searched_for_text(tmp_path: Path) -> None:
     ) == ["a.log", "dead", "old.log.gz", "rank1.log"]
     assert sorted(Path(each).name for each in passed) == ["fifo", "model.bin"]
     _, records = scanned(*(tmp_path / each for each in ("a.log", "old.log.gz", "b/rank1.log")))
-    assert [(each["metrics"]["loss"], each["rank"], each["line"]) for each in records] == [(2, None, 1), (4, None, 1), (1, 1, 1)]
+    assert [(each["metrics"]["loss"], each["rank"], each["line"]) for each in records] == [
+        (2, None, 1),
+        (4, None, 1),
+        (1, 1, 1),
+    ]
 
 
 def test_nothing_of_that_name_is_an_error(tmp_path: Path) -> None:
     """With the place and the reason."""
-    with pytest.raises(SourceError, match="missing.log: expected a file, a directory or -; no such file"):
+    with pytest.raises(SourceError, match=r"missing\.log: expected a file, a directory or -; no such file"):
         files_of(str(tmp_path / "missing.log"))
 
 
@@ -86,14 +90,19 @@ def test_only_lines_that_matter_are_written(tmp_path: Path) -> None:
 def test_a_message_without_a_time_has_that_of_the_line_before(tmp_path: Path) -> None:
     """Also if nothing else is of interest in that line, as above a traceback."""
     (tmp_path / "rank2.log").write_text(
-        "2024-01-15 10:30:15 INFO loss: 1\n2024-01-15 10:30:16 plain\nTraceback\n  File x\nRuntimeError: CUDA out of memory\n"
+        "2024-01-15 10:30:15 INFO loss: 1\n2024-01-15 10:30:16 plain\nTraceback\n"
+        "  File x\nRuntimeError: CUDA out of memory\n"
     )
     record = scanned(tmp_path / "rank2.log")[1][-1]
-    assert (record["timestamp"], record["timestamp_source"], record["rank"]) == ("2024-01-15T10:30:16", "line before", 2)
+    assert (record["timestamp"], record["timestamp_source"], record["rank"]) == (
+        "2024-01-15T10:30:16",
+        "line before",
+        2,
+    )
 
 
 def test_first_anomalies_come_by_time_and_rank(tmp_path: Path) -> None:
-    """Each kind once a rank, the earliest by time although it is read last; times with an offset are compared rightly."""
+    """Each kind once a rank, the earliest by time although it is read last; offsets from UTC count."""
     (tmp_path / "rank0.log").write_text("2024-01-15T10:30:20Z CUDA out of memory\n" * 3)
     (tmp_path / "rank1.log").write_text("2024-01-15T18:30:10+0800 No space left on device\nx\n")
     (tmp_path / "rank2.log").write_text("CUDA out of memory\n")

@@ -17,7 +17,10 @@ MEGATRON = (
     "global batch size:   128 | lm loss: {loss} | load_balancing_loss: 1.019746E+00 | loss scale: 1.0 | "
     "grad norm: 1.426 | num zeros: 0.0 | number of skipped iterations:   2 | number of nan iterations:   {nans} |"
 )
-FORMATTED = "2025-07-24 10:00:01,123 - mindformers[mindformers/core/callback/callback.py:316] - INFO - { Epoch:[  1/  2], "
+DEEPSPEED = "[2023-04-28 06:59:46,878] [INFO] "
+FORMATTED = (
+    "2025-07-24 10:00:01,123 - mindformers[mindformers/core/callback/callback.py:316] - INFO - { Epoch:[  1/  2], "
+)
 
 NUMBERS: list[tuple[str, dict[str, float]]] = [
     ("2024-01-15 10:30:15 INFO Epoch: 1, Loss: 2.345, Accuracy: 0.78", {"epoch": 1, "loss": 2.345, "accuracy": 0.78}),
@@ -47,21 +50,24 @@ NUMBERS: list[tuple[str, dict[str, float]]] = [
         {"step": 1000, "validation_loss": 2.5, "validation_perplexity": 12.18249},
     ),
     (
-        "[2023-04-28 06:59:46,878] [INFO] [logging.py:96:log_dist] [Rank 0] step=510, skipped=8, lr=[1e-05], mom=[(0.9, 0.999)]",
+        DEEPSPEED + "[logging.py:96:log_dist] [Rank 0] step=510, skipped=8, lr=[1e-05], mom=[(0.9, 0.999)]",
         {"step": 510, "skipped_steps": 8, "learning_rate": 1e-5},
     ),
     (
-        "[2023-04-28 06:59:46,878] [INFO] [timer.py:215:stop] epoch=0/micro_step=10/global_step=5, "
-        "RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=13.5, MemAllocated=1.2GB, MaxMemAllocated=3.5GB",
-        {"epoch": 0, "step": 5, "throughput_mean": 12.3, "throughput": 13.5, "memory_used_gb": 1.2, "memory_peak_gb": 3.5},
+        DEEPSPEED + "[timer.py:215:stop] epoch=0/micro_step=10/global_step=5, RunningAvgSamplesPerSec=12.3, "
+        + "CurrSamplesPerSec=13.5, MemAllocated=1.2GB, MaxMemAllocated=3.5GB",
+        {
+            "epoch": 0, "step": 5, "throughput_mean": 12.3, "throughput": 13.5, "memory_used_gb": 1.2,
+            "memory_peak_gb": 3.5,
+        },
     ),
     (
         "steps: 10 loss: 2.3000 iter time (s): 0.512 samples/sec: 62.500",
         {"step": 10, "loss": 2.3, "step_time": 0.512, "throughput": 62.5},
     ),
     (
-        "[2023-04-28 06:51:30,648] [INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 2 Skipping step. "
-        "Attempted loss scale: 65536, reducing to 32768",
+        DEEPSPEED + "[loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 2 Skipping step. Attempted loss scale: "
+        + "65536, reducing to 32768",
         {"overflow": 1, "loss_scale": 65536},
     ),
     (
@@ -80,15 +86,16 @@ NUMBERS: list[tuple[str, dict[str, float]]] = [
     ("Downloading:  50%|█████     | 32/64 [00:01<00:01, 25.61it/s]", {"percent": 50, "steps_per_second": 25.61}),
     (
         FORMATTED + "step:[    2/ 1000], loss: 10.623, per_step_time: 1234ms, lr: 9.9e-06, overflow cond: False, "
-        "loss_scale: 1.0, global_norm: [1.33], train_throughput_per_npu: 159.545T",
+        + "loss_scale: 1.0, global_norm: [1.33], train_throughput_per_npu: 159.545T",
         {
             "epoch": 1, "total_epochs": 2, "step": 2, "total_steps": 1000, "loss": 10.623, "step_time": 1.234,
-            "learning_rate": 9.9e-6, "overflow": 0, "loss_scale": 1.0, "gradient_norm": 1.33, "tflops_per_device": 159.545,
+            "learning_rate": 9.9e-6, "overflow": 0, "loss_scale": 1.0, "gradient_norm": 1.33,
+            "tflops_per_device": 159.545,
         },
     ),
     (
         FORMATTED + "step:[    3/ 1000], loss:[ 2.345/ 2.400], per_step_time: 99ms, lr: 1e-05, overflow cond: True, "
-        "loss_scale: 1024",
+        + "loss_scale: 1024",
         {
             "epoch": 1, "total_epochs": 2, "step": 3, "total_steps": 1000, "loss": 2.345, "loss_mean": 2.4,
             "step_time": 0.099, "learning_rate": 1e-5, "overflow": 1, "loss_scale": 1024,
@@ -174,7 +181,7 @@ def test_the_level_is_a_word_of_its_own(line: str, level: str) -> None:
     assert PARSER.parse_log_line(line)["level"] == level
 
 
-YEAR = datetime.now().year  # noqa: DTZ005
+YEAR = datetime.now().year
 TIMES = [
     ("2024-01-15 10:30:15,123 x", "2024-01-15T10:30:15.123"),
     ("[2024-01-15 10:30:15] x", "2024-01-15T10:30:15"),
@@ -196,11 +203,13 @@ def test_times_of_each_format(line: str, time: str) -> None:
     assert (record["timestamp"], record["timestamp_source"]) == (time, "line")
 
 
-@pytest.mark.parametrize("form", ["{0:%b} {0.day:2d} {0:%H:%M:%S} host kernel: x", "[E{0.month}{0:%d %H:%M:%S}.5 a.cpp:1] x"])
+@pytest.mark.parametrize(
+    "form", ["{0:%b} {0.day:2d} {0:%H:%M:%S} host kernel: x", "[E{0.month}{0:%d %H:%M:%S}.5 a.cpp:1] x"]
+)
 def test_times_without_a_year_are_of_the_last_months(form: str) -> None:
     """In the format of syslog and of glog, today's and those of half a year ago."""
     for days in (0, 180):
-        then = (datetime.now() - timedelta(days=days)).replace(microsecond=0)  # noqa: DTZ005
+        then = (datetime.now() - timedelta(days=days)).replace(microsecond=0)
         parsed = PARSER.parse_log_line(form.format(then))["timestamp"]
         assert datetime.fromisoformat(parsed).replace(microsecond=0) == then
 
@@ -210,7 +219,7 @@ def test_a_time_that_is_passed_comes_first() -> None:
     assert PARSER.parse_log_line("2024-01-15 10:30:15 x", "2020")["timestamp"] == "2020"
     record = PARSER.parse_log_line("2024-01-15 99:30:15 x")
     assert record["timestamp_source"] == "clock"
-    assert abs(datetime.fromisoformat(record["timestamp"]) - datetime.now()) < timedelta(minutes=1)  # noqa: DTZ005
+    assert abs(datetime.fromisoformat(record["timestamp"]) - datetime.now()) < timedelta(minutes=1)
 
 
 RANKS = [
@@ -238,7 +247,10 @@ DATA: list[tuple[str, dict[str, Any]]] = [
     ('x {"a": {"b": [1, 2.5, null]}, "c": "d"} y', {"a": {"b": [1, 2.5, None]}, "c": "d"}),
     ('{not json} {"a": 1}', {"a": 1}),
     ('{"a": 1', {}),
-    ("k=v n=12 f=1e-5 t=0.5s q=\"two words\" e='x y'", {"k": "v", "n": 12, "f": 1e-5, "t": "0.5s", "q": "two words", "e": "x y"}),
+    (
+        "k=v n=12 f=1e-5 t=0.5s q=\"two words\" e='x y'",
+        {"k": "v", "n": 12, "f": 1e-5, "t": "0.5s", "q": "two words", "e": "x y"},
+    ),
     ('{"level": "INFO"} step=3', {"level": "INFO", "step": 3}),
 ]
 

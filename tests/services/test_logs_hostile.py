@@ -21,7 +21,15 @@ def checked(line: str) -> dict[str, object]:
     assert "\n" not in text
     assert len(text.splitlines()) == 1
     record: dict[str, object] = json.loads(text.encode("utf-8"), parse_constant=pytest.fail)
-    assert {"timestamp", "raw_message", "level", "component", "metrics", "anomalies", "structured_data"} <= record.keys()
+    assert {
+        "timestamp",
+        "raw_message",
+        "level",
+        "component",
+        "metrics",
+        "anomalies",
+        "structured_data",
+    } <= record.keys()
     return record
 
 
@@ -71,7 +79,11 @@ def test_random_lines_are_parsed() -> None:
         line = generator.randbytes(generator.randrange(120))
         if number % 3:
             first, second = generator.choice(CORPUS), generator.choice(CORPUS)
-            line = first[: generator.randrange(len(first) + 1)] + line[: number % 8] + second[generator.randrange(len(second) + 1) :]
+            line = (
+                first[: generator.randrange(len(first) + 1)]
+                + line[: number % 8]
+                + second[generator.randrange(len(second) + 1) :]
+            )
         checked(line.decode("utf-8", "surrogateescape"))
         checked(line.decode("latin-1"))
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from probe.services.logs.lines import Line, LineReader
+from probe.services.logs.lines import LineReader, LogLine
 from probe.services.logs.parser import LIMIT
 
 
-def read(content: bytes, size: int, everything: bool = True) -> list[Line]:
+def read(content: bytes, size: int, everything: bool = True) -> list[LogLine]:
     """Lines of a stream that comes in blocks of ``size`` bytes."""
     reader = LineReader(everything)
     found = [line for start in range(0, len(content), size) for line in reader.feed(content[start : start + size])]
@@ -20,7 +20,17 @@ def read(content: bytes, size: int, everything: bool = True) -> list[Line]:
 def test_lines_do_not_depend_on_blocks() -> None:
     """The same lines with the same numbers, whatever the sizes of blocks, with and without the filter."""
     generator = random.Random(3)
-    words = [b"loss: 1", b"nothing", b"ERROR x", b"\r 1%", b"CUDA out of memory", b"", b"\xff\xfe", b"\r\n", b"caf\xc3\xa9"]
+    words = [
+        b"loss: 1",
+        b"nothing",
+        b"ERROR x",
+        b"\r 1%",
+        b"CUDA out of memory",
+        b"",
+        b"\xff\xfe",
+        b"\r\n",
+        b"caf\xc3\xa9",
+    ]
     content = b"".join(generator.choice(words) + generator.choice([b"\n", b" ", b"\r"]) for _ in range(2_000))
     for everything in (False, True):
         whole = [line[:4] for line in read(content, len(content), everything)]
@@ -31,7 +41,12 @@ def test_lines_do_not_depend_on_blocks() -> None:
 
 def test_all_lines_are_those_of_the_file() -> None:
     """Numbers count from 1, and an end without a line feed is a line too."""
-    assert [(line.number, line.content) for line in read(b"a\n\nb\r\nc", 3)] == [(1, b"a"), (2, b""), (3, b"b"), (4, b"c")]
+    assert [(line.number, line.content) for line in read(b"a\n\nb\r\nc", 3)] == [
+        (1, b"a"),
+        (2, b""),
+        (3, b"b"),
+        (4, b"c"),
+    ]
 
 
 def test_only_lines_with_needles_are_looked_at() -> None:
@@ -68,7 +83,7 @@ def test_the_last_state_of_a_progress_bar_counts() -> None:
 
 
 def test_a_progress_bar_of_hours_is_one_line() -> None:
-    """Of several megabytes without a line feed the last state is kept, nothing is cut, and the next line has number 2."""
+    """Of several megabytes without a line feed the last state is kept, nothing is cut; the next line is number 2."""
     content = b"\r".join(b"%d%%|# | %d/9 [00:01<00:01, 2.0it/s]" % (n % 100, n) for n in range(100_000))
     lines = [line for line in read(content + b"\nend\n", 10_000) if b"99999/9" in line.content or line.number > 1]
     assert [(line.number, line.cut) for line in lines] == [(1, 0), (2, 0)]

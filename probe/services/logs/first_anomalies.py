@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from probe.services.logs.anomalies import SEVERITIES
+from probe.services.logs.signs import SEVERITIES
 from probe.services.logs.timestamps import seconds_of
 
 MOST = 2048
@@ -39,7 +39,7 @@ class FirstAnomalies:
         self.number = 0
         """Anomalies seen."""
         self.left_out = 0
-        """Those of ranks and kinds beyond the limit."""
+        """Anomalies of ranks and kinds beyond the limit."""
         self._first: dict[tuple[int | None, str], FirstAnomaly] = {}
 
     def add(self, record: dict[str, Any]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
-from probe.services.logs.lines import BLOCK, Line, LineReader
+from probe.services.logs.lines import BLOCK, LineReader, LogLine
 
 FINGERPRINT = 256
 """Bytes at the beginning of a file by which a truncated file that has grown again is noticed."""
@@ -29,7 +30,7 @@ class FollowedFile:
         self._beginning = b""
         self._regular = True
 
-    def poll(self) -> Iterator[Line]:
+    def poll(self) -> Iterator[LogLine]:
         """Yield the lines that have been completed since the last call.
 
         Raises:
@@ -52,7 +53,7 @@ class FollowedFile:
             if self._open():
                 yield from self._read()
 
-    def end(self) -> Iterator[Line]:
+    def end(self) -> Iterator[LogLine]:
         """Yield the line that no line feed has ended yet."""
         yield from self.lines.end()
 
@@ -71,7 +72,7 @@ class FollowedFile:
         self._position, self._beginning = 0, b""
         return True
 
-    def _read(self) -> Iterator[Line]:
+    def _read(self) -> Iterator[LogLine]:
         while True:
             try:
                 data = os.read(self._file, BLOCK)
@@ -91,7 +92,7 @@ class FollowedFile:
 
     def _replaced(self) -> bool:
         try:
-            now = os.stat(self.path)
+            now = Path(self.path).stat()
         except FileNotFoundError:
             return False
         here = os.fstat(self._file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -179,8 +180,8 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 
 def _jsonable(value: Any, depth: int = 0) -> Any:
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if depth > 80:
         return str(value)
     if isinstance(value, Mapping):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from probe.services.logs.anomalies import NEEDLES
 from probe.services.logs.expressions import Expression, any_of
 from probe.services.logs.parser import LIMIT
+from probe.services.logs.signs import NEEDLES
 
 BLOCK = 1 << 20
 """Bytes that are read at once."""
@@ -29,7 +29,7 @@ STATES = 4096
 """Largest number of states of a progress bar in one line that are searched for needles."""
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line that is to be parsed."""
 
     number: int
@@ -60,7 +60,7 @@ class LineReader:
         self._length = 0
         self._cut = 0
 
-    def feed(self, data: bytes) -> Iterator[Line]:
+    def feed(self, data: bytes) -> Iterator[LogLine]:
         """Yield the lines that ``data`` completes."""
         end = data.rfind(b"\n") + 1
         if end:
@@ -74,7 +74,7 @@ class LineReader:
         if end < len(data):
             yield from self._keep(data[end:] if end else data)
 
-    def end(self) -> Iterator[Line]:
+    def end(self) -> Iterator[LogLine]:
         """Yield the last line if no line feed ended it; the stream has ended."""
         if self._length:
             yield from self._long(b"")
@@ -85,7 +85,7 @@ class LineReader:
         self.number = 0
         self._rest, self._length, self._cut = [], 0, 0
 
-    def _keep(self, data: bytes) -> Iterator[Line]:
+    def _keep(self, data: bytes) -> Iterator[LogLine]:
         """Keep the beginning of an incomplete line; of a progress bar its last state."""
         if self._length + len(data) > LIMIT and b"\r" in data[:-1]:
             before, _, data = data.rpartition(b"\r")
@@ -99,7 +99,7 @@ class LineReader:
         if len(self._rest) > 64:
             self._rest = [b"".join(self._rest)]
 
-    def _long(self, data: bytes) -> Iterator[Line]:
+    def _long(self, data: bytes) -> Iterator[LogLine]:
         """Yield the line in progress with its end ``data``."""
         self.number += 1
         content = b"".join([*self._rest, data.rstrip(b"\r\n")])
@@ -108,7 +108,7 @@ class LineReader:
             return
         yield from self._one(self.number, content[:LIMIT], self._cut + max(0, len(content) - LIMIT))
 
-    def _lines(self, block: bytes) -> Iterator[Line]:
+    def _lines(self, block: bytes) -> Iterator[LogLine]:
         """Yield the lines of a ``block`` of whole lines that are worth a look."""
         if self._everything:
             for content in block.split(b"\n")[:-1]:
@@ -123,10 +123,10 @@ class LineReader:
             if len(content) > LIMIT or b"\r" in content:
                 yield from self._split(begun + 1, content, 0)
             else:
-                yield Line(begun + 1, content, searched, 0, block[max(0, start - BEFORE) : start])
+                yield LogLine(begun + 1, content, searched, 0, block[max(0, start - BEFORE) : start])
         self.number += block.count(b"\n")
 
-    def _split(self, number: int, content: bytes, cut: int) -> Iterator[Line]:
+    def _split(self, number: int, content: bytes, cut: int) -> Iterator[LogLine]:
         """Yield the states of a line: the last, and those before it that have a needle."""
         states = [state for state in content.rstrip(b"\r").split(b"\r") if state] or [b""]
         for state in states[-STATES:-1]:
@@ -134,13 +134,13 @@ class LineReader:
                 yield from self._one(number, state, 0)
         yield from self._one(number, states[-1], cut)
 
-    def _one(self, number: int, content: bytes, cut: int) -> Iterator[Line]:
+    def _one(self, number: int, content: bytes, cut: int) -> Iterator[LogLine]:
         if len(content) > LIMIT:
             content, cut = content[:LIMIT], cut + len(content) - LIMIT
         self.cut += cut > 0
         searched = NEEDLES.find(content) >= 0
         if searched or self._everything or cut or NOTABLE.find(content) >= 0:
-            yield Line(number, content, searched, cut, b"")
+            yield LogLine(number, content, searched, cut, b"")
 
 
 def _spans(block: bytes) -> Iterator[tuple[int, int, bool]]:

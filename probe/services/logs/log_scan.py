@@ -1,4 +1,4 @@
-"""Passes over log files: records out, counts and first anomalies kept."""
+"""Pass over log files: records out, counts and first anomalies kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from probe.services.logs.first_anomalies import FirstAnomalies
 from probe.services.logs.followed_file import FollowedFile
 from probe.services.logs.json_lines import as_line
-from probe.services.logs.lines import Line, LineReader
+from probe.services.logs.lines import LineReader, LogLine
 from probe.services.logs.parser import Record, TrainingLogParser
 from probe.services.logs.sources import STANDARD_INPUT, SourceError, blocks, files_of, rank_of_path, size_of
 from probe.services.logs.timestamps import time_of
@@ -21,7 +21,7 @@ from probe.services.logs.timestamps import time_of
 INTERVAL = 0.25
 """Seconds from one look at followed files to the next."""
 SEARCH = 20
-"""Looks at followed files from one search of a directory for new files to the next."""
+"""Number of looks at followed files from one search of a directory for new files to the next."""
 
 
 class LogScan:
@@ -109,7 +109,7 @@ class LogScan:
                 if place in asked:
                     self._warn(str(error))
 
-    def _write(self, origin: _Origin, lines: Iterable[Line]) -> None:
+    def _write(self, origin: _Origin, lines: Iterable[LogLine]) -> None:
         written: list[str] = []
         for line in lines:
             record = self._record(origin, line)
@@ -128,7 +128,7 @@ class LogScan:
             self._output.write("\n".join(written).encode("utf-8"))
             written.clear()
 
-    def _record(self, origin: _Origin, line: Line) -> Record:
+    def _record(self, origin: _Origin, line: LogLine) -> Record:
         record = self._parser.record(line.content, searched=line.searched, cut=line.cut)
         time = record["timestamp"]
         if time is None:

@@ -20,7 +20,9 @@ NUMBER = rb"[-+]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][-+]?\d{1,4})?|[-+
 END = rb"(?:$|[^\w.]|\.(?:\s|$))"
 """End of a number: no letter, digit or further fraction follows."""
 NAMES = {
-    **dict.fromkeys(("loss", "lm loss", "train loss", "train_loss", "training loss", "avg loss", "average loss"), "loss"),
+    **dict.fromkeys(
+        ("loss", "lm loss", "train loss", "train_loss", "training loss", "avg loss", "average loss"), "loss"
+    ),
     **dict.fromkeys(("val loss", "val_loss", "valid loss", "valid_loss", "validation loss"), "validation_loss"),
     **dict.fromkeys(("eval loss", "eval_loss"), "eval_loss"),
     **dict.fromkeys(("lr", "learning rate", "learning_rate", "learning-rate", "cur_lr"), "learning_rate"),
@@ -115,10 +117,17 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         for name, text in ENTRY.findall(line):
             _put(metrics, _ours(name.lower().decode("ascii")) or _plain(name), text)
         return metrics
-    if any_hint(low):
+    if _may_have_pairs(low):
         _pairs(line, metrics)
     if b"epoch" in low or b"step" in low or b"iter" in low or b"batch" in low:
         _counts(line, metrics)
+    _of_formats(line, low, metrics)
+    _settle(low, metrics)
+    return metrics
+
+
+def _of_formats(line: bytes, low: bytes, metrics: Metrics) -> None:
+    """Add the numbers of lines of a form of their own."""
     if b"pu" in low and (found := GPU.search(line)):
         _memory(found.groups(), metrics)
     if b"samples/s/p" in line and (found := SAMPLES.search(line)):
@@ -128,11 +137,9 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
         _put(metrics, "loss_scale", found.group(2) or b"")
     elif b"overflow cond: " in line:
         metrics["overflow"] = int(b"overflow cond: True" in line)
-    _settle(low, metrics)
-    return metrics
 
 
-def any_hint(low: bytes) -> bool:
+def _may_have_pairs(low: bytes) -> bool:
     """Return whether a line in lower case may have a number with a name of ours."""
     return (
         b"loss" in low or b"lr" in low or b"step" in low or b"epoch" in low or b"norm" in low or b"rate" in low
@@ -153,7 +160,9 @@ def number_of(text: bytes | str) -> Number | None:
         value = float(text)
     except ValueError:
         return None
-    if isinf(value) and not any(each in text[1:4] for each in ((b"n", b"N") if isinstance(text, bytes) else ("n", "N"))):
+    if isinf(value) and not any(
+        each in text[1:4] for each in ((b"n", b"N") if isinstance(text, bytes) else ("n", "N"))
+    ):
         return None  # 1e999
     return value
 
@@ -209,7 +218,7 @@ def _piped(low: bytes) -> Metrics:
 
 
 def _field(name: bytes) -> tuple[str, float]:
-    """Our name for a field of Megatron-LM, and the factor for its unit; remembered, since all its lines have the same."""
+    """Our name for a field of Megatron-LM, and the factor for its unit; remembered, since all lines have the same."""
     plain, factor = name.strip(), 1.0
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b" (")

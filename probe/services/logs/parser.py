@@ -21,10 +21,10 @@ LEVELS = {
     **dict.fromkeys(("error", "critical", "fatal"), "ERROR"),
 }
 SOURCES = (
-    (b"nccl", "communication"), (b"hccl", "communication"), (b"gloo", "communication"), (b"processgroup", "communication"),
-    (b"torch/distributed/elastic", "launcher"), (b"torchelastic", "launcher"), (b"launch.py", "launcher"),
-    (b"slurm", "launcher"), (b"kernel:", "kernel"), (b"nvrm:", "kernel"),
-)  # fmt: skip
+    *((literal, "communication") for literal in (b"nccl", b"hccl", b"gloo", b"processgroup")),
+    *((literal, "launcher") for literal in (b"torch/distributed/elastic", b"torchelastic", b"launch.py", b"slurm")),
+    *((literal, "kernel") for literal in (b"kernel:", b"nvrm:")),
+)
 """Literals by which the origin of a line is known."""
 TRAINING = frozenset(
     {"loss", "step", "epoch", "learning_rate", "gradient_norm", "step_time", "validation_loss", "eval_loss", "batch"}
@@ -58,8 +58,8 @@ class TrainingLogParser:
         Returns:
             ``timestamp``, ``raw_message``, ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``, ``metrics``,
             ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
-            ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line or clock),
-            and where there are any ``local_rank``, ``exception`` (``type``, ``message``) and ``cut`` (bytes left out).
+            ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument,
+            line or clock), and where there are any ``local_rank``, ``exception`` (``type``, ``message``) and ``cut`` (bytes left out).
         """
         content = log_line.encode("utf-8", "backslashreplace")
         record = self.record(content[:LIMIT], cut=max(0, len(content) - LIMIT))
@@ -89,7 +89,7 @@ class TrainingLogParser:
         metrics = metrics_of(line, low)
         if data:
             _add_metrics(data, metrics)
-        anomalies = anomalies_of(line, low, metrics, searched, self.language)
+        anomalies = anomalies_of(low, metrics, searched, self.language)
         time = (_time_in(data) if data else None) or time_of(line)
         rank, local = rank_of(line)
         record: Record = {

@@ -17,7 +17,7 @@ from probe.services.logs.lines import BLOCK
 
 STANDARD_INPUT = "-"
 SNIFFED = 4096
-"""Bytes at the beginning of a file by which text is told from other files of a directory."""
+"""Bytes at the beginning of a file by which text files of a directory are known."""
 RANKS = (
     re.compile(r"(?i)(?:^|[^a-z])(?:global_)?rank[_-]?(\d{1,7})(?:[^\d/][^/]*)?$"),  # rank3.log, rank_3.log.gz
     re.compile(r"(?i)(?:^|[^a-z])rank[_-]?(\d{1,7})/[^/]{1,255}$"),  # rank_3/info.log
@@ -52,7 +52,7 @@ def files_of(place: str, left_out: tuple[int, int] | None = None) -> tuple[list[
     if place == STANDARD_INPUT:
         return [place], []
     try:
-        kind = os.stat(place)
+        kind = Path(place).stat()
     except (OSError, ValueError) as error:
         raise SourceError(f"{place}: expected a file, a directory or -; {_reason(error)}") from None
     if not stat.S_ISDIR(kind.st_mode):
@@ -77,7 +77,7 @@ def blocks(place: str) -> Iterator[bytes]:
         if place == STANDARD_INPUT:
             yield from _read(sys.stdin.fileno())
             return
-        with closing(cast("BinaryIO", open(place, "rb", buffering=0))) as file:  # noqa: PTH123, SIM115
+        with closing(cast("BinaryIO", open(place, "rb", buffering=0))) as file:  # noqa: PTH123
             if place.endswith(".gz"):
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     while data := unpacked.read1(BLOCK):
@@ -91,7 +91,7 @@ def blocks(place: str) -> Iterator[bytes]:
 def size_of(place: str) -> int:
     """Return the size of a file in bytes; 0 if it is none or has none."""
     try:
-        found = os.stat(place)
+        found = Path(place).stat()
     except (OSError, ValueError):
         return 0
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -106,7 +106,7 @@ def _is_left_out(path: str, left_out: tuple[int, int] | None) -> bool:
     if left_out is None:
         return False
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except OSError:
         return False
     return (found.st_dev, found.st_ino) == left_out
@@ -115,7 +115,7 @@ def _is_left_out(path: str, left_out: tuple[int, int] | None) -> bool:
 def _is_text(path: str) -> bool:
     """Return whether a file of a directory is a regular one that begins without a NUL byte."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not stat.S_ISREG(Path(path).stat().st_mode):
             return False
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             head = file.read(SNIFFED)

@@ -17,12 +17,11 @@ UNDERSCORE = ord("_")
 MOST_DEPTH = 64
 """Deepest nesting of JSON that is read."""
 
-LEVEL = Expression(
-    rb"(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL|EMERG|ALERT|PANIC)(?:$|[^\w=])"
-)
-"""The end of a word in capitals; the first of a line is its level, so that ``INFO no ERROR found`` is one of information."""
+LEVEL = Expression(rb"(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL|EMERG|ALERT|PANIC)(?:$|[^\w=])")
+"""The end of a word in capitals; the first of a line is its level, so that ``INFO no ERROR found`` is INFO."""
 LOWER = Expression(
-    rb"(?i)(?:\blevel['\"]?\s{0,2}[=:]\s{0,2}['\"]?|[\[<])(trace|debug|info|notice|warn|warning|error|critical|fatal)(?:$|[^\w])"
+    rb"(?i)(?:\blevel['\"]?\s{0,2}[=:]\s{0,2}['\"]?|[\[<])"
+    rb"(trace|debug|info|notice|warn|warning|error|critical|fatal)(?:$|[^\w])"
 )
 """``level=error``, ``[error]``."""
 BEFORE_COLON = Expression(rb"(?i)(?:^|[:\]] )\s{0,8}(warning|error|critical|fatal|fatal error): ")
@@ -44,9 +43,7 @@ OURS = {
 }
 """Levels of logs in lower case, and ours: DEBUG, INFO, WARNING, ERROR."""
 
-RANK = Expression(
-    rb"(?:\[PG [^\]]{0,80} |\[|\b)[Rr](?:ank|ANK)_?\s{0,8}(?:[:=]\s{0,2})?(\d{1,7})(?:$|\W)"
-)
+RANK = Expression(rb"(?:\[PG [^\]]{0,80} |\[|\b)[Rr](?:ank|ANK)_?\s{0,8}(?:[:=]\s{0,2})?(\d{1,7})(?:$|\W)")
 """``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``Rank 3``, ``rank: 3``, ``rank=3``."""
 LOCAL_RANK = Expression(rb"\blocal_rank\s{0,2}[:=]\s{0,2}(\d{1,5})\b")
 ROLE = Expression(rb"\[[A-Za-z_]{1,32}(\d{1,5})\]:")
@@ -68,27 +65,50 @@ def level_of(line: bytes, low: bytes) -> str:
     """
     if stated := _in_capitals(line):
         return OURS[stated.lower()]
-    if line.startswith(GLOG_LETTERS) and (found := GLOG.search(line, 0, HEAD)):
-        return OURS[found.group(1).lower()]
-    if not (b"error" in low or b"warn" in low or b"fatal" in low or b"critical" in low or b"level" in low
-            or b"debug" in low or b"trace" in low or b"xception" in low or b"nterrupt" in low):  # fmt: skip
-        return "INFO"
-    if found := LOWER.search(line, 0, HEAD) or BEFORE_COLON.search(line, 0, HEAD):
-        return OURS[found.group(1).lower()]
-    if TRACEBACK in line:
-        return "ERROR"
-    if error := exception_of(line):
-        return "WARNING" if error["type"].endswith("Warning") else "ERROR"
-    return "INFO"
+    found = GLOG.search(line, 0, HEAD) if line.startswith(GLOG_LETTERS) else None
+    if found is None and _may_have_level(low):
+        found = LOWER.search(line, 0, HEAD) or BEFORE_COLON.search(line, 0, HEAD)
+        if found is None and TRACEBACK in line:
+            return "ERROR"
+        if found is None and (error := exception_of(line)):
+            return "WARNING" if error["type"].endswith("Warning") else "ERROR"
+    return "INFO" if found is None else OURS[found.group(1).lower()]
+
+
+def _may_have_level(low: bytes) -> bool:
+    return (
+        b"error" in low
+        or b"warn" in low
+        or b"fatal" in low
+        or b"critical" in low
+        or b"level" in low
+        or b"debug" in low
+        or b"trace" in low
+        or b"xception" in low
+        or b"nterrupt" in low
+    )
+
+
+def _may_have_capitals(head: bytes) -> bool:
+    return (
+        b"INFO" in head
+        or b"WARN" in head
+        or b"ERR" in head
+        or b"DEBUG" in head
+        or b"CRIT" in head
+        or b"FATAL" in head
+        or b"TRACE" in head
+        or b"NOTICE" in head
+        or b"EMERG" in head
+        or b"ALERT" in head
+        or b"PANIC" in head
+    )
 
 
 def _in_capitals(line: bytes) -> bytes:
     """Return the first level in capitals that is a word of its own; empty if there is none."""
     head = line[:HEAD]
-    if not (b"INFO" in head or b"WARN" in head or b"ERR" in head or b"DEBUG" in head or b"CRIT" in head or b"FATAL" in head
-            or b"TRACE" in head or b"NOTICE" in head or b"EMERG" in head or b"ALERT" in head or b"PANIC" in head):  # fmt: skip
-        return b""
-    found = LEVEL.search(head)
+    found = LEVEL.search(head) if _may_have_capitals(head) else None
     while found is not None:
         start = found.start()
         if not start or not (head[start - 1 : start].isalnum() or head[start - 1] == UNDERSCORE):

@@ -24,7 +24,7 @@ ENGLISH: dict[str, Explanation] = {
     ),
     "host_oom": Explanation(
         "The memory of the host is exhausted",
-        "Loader workers, pinned memory, cached data or a checkpoint on the host need more than there is; /dev/shm counts",
+        "Loader workers, pinned memory, cached data or a checkpoint need more than the host has; /dev/shm counts",
         "Use fewer loader workers or a smaller prefetch, enlarge /dev/shm, and save checkpoints in shards",
     ),
     "container_oom": Explanation(
@@ -214,11 +214,19 @@ CHINESE: dict[str, Explanation] = {
 TEXTS = {"en": ENGLISH, "zh": CHINESE}
 
 XIDS: dict[int, tuple[str, str, str]] = {
-    13: ("high", "error of the graphics engine, mostly an access out of range by the program", "图形引擎错误,多为程序越界访问"),
+    13: (
+        "high",
+        "error of the graphics engine, mostly an access out of range by the program",
+        "图形引擎错误,多为程序越界访问",
+    ),
     31: ("high", "memory page fault, mostly a bad address in the program", "显存缺页,多为程序地址错误"),
     32: ("high", "corrupted commands in the push buffer", "命令缓冲区损坏"),
     43: ("high", "the program's channel was stopped after an error of the program", "程序出错,通道被停止"),
-    45: ("medium", "channels were cleaned up after another error or the end of the process", "因其他错误或进程结束而清理通道"),
+    45: (
+        "medium",
+        "channels were cleaned up after another error or the end of the process",
+        "因其他错误或进程结束而清理通道",
+    ),
     48: ("critical", "double-bit ECC error", "双比特 ECC 错误"),
     61: ("high", "internal microcontroller: breakpoint or warning", "内部微控制器断点或警告"),
     62: ("critical", "internal microcontroller has halted", "内部微控制器停止"),

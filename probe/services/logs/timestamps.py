@@ -21,7 +21,8 @@ MONTHS = {
 NAMES = rb"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 
 DATED = Expression(
-    rb"\b(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,:](\d{1,9}))?(?:\.\d{1,3}\b)?(Z\b|[+-]\d\d:?\d\d\b)?"
+    rb"\b(\d{4})[-/](\d\d)[-/](\d\d)[T _-](\d\d):(\d\d):(\d\d)(?:[.,:](\d{1,9}))?(?:\.\d{1,3}\b)?"
+    rb"(Z\b|[+-]\d\d:?\d\d\b)?"
 )
 """Python's logging, DeepSpeed, MindSpore (``2024-01-15-10:30:15.123.456``), torchrun, ISO 8601, journald."""
 AMERICAN = Expression(rb"\b(\d\d)/(\d\d)/(\d{4}),? (\d\d):(\d\d):(\d\d)")
@@ -79,7 +80,7 @@ def _syslog(parts: tuple[Any, ...]) -> str | None:
 
 def _without_year(month: bytes, day: bytes, hour: bytes, minute: bytes, second: bytes, fraction: Any) -> str | None:
     """Return the latest such time that is at most a day ahead of now."""
-    now = datetime.now()  # noqa: DTZ005 - these formats are in local time
+    now = datetime.now()
     for year in (now.year + 1, now.year, now.year - 1):
         text = _dated((b"%d" % year, month, day, hour, minute, second, fraction, None))
         if text is None or (seconds := seconds_of(text)) is None:
@@ -117,4 +118,4 @@ def iso_of(seconds: float) -> str | None:
 
 def now() -> str:
     """Return the local time as ISO 8601, without an offset."""
-    return datetime.now().isoformat()  # noqa: DTZ005 - as lines without an offset
+    return datetime.now().isoformat()
