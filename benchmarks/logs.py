@@ -1,8 +1,8 @@
 """Log parser on generated logs: megabytes a second on one core, and the largest memory.
 
 The log is that of one long run: mostly lines of loaders, NCCL and caches without numbers of training, and among them
-iteration lines, progress bars, warnings and a few failures. The shares are printed. The processor time of a process that
-runs `probe logs parse` and writes to /dev/null counts, the start of Python included.
+iteration lines, progress bars, warnings and a few failures. The shares are printed. The processor time of a process
+that runs `probe logs parse` and writes to /dev/null counts, the start of Python included.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ ITERATION = (
 MIX = {
     "loader": (
         0.4,
-        "{time},123 INFO data.shards: prefetched shard {n:05d} of 04096 from /data/corpus/part-{n:05d}.tar in {r:.3f} s "
-        "(queue depth {k})",
+        "{time},123 INFO data.shards: prefetched /data/corpus/part-{n:05d}.tar in {r:.3f} s (queue depth {k})",
     ),
     "NCCL": (0.3, "node{k}:534:1791 [{k}] NCCL INFO Channel {k:02d}/0 : {k}[{k}] -> 1[1] via P2P/CUMEM/read"),
     "other": (0.24, "{time},456 DEBUG cache.blocks: block {n} of layer {k} moved to slot {n}; {k} free"),

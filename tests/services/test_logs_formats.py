@@ -66,8 +66,8 @@ NUMBERS: list[tuple[str, dict[str, float]]] = [
         {"step": 10, "loss": 2.3, "step_time": 0.512, "throughput": 62.5},
     ),
     (
-        DEEPSPEED + "[loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 2 Skipping step. Attempted loss scale: "
-        + "65536, reducing to 32768",
+        DEEPSPEED + "[loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 2 Skipping step. "
+        + "Attempted loss scale: 65536, reducing to 32768",
         {"overflow": 1, "loss_scale": 65536},
     ),
     (

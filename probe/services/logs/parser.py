@@ -58,8 +58,8 @@ class TrainingLogParser:
         Returns:
             ``timestamp``, ``raw_message``, ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``, ``metrics``,
             ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
-            ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument,
-            line or clock), and where there are any ``local_rank``, ``exception`` (``type``, ``message``) and ``cut`` (bytes left out).
+            ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line,
+            clock), and where there are any ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left out).
         """
         content = log_line.encode("utf-8", "backslashreplace")
         record = self.record(content[:LIMIT], cut=max(0, len(content) - LIMIT))

@@ -185,7 +185,8 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "device_error critical gpu device",
         "cuda error, device-side assert, illegal memory access, fallen off the bus, launch failure, "
-        "misaligned address, _status_e, _status_i, device handle for gpu, aicore, ai core, ez9999, ee9999, eh9999, inner error, : [pid",
+        "misaligned address, _status_e, _status_i, device handle for gpu, "
+        "aicore, ai core, ez9999, ee9999, eh9999, inner error, : [pid",
         rb"device-side assert",
         rb"illegal memory access",
         rb"unspecified launch failure",
