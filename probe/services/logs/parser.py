@@ -58,8 +58,8 @@ class TrainingLogParser:
         Returns:
             ``timestamp``, ``raw_message``, ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``, ``metrics``,
             ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
-            ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line,
-            clock), and where there are any ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left out).
+            ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line or
+            clock); where there are any, ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left out).
         """
         content = log_line.encode("utf-8", "backslashreplace")
         record = self.record(content[:LIMIT], cut=max(0, len(content) - LIMIT))
@@ -95,7 +95,7 @@ class TrainingLogParser:
         record: Record = {
             "timestamp": time,
             "raw_message": text_of(line).strip(),
-            "level": "ERROR" if anomalies else (_level_in(data) if data else "") or level_of(line, low),
+            "level": _level(line, low, data, metrics, anomalies),
             "component": _component(data, low, metrics, anomalies),
             "metrics": metrics,
             "anomalies": anomalies,
@@ -125,6 +125,18 @@ def _component(data: dict[str, Any], low: bytes, metrics: Metrics, anomalies: li
         if literal in low:
             return name
     return "progress" if "percent" in metrics else "unknown"
+
+
+def _level(line: bytes, low: bytes, data: dict[str, Any], metrics: Metrics, anomalies: list[dict[str, Any]]) -> str:
+    if anomalies:
+        return "ERROR"
+    if data and (stated := _level_in(data)):
+        return stated
+    if metrics and (
+        low.startswith(b"{'") or "consumed_samples" in metrics or ("percent" in metrics and b"]" == low[-1:])
+    ):
+        return "INFO"  # lines of Hugging Face Trainer, Megatron-LM and progress bars state none
+    return level_of(line, low)
 
 
 def _level_in(data: dict[str, Any]) -> str:
