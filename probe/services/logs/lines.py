@@ -120,6 +120,8 @@ class LineReader:
             begun += block.count(b"\n", at, start)
             at = start
             content = block[start:end]
+            if b"\r" in content:
+                content = content.strip(b"\r")
             if len(content) > LIMIT or b"\r" in content:
                 yield from self._split(begun + 1, content, 0)
             else:

@@ -75,7 +75,8 @@ COUNTS = frozenset(
 TOTALS = {"step": "total_steps", "epoch": "total_epochs", "batch": "total_batches", "loss": "loss_mean"}
 """Names of the second number of ``12/100``; MindSpore Transformers writes ``loss:[current/mean of the epoch]``."""
 SECONDS = frozenset({"step_time", "epoch_time", "time"})
-UNITS = {b"ms": 1e-3, b"us": 1e-6}
+UNITS = {b"ms": 1e3, b"us": 1e6}
+"""Parts of a second by their names."""
 
 PAIR = Expression(
     rb"\b([A-Za-z_][A-Za-z_/-]{0,40}(?: [A-Za-z_]{1,24}){0,2})['\"]?(?: \(([a-z]{1,3})\)|%)?(?:\s{0,4}[:=]|\s{1,4}is\s)"
@@ -167,7 +168,7 @@ def number_of(text: bytes | str) -> Number | None:
     return value
 
 
-def _put(metrics: Metrics, name: str, text: bytes, factor: float = 1.0) -> None:
+def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> None:
     if not name or name in metrics or len(metrics) >= MOST:
         return
     value = number_of(text)
@@ -176,7 +177,7 @@ def _put(metrics: Metrics, name: str, text: bytes, factor: float = 1.0) -> None:
     if name in COUNTS:
         metrics[name] = int(value) if isfinite(value) and value == int(value) and b"." not in text else value
     else:
-        metrics[name] = float(value) * factor
+        metrics[name] = value / divisor
 
 
 def _ours(name: str) -> str:
@@ -198,38 +199,38 @@ def _piped(low: bytes) -> Metrics:
     """Fields of Megatron-LM, ``name: number | name: number |``."""
     first, *parts = low.split(b"|", 64)
     metrics: Metrics = {}
-    _counts(first, metrics)
     for part in parts:
         name, _, text = part.rpartition(b":")
-        ours, factor = _FIELDS.get(name) or _field(name)
-        if not ours:
-            continue
-        try:
-            value = float(text)
-        except ValueError:
-            continue
-        if ours not in COUNTS:
-            metrics[ours] = value * factor
-        elif isfinite(value):
-            metrics[ours] = int(value)
+        ours, divisor, whole = _FIELDS.get(name) or _field(name)
+        if ours:
+            try:
+                value = float(text)
+                metrics[ours] = int(value) if whole else value if divisor == 1 else value / divisor
+            except (ValueError, OverflowError):
+                continue
+    _, _, numbers = first.rpartition(b"iteration")
+    for name, text in zip(("step", "total_steps"), numbers.split(b"/"), strict=False):
+        if (number := number_of(text.strip())) is not None:
+            metrics[name] = number
     if b"validation" in first:
         return {VALIDATION.get(name, name): value for name, value in metrics.items()}
     return metrics
 
 
-def _field(name: bytes) -> tuple[str, float]:
-    """Our name for a field of Megatron-LM, and the factor for its unit; remembered, since all lines have the same."""
-    plain, factor = name.strip(), 1.0
+def _field(name: bytes) -> tuple[str, float, bool]:
+    """Our name for a field of Megatron-LM, the divisor for its unit, and whether it is a count; remembered, since all
+    lines have the same."""
+    plain, divisor = name.strip(), 1.0
     if plain.endswith(b")"):
         plain, _, unit = plain.rpartition(b" (")
-        factor = UNITS.get(unit[:-1], 1.0)
+        divisor = UNITS.get(unit[:-1], 1.0)
     ours = STATED.get(plain) or (_plain(plain) if plain.endswith(b"loss") and plain.isascii() else "")
     if len(_FIELDS) < MOST:
-        _FIELDS[name] = ours, factor
-    return ours, factor
+        _FIELDS[name] = ours, divisor, ours in COUNTS
+    return ours, divisor, ours in COUNTS
 
 
-_FIELDS: dict[bytes, tuple[str, float]] = {}
+_FIELDS: dict[bytes, tuple[str, float, bool]] = {}
 STATED = {name.encode(): ours for name, ours in NAMES.items()} | {
     b"elapsed time per iteration": "step_time",
     b"lm loss value": "loss",
@@ -246,9 +247,9 @@ def _pairs(line: bytes, metrics: Metrics) -> None:
             if not last.endswith("loss"):
                 continue
             ours = last
-        factor = UNITS.get(after or unit, 1.0) if ours in SECONDS else 1.0
+        divisor = UNITS.get(after or unit, 1.0) if ours in SECONDS else 1.0
         known = ours in metrics
-        _put(metrics, ours, text, factor)
+        _put(metrics, ours, text, divisor)
         if second and not known and ours in TOTALS:
             _put(metrics, TOTALS[ours], second)
 

@@ -59,7 +59,8 @@ class TrainingLogParser:
             ``timestamp``, ``raw_message``, ``level`` (DEBUG, INFO, WARNING, ERROR), ``component``, ``metrics``,
             ``anomalies`` (a list of ``type``, ``severity``, ``description``, ``cause``, ``advice``),
             ``structured_data`` (JSON and key=value in the line), ``rank``, ``timestamp_source`` (argument, line or
-            clock); where there are any, ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left out).
+            clock); where there are any: ``local_rank``, ``exception`` (``type``, ``message``), ``cut`` (bytes left
+            out).
         """
         content = log_line.encode("utf-8", "backslashreplace")
         record = self.record(content[:LIMIT], cut=max(0, len(content) - LIMIT))
@@ -133,7 +134,7 @@ def _level(line: bytes, low: bytes, data: dict[str, Any], metrics: Metrics, anom
     if data and (stated := _level_in(data)):
         return stated
     if metrics and (
-        low.startswith(b"{'") or "consumed_samples" in metrics or ("percent" in metrics and b"]" == low[-1:])
+        low.startswith(b"{'") or "consumed_samples" in metrics or ("percent" in metrics and low.endswith(b"]"))
     ):
         return "INFO"  # lines of Hugging Face Trainer, Megatron-LM and progress bars state none
     return level_of(line, low)

@@ -39,6 +39,8 @@ CLOCK = Expression(rb"\d:\d\d:\d\d")
 
 def time_of(line: bytes) -> str | None:
     """Return the time in ``line`` as ISO 8601, with the offset from UTC that the line states, or None."""
+    if (found := DATED.search(line, 0, HEAD)) and (time := _dated(found.groups())) is not None:
+        return time
     if CLOCK.search(line, 0, HEAD) is None:
         return None
     for expression, read in FORMATS:
@@ -91,7 +93,6 @@ def _without_year(month: bytes, day: bytes, hour: bytes, minute: bytes, second: 
 
 
 FORMATS: tuple[tuple[Expression, Callable[[tuple[Any, ...]], str | None]], ...] = (
-    (DATED, _dated),
     (GLOG, _glog),
     (SYSLOG, _syslog),
     (AMERICAN, _american),
