@@ -24,8 +24,9 @@ AFTER = Expression(
     rb"count|guard|filter|: ?(?:0|false|no|none|off)|= ?(?:0|false|no|none|off))\b"
 )
 """Words after a phrase that make it a setting or a count."""
-CORRECTED = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce\b)")
-"""Errors of memory that were corrected."""
+MILDER = Expression(rb"\b(?:single[ -]bit|corrected error|\d{1,9} ce)\b|(?:exitcode {0,4}: |signal )-?15 ")
+MILD = frozenset({"ecc_error", "process_failed"})
+"""Errors of memory that were corrected, and processes that the launcher ended after another had failed."""
 MOST_MATCHES = 16
 """Largest number of phrases of one kind in a line that are looked at."""
 NAN, NOTHING = frozenset({"nan"}), frozenset[str]()
@@ -85,7 +86,7 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
         else:
-            severity = "medium" if sign.kind == "ecc_error" and _corrected(low) else sign.severity
+            severity = "medium" if MILDER.search(low) and sign.kind in MILD else sign.severity
             anomaly = _anomaly(sign.kind, severity, language)
         anomalies.setdefault(anomaly["type"], anomaly)
     return list(anomalies.values())
@@ -122,7 +123,3 @@ def _xid(match: Any, language: str) -> dict[str, Any]:
     if meaning := meaning_of_xid(number, language):
         anomaly["description"] += f": {meaning}"
     return anomaly
-
-
-def _corrected(low: bytes) -> bool:
-    return CORRECTED.search(low) is not None

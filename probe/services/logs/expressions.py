@@ -77,7 +77,11 @@ def python_engine(pattern: bytes) -> Any:
 def fast_engine(pattern: bytes) -> Any:
     """``pattern`` compiled by RE2, or by Python where RE2 is not installed."""
     module = re2_module()
-    return python_engine(pattern) if module is None else module.compile(pattern)
+    if module is None:
+        return python_engine(pattern)
+    options = module.Options()
+    options.encoding = module.Options.Encoding.LATIN1  # else no expression matches a byte that is not UTF-8
+    return module.compile(pattern, options)
 
 
 def any_of(words: Iterable[bytes], instead: Mapping[bytes, bytes] | None = None) -> Expression:

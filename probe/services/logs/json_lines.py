@@ -69,6 +69,8 @@ class JsonLines(logging.Formatter):
         if kind is not None:
             fields = {"error.type": _name(kind), "error.message": _text(error)}
         if record.exc_text:  # the redaction leaves a traceback with a secret as text alone
+            name, _, message = record.exc_text.rpartition("\n")[2].partition(": ")
+            fields = fields or {"error.type": name, "error.message": message}
             fields["error.stack_trace"] = record.exc_text
         elif error is not None:
             fields["error.stack_trace"] = "".join(traceback.format_exception(error)).rstrip("\n")

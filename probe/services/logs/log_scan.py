@@ -16,11 +16,14 @@ from probe.services.logs.json_lines import as_line
 from probe.services.logs.lines import LineReader, LogLine
 from probe.services.logs.parser import Record, TrainingLogParser
 from probe.services.logs.sources import STANDARD_INPUT, SourceError, blocks, files_of, rank_of_path, size_of
+from probe.services.logs.structure import rank_of
 from probe.services.logs.timestamps import time_of
 
 INTERVAL = 0.25
 """Seconds from one look at followed files to the next."""
-SEARCH = 20
+OF_TORCHRUN, ABOVE = (b"  exitcode ", b"  traceback :"), 96
+"""Lines of torchrun's report whose rank stands above them, and the bytes in which it is looked for."""
+SEARCH = 4
 """Number of looks at followed files from one search of a directory for new files to the next."""
 
 
@@ -138,7 +141,8 @@ class LogScan:
         if time is not None:
             origin.time = time
         if record["rank"] is None:
-            record["rank"] = origin.rank
+            above = rank_of(line.before[-ABOVE:])[0] if line.content.startswith(OF_TORCHRUN) else None
+            record["rank"] = origin.rank if above is None else above
         record["file"], record["line"] = origin.name, line.number
         return record
 

@@ -117,6 +117,8 @@ def metrics_of(line: bytes, low: bytes) -> Metrics:
     if b"{'" in line and (b"loss" in low or b"epoch" in low or b"'learning_rate'" in low):
         for name, text in ENTRY.findall(line):
             _put(metrics, _ours(name.lower().decode("ascii")) or _plain(name), text)
+        if "train_seconds" in metrics and "loss" in metrics:  # the summary at the end
+            metrics["loss_mean"] = metrics.pop("loss")
         return metrics
     if _may_have_pairs(low):
         _pairs(line, metrics)

@@ -161,7 +161,7 @@ SIGNS: tuple[Sign, ...] = (
         rb"rendezvousclosederror",
     ),
     _sign(
-        "deadlock high unknown",
+        "deadlock high unknown communication",
         "deadlock, hang, hung, stuck, blocked for more than",
         rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
         rb"task .{1,64} blocked for more than \d{1,9} seconds",

@@ -51,7 +51,7 @@ ROLE = Expression(rb"\[[A-Za-z_]{1,32}(\d{1,5})\]:")
 MPI = Expression(rb"\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
 """mpirun's prefix: ``[job,rank]<stderr>:``."""
 
-PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,1024}\"|'[^']{0,1024}'|[^\s,;|(){}\[\]\"']{1,256})")
+PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,512}\"|'[^']{0,512}'|[^\s,;|(){}\[\]\"']{1,256})")
 _DECODER = json.JSONDecoder()
 _NESTING = re.compile(r"[\[{\]}]")
 
