@@ -21,7 +21,7 @@ SHORT = 2_048
 def re2_module() -> Any:
     """The module ``re2``, or None if it is not installed."""
     try:
-        import re2
+        import re2  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         return None
     return re2
