@@ -163,11 +163,7 @@ def number_of(text: bytes | str) -> Number | None:
         value = float(text)
     except ValueError:
         return None
-    if isinf(value) and not any(
-        each in text[1:4] for each in ((b"n", b"N") if isinstance(text, bytes) else ("n", "N"))
-    ):
-        return None  # 1e999
-    return value
+    return None if isinf(value) and text[-1:].isdigit() else value  # 1e999 is no infinity
 
 
 def _put(metrics: Metrics, name: str, text: bytes, divisor: float = 1.0) -> None:
@@ -211,9 +207,9 @@ def _piped(low: bytes) -> Metrics:
             except (ValueError, OverflowError):
                 continue
     _, _, numbers = first.rpartition(b"iteration")
-    for name, text in zip(("step", "total_steps"), numbers.split(b"/"), strict=False):
-        if (number := number_of(text.strip())) is not None:
-            metrics[name] = number
+    for count, written in zip(("step", "total_steps"), numbers.split(b"/"), strict=False):
+        if (number := number_of(written.strip())) is not None:
+            metrics[count] = number
     if b"validation" in first:
         return {VALIDATION.get(name, name): value for name, value in metrics.items()}
     return metrics

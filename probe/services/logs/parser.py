@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from probe.services.logs.anomalies import anomalies_of, component_of
 from probe.services.logs.metrics import NAMES, Metrics, metrics_of, number_of
@@ -176,6 +176,6 @@ def _add_metrics(data: dict[str, Any], metrics: Metrics) -> None:
                 metrics.setdefault(ours, number)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     """Return whether a value of JSON is a number within the range of floats."""
     return isinstance(value, float) or (type(value) is int and value.bit_length() < 1024)
