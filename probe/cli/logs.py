@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -63,47 +63,61 @@ def parse(
     from probe.services.logs.parser import TrainingLogParser
     from probe.services.logs.sources import STANDARD_INPUT, SourceError, files_of
 
-    with ExitStack() as stack:
-        try:
-            if follow and STANDARD_INPUT in places:
-                raise SourceError("--follow: standard input is read to its end in any case; leave the option out")
-            for place in places:
-                files_of(place) if not follow else _expect_there(place)
-            target = stack.enter_context(_output(output, places))
-        except (SourceError, OSError) as error:
-            complain(str(error))
-            raise typer.Exit(2) from None
-        left_out = _identity(target)
-        with _progress(follow, places, left_out) as advance:
-            scan = LogScan(TrainingLogParser(language.value), target, everything, _warn, advance)
-            _run(scan, places, follow, left_out)
+    try:
+        if follow and STANDARD_INPUT in places:
+            raise SourceError("--follow: standard input is read to its end in any case; leave the option out")
+        for place in places:
+            _expect_there(place) if follow else files_of(place)
+        target = _output(output, places)
+    except (SourceError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+    left_out = _identity(target)
+    shown = not follow and sys.stderr.isatty() and not (output is None and sys.stdout.isatty())
+    with _progress(shown, places, left_out) as advance:
+        scan = LogScan(TrainingLogParser(language.value), target, everything, _warn, advance)
+        complete = _written(target, output, lambda: _run(scan, places, follow, left_out))
     if summary:
         _summarize(scan, topk)
-    raise typer.Exit(1 if scan.first.number or scan.unread else 0)
+    raise typer.Exit(1 if scan.first.number or scan.unread or not complete else 0)
+
+
+def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> bool:
+    """Call ``run``, which writes to ``target``; return False if not everything could be written."""
+    try:
+        run()
+        target.flush()
+    except BrokenPipeError:  # the reader of standard output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+    except OSError as error:
+        complain(f"{output or 'standard output'}: cannot be written: {(error.strerror or str(error)).lower()}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+        return False
+    finally:
+        if output is not None:
+            target.close()
+    return True
 
 
 def _run(scan: LogScan, places: list[str], follow: bool, left_out: tuple[int, int] | None) -> None:
     from probe.services.logs.log_scan import ended_by_signals
     from probe.services.logs.sources import SourceError, files_of
 
-    try:
-        if follow:
-            with ended_by_signals() as end:
-                scan.follow(places, left_out, end)
-            return
-        for place in places:
-            try:
-                taken, passed = files_of(place, left_out)
-            except SourceError as error:  # gone since the command began
-                scan.unread += 1
-                _warn(str(error))
-                continue
-            if passed:
-                _warn(f"{place}: {len(passed)} {plural(len(passed), 'file')} passed over, since not text: {passed[0]}")
-            for path in taken:
-                scan.read(path)
-    except BrokenPipeError:  # the reader of standard output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if follow:
+        with ended_by_signals() as end:
+            scan.follow(places, left_out, end)
+        return
+    for place in places:
+        try:
+            taken, passed = files_of(place, left_out)
+        except SourceError as error:  # gone since the command began
+            scan.unread += 1
+            _warn(str(error))
+            continue
+        if passed:
+            _warn(f"{place}: {len(passed)} {plural(len(passed), 'file')} passed over, since not text: {passed[0]}")
+        for path in taken:
+            scan.read(path)
 
 
 def _expect_there(place: str) -> None:
@@ -114,25 +128,20 @@ def _expect_there(place: str) -> None:
         raise SourceError(f"{place}: expected a file or a directory; there is no folder {Path(place).parent}")
 
 
-@contextmanager
-def _output(path: Path | None, places: list[str]) -> Iterator[BinaryIO]:
-    """Yield the file for JSON lines; what it had is replaced.
+def _output(path: Path | None, places: list[str]) -> BinaryIO:
+    """Open the file for JSON lines; what it had is replaced.
 
     Raises:
         OSError: if it cannot be written, or is one of those that are read.
     """
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.flush()
-        return
+        return sys.stdout.buffer
     if any(Path(place).exists() and path.exists() and path.samefile(place) for place in places):
         raise OSError(f"--output {path}: expected another file than those that are read")
     try:
-        file = path.open("wb")
+        return path.open("wb")
     except OSError as error:
         raise OSError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
-    with file:
-        yield file
 
 
 def _identity(file: BinaryIO) -> tuple[int, int] | None:
@@ -144,9 +153,9 @@ def _identity(file: BinaryIO) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _progress(follow: bool, places: list[str], left_out: tuple[int, int] | None) -> Iterator[Callable[[int], object]]:
-    """Yield a function for the bytes read; they are shown if standard error is a terminal and not the JSON's."""
-    if follow or not sys.stderr.isatty():
+def _progress(shown: bool, places: list[str], left_out: tuple[int, int] | None) -> Iterator[Callable[[int], object]]:
+    """Yield a function for the bytes read, which are shown on standard error if ``shown``."""
+    if not shown:
         yield int
         return
     from rich.console import Console

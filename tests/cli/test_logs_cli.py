@@ -131,6 +131,16 @@ def test_a_reader_that_closes_ends_it_quietly(tmp_path: Path) -> None:
     process.stderr.close()
 
 
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    """With exit code 1, not with a traceback."""
+    (tmp_path / "a.log").write_text("loss: 1\n")
+    done = run(tmp_path / "a.log", "--output", "/dev/full", "--no-summary")
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"probe: error: /dev/full: cannot be written: no space left on device\n",
+    )
+
+
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
@@ -160,7 +170,7 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
         with log.open("a") as more:
             more.write("loss: 2\n")
         until(lambda: losses() == [1, 2])
-        log.rename(tmp_path / "rank0.log.1")
+        log.rename(log.parent / "rank0.log.1")
         log.write_text("loss: 3\n")
         until(lambda: losses() == [1, 2, 3])
         log.write_text("loss: 4\n")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from probe.services.logs.lines import BLOCK, LineReader, LogLine
 
+Identity = tuple[int, int]
+"""Device and inode of a file."""
 FINGERPRINT = 256
 """Bytes at the beginning of a file by which a truncated file that has grown again is noticed."""
 
@@ -29,6 +32,19 @@ class FollowedFile:
         self._position = 0
         self._beginning = b""
         self._regular = True
+        self._rotated: deque[tuple[Identity, bytes]] = deque(maxlen=64)
+
+    def has_read(self, path: str) -> bool:
+        """Return whether the file at ``path`` is one that was read here under its former name."""
+        try:
+            with Path(path).open("rb", buffering=0) as file:
+                found, beginning = _identity(os.fstat(file.fileno())), file.read(FINGERPRINT) or b""
+        except OSError:
+            return False
+        known = [*self._rotated]
+        if self._file >= 0:
+            known.append((_identity(os.fstat(self._file)), self._beginning))
+        return any(found == identity and beginning.startswith(begun) for identity, begun in known)
 
     def poll(self) -> Iterator[LogLine]:
         """Yield the lines that have been completed since the last call.
@@ -48,6 +64,7 @@ class FollowedFile:
             yield from self._read()  # written between the two calls
             yield from self.lines.end()
             self.note = f"{self.path}: rotated; the new file is read"
+            self._rotated.append((_identity(os.fstat(self._file)), self._beginning))
             self.close()
             self.lines.forget()
             if self._open():
@@ -95,5 +112,8 @@ class FollowedFile:
             now = Path(self.path).stat()
         except FileNotFoundError:
             return False
-        here = os.fstat(self._file)
-        return (now.st_dev, now.st_ino) != (here.st_dev, here.st_ino)
+        return _identity(now) != _identity(os.fstat(self._file))
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino

@@ -7,6 +7,8 @@ import select
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -23,6 +25,8 @@ INTERVAL = 0.25
 """Seconds from one look at followed files to the next."""
 OF_TORCHRUN, ABOVE = (b"  exitcode ", b"  traceback :"), 96
 """Lines of torchrun's report whose rank stands above them, and the bytes in which it is looked for."""
+BATCH = 256
+"""Number of lines that are parsed before their records are written."""
 SEARCH = 4
 """Number of looks at followed files from one search of a directory for new files to the next."""
 
@@ -71,46 +75,55 @@ class LogScan:
 
     def follow(self, places: Iterable[str], left_out: tuple[int, int] | None, end: End) -> None:
         """Parse files and what is appended to them until ``end`` is asked for; in directories new files too."""
-        asked, followed, looks = list(places), dict[str, tuple[FollowedFile, _Origin]](), 0
+        asked, followed, looks = list(places), dict[str, _Followed | None](), 0
         while True:
             last = end.asked()
             if looks % SEARCH == 0 and not last:
-                for path in self._found(asked, left_out):
-                    followed.setdefault(path, (FollowedFile(path, self._everything), _Origin(path)))
+                self._search(asked, left_out, followed)
             looks += 1
-            for path, (file, origin) in [*followed.items()]:
-                if not self._look(file, origin):
-                    del followed[path]
+            for path, each in followed.items():
+                if each is not None and not self._look(*each):
+                    followed[path] = None
             self._output.flush()
             if last:
                 break
             end.asked(INTERVAL)
-        for file, origin in followed.values():
+        for file, origin in filter(None, followed.values()):
             self._write(origin, file.end())
             self.lines += file.lines.number
             self.cut += file.lines.cut
             file.close()
 
+    def _search(
+        self, asked: list[str], left_out: tuple[int, int] | None, followed: dict[str, _Followed | None]
+    ) -> None:
+        """Add files that are not followed yet, but for those that were read under another name before a rotation."""
+        for place in asked:
+            found = files_of(place, left_out)[0] if Path(place).is_dir() else [place]
+            for path in found:
+                if path in followed or (path != place and path.endswith(".gz")):
+                    continue
+                if not any(file.has_read(path) for file, _ in filter(None, followed.values())):
+                    followed[path] = FollowedFile(path, self._everything), _Origin(path)
+
     def _look(self, file: FollowedFile, origin: _Origin) -> bool:
-        try:
-            self._write(origin, file.poll())
-        except OSError as error:
-            self.unread += 1
-            self._warn(f"{file.path}: cannot be read: {(error.strerror or str(error)).lower()}; no longer followed")
-            file.close()
-            return False
+        """Parse what has been appended to a file; return False if it cannot be read any more."""
+        lines = file.poll()
+        while True:
+            try:
+                batch = list(islice(lines, BATCH))
+            except OSError as error:
+                self.unread += 1
+                self._warn(f"{file.path}: cannot be read: {(error.strerror or str(error)).lower()}; no longer followed")
+                file.close()
+                return False
+            self._write(origin, batch)
+            if len(batch) < BATCH:
+                break
         if file.note:
             self._warn(file.note)
             file.note = ""
         return True
-
-    def _found(self, asked: list[str], left_out: tuple[int, int] | None) -> Iterator[str]:
-        for place in asked:
-            try:
-                yield from (path for path in files_of(place, left_out)[0] if not path.endswith(".gz"))
-            except SourceError as error:
-                if place in asked:
-                    self._warn(str(error))
 
     def _write(self, origin: _Origin, lines: Iterable[LogLine]) -> None:
         written: list[str] = []
@@ -120,7 +133,7 @@ class LogScan:
                 self.first.add(record)
             if self._everything or record["metrics"] or record["level"] in ("WARNING", "ERROR") or line.cut:
                 written.append(as_line(record))
-                if len(written) >= 256:
+                if len(written) >= BATCH:
                     self._put(written)
         self._put(written)
 
@@ -145,6 +158,9 @@ class LogScan:
             record["rank"] = origin.rank if above is None else above
         record["file"], record["line"] = origin.name, line.number
         return record
+
+
+_Followed = tuple[FollowedFile, "_Origin"]
 
 
 class _Origin:
