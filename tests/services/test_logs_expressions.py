@@ -60,14 +60,14 @@ def test_every_repetition_is_bounded(name: str) -> None:
 def attacks(pattern: bytes) -> list[bytes]:
     """Pieces whose repetition makes an engine that backtracks work hard on ``pattern``."""
     words = re.findall(rb"[A-Za-z_/ ']{3,}", pattern)
-    pieces = [b"a", b"1", b" ", b"a ", b"1.", b"a=", b"{", b'"', b"=1", b"[", b":", b"1/", b"nan ", b"Epoch: 1 ", b"%|"]
-    return [*pieces, *words[:6], *(word + b" 1" for word in words[:3])]
+    pieces = [b"a", b"1", b" ", b"a ", b"1.", b"a=", b'"', b"=1", b"[", b"1/", b"Epoch: 1 ", b"%|"]
+    return [*pieces, *words[:4], *(word + b" 1" for word in words[:2])]
 
 
 def seconds(engine: Any, text: bytes) -> float:
-    """Least processor time of three searches for all matches."""
+    """Least processor time of two searches for all matches."""
     best = float("inf")
-    for _ in range(3):
+    for _ in range(2):
         begin = time.process_time()
         for _match in engine.finditer(text):
             pass
@@ -81,7 +81,7 @@ def test_time_grows_with_the_length_of_the_text() -> None:
     for name, expression in EXPRESSIONS.items():
         engine = python_engine(expression.pattern)
         for piece in attacks(expression.pattern):
-            short, long = (seconds(engine, (piece * size)[:size]) for size in (500, 4_000))
+            short, long = (seconds(engine, (piece * size)[:size]) for size in (400, 3_200))
             if long > 24 * max(short, 2e-5):
                 slow[name, piece] = (short, long)
     assert slow == {}

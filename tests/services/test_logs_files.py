@@ -71,11 +71,11 @@ def test_nothing_of_that_name_is_an_error(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_counted(tmp_path: Path) -> None:
     """The part of an incomplete archive that can be read is parsed."""
-    content = gzip.compress(b"".join(b"loss: %d\n" % n for n in range(20_000)))
+    content = gzip.compress(b"".join(b"loss: %d\n" % n for n in range(4_000)))
     (tmp_path / "a.log.gz").write_bytes(content[: len(content) // 2])
     scan, records = scanned(tmp_path / "a.log.gz", tmp_path / "missing")
     assert scan.unread == 2
-    assert len(records) > 1_000
+    assert len(records) > 500
 
 
 def test_only_lines_that_matter_are_written(tmp_path: Path) -> None:

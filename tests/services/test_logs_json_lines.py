@@ -132,19 +132,19 @@ log.info("after")
 
 
 def test_processes_share_a_file(tmp_path: Path) -> None:
-    """Lines of four processes stay whole."""
+    """Lines of three processes stay whole."""
     code = (
         "import logging, sys; from probe.services.logs import structured; structured(sys.argv[1]); "
-        "[logging.getLogger('probe.x').info('%s', 'y' * 500) for _ in range(200)]"
+        "[logging.getLogger('probe.x').info('%s', 'y' * 500) for _ in range(100)]"
     )
     path = tmp_path / "a.jsonl"
     ranks = [
-        subprocess.Popen([sys.executable, "-c", code, path], env={**os.environ, "RANK": str(rank)}) for rank in range(4)
+        subprocess.Popen([sys.executable, "-c", code, path], env={**os.environ, "RANK": str(rank)}) for rank in range(3)
     ]
-    assert [rank.wait() for rank in ranks] == [0] * 4
+    assert [rank.wait() for rank in ranks] == [0] * 3
     records = lines(path)
-    assert len(records) == 800
-    assert {record["labels.rank"] for record in records} == {0, 1, 2, 3}
+    assert len(records) == 300
+    assert {record["labels.rank"] for record in records} == {0, 1, 2}
 
 
 def test_switching_it_on_loads_no_service() -> None:

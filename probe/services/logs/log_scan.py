@@ -21,13 +21,13 @@ from probe.services.logs.sources import STANDARD_INPUT, SourceError, blocks, fil
 from probe.services.logs.structure import rank_of
 from probe.services.logs.timestamps import time_of
 
-INTERVAL = 0.25
+INTERVAL = 0.2
 """Seconds from one look at followed files to the next."""
 OF_TORCHRUN, ABOVE = (b"  exitcode ", b"  traceback :"), 96
 """Lines of torchrun's report whose rank stands above them, and the bytes in which it is looked for."""
 BATCH = 256
 """Number of lines that are parsed before their records are written."""
-SEARCH = 4
+SEARCH = 3
 """Number of looks at followed files from one search of a directory for new files to the next."""
 
 
