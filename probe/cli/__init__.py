@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "csv2tb": "probe.cli.convert:csv2tb",
     "demo": "probe.cli.demo:demo",
     "exporter": "probe.cli.exporter:exporter",
+    "logs": "probe.cli.logs:app",
     "merge": "probe.cli.merge:merge",
     "remediate": "probe.cli.remediate:remediate",
     "report": "probe.cli.report:report",

@@ -1,0 +1,205 @@
+"""``probe logs``: logs of training programs and of the system around them as JSON lines, and their first anomalies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from probe.core.messages import complain, plural, printable
+
+if TYPE_CHECKING:
+    from probe.services.logs.first_anomalies import FirstAnomaly
+    from probe.services.logs.log_scan import LogScan
+
+app = typer.Typer(no_args_is_help=True, help="Parse the logs of training programs and of the system around them.")
+
+WIDTH = 160
+"""Characters of a line of the summary."""
+
+
+class Language(str, Enum):
+    """Languages of descriptions, causes and advice."""
+
+    ENGLISH = "en"
+    CHINESE = "zh"
+
+
+@app.callback()
+def _logs() -> None:
+    """Make ``parse`` a command of its own, although it is the only one."""
+
+
+@app.command()
+def parse(
+    places: Annotated[
+        list[str], typer.Argument(metavar="FILE|-|DIR...", help="Files, - for standard input, directories.")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until SIGTERM.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file for the JSON lines; standard output if not given.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Write every line, not only those with metrics, anomalies, warnings, errors.")
+    ] = False,
+    language: Annotated[Language, typer.Option(help="Language of descriptions and advice.")] = Language.ENGLISH,
+    summary: Annotated[bool, typer.Option(help="Write the first anomalies to standard error.")] = True,
+    topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of anomalies in the summary.")] = 8,
+) -> None:
+    """Parse logs into JSON lines, and name the first anomalies by rank and time.
+
+    Directories are searched for text files. With --follow, files that grow, are rotated or truncated are read on, until
+    SIGTERM or Ctrl-C.
+
+    Exit code 0 if there was no anomaly, 1 if there was one or a file could not be read, 2 for wrong use.
+    """
+    from probe.services.logs.log_scan import LogScan
+    from probe.services.logs.parser import TrainingLogParser
+    from probe.services.logs.sources import STANDARD_INPUT, SourceError, files_of
+
+    try:
+        if follow and STANDARD_INPUT in places:
+            raise SourceError("--follow: standard input is read to its end in any case; leave the option out")
+        for place in places:
+            _expect_there(place) if follow else files_of(place)
+        target = _output(output, places)
+    except (SourceError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+    left_out = _identity(target)
+    shown = not follow and sys.stderr.isatty() and not (output is None and sys.stdout.isatty())
+    with _progress(shown, places, left_out) as advance:
+        scan = LogScan(TrainingLogParser(language.value), target, everything, _warn, advance)
+        complete = _written(target, output, lambda: _run(scan, places, follow, left_out))
+    if summary:
+        _summarize(scan, topk)
+    raise typer.Exit(1 if scan.first.number or scan.unread or not complete else 0)
+
+
+def _written(target: BinaryIO, output: Path | None, run: Callable[[], None]) -> bool:
+    """Call ``run``, which writes to ``target``; return False if not everything could be written."""
+    try:
+        run()
+        target.flush()
+    except BrokenPipeError:  # the reader of standard output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+    except OSError as error:
+        complain(f"{output or 'standard output'}: cannot be written: {(error.strerror or str(error)).lower()}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+        return False
+    finally:
+        if output is not None:
+            target.close()
+    return True
+
+
+def _run(scan: LogScan, places: list[str], follow: bool, left_out: tuple[int, int] | None) -> None:
+    from probe.services.logs.log_scan import ended_by_signals
+    from probe.services.logs.sources import SourceError, files_of
+
+    if follow:
+        with ended_by_signals() as end:
+            scan.follow(places, left_out, end)
+        return
+    for place in places:
+        try:
+            taken, passed = files_of(place, left_out)
+        except SourceError as error:  # gone since the command began
+            scan.unread += 1
+            _warn(str(error))
+            continue
+        if passed:
+            _warn(f"{place}: {len(passed)} {plural(len(passed), 'file')} passed over, since not text: {passed[0]}")
+        for path in taken:
+            scan.read(path)
+
+
+def _expect_there(place: str) -> None:
+    """Raise an error unless the file or its folder is there: a file that is followed may come later."""
+    from probe.services.logs.sources import SourceError
+
+    if not Path(place).exists() and not Path(place).absolute().parent.is_dir():
+        raise SourceError(f"{place}: expected a file or a directory; there is no folder {Path(place).parent}")
+
+
+def _output(path: Path | None, places: list[str]) -> BinaryIO:
+    """Open the file for JSON lines; what it had is replaced.
+
+    Raises:
+        OSError: if it cannot be written, or is one of those that are read.
+    """
+    if path is None:
+        return sys.stdout.buffer
+    if any(Path(place).exists() and path.exists() and path.samefile(place) for place in places):
+        raise OSError(f"--output {path}: expected another file than those that are read")
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise OSError(f"--output {path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def _identity(file: BinaryIO) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(file.fileno())
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def _progress(shown: bool, places: list[str], left_out: tuple[int, int] | None) -> Iterator[Callable[[int], object]]:
+    """Yield a function for the bytes read, which are shown on standard error if ``shown``."""
+    if not shown:
+        yield int
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from probe.services.logs.log_scan import total_size
+    from probe.services.logs.sources import files_of
+
+    total = total_size([path for place in places for path in files_of(place, left_out)[0]])
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("parsing", total=total)
+        yield lambda number: progress.advance(task, number)
+
+
+def _warn(text: str) -> None:
+    complain(text, "warning")
+
+
+def _summarize(scan: LogScan, topk: int) -> None:
+    """Write counts, and the first anomalies of each rank and kind, to standard error."""
+    number = scan.first.number
+    head = f"{scan.lines:,} {plural(scan.lines, 'line')} read, {scan.records:,} written, {number:,} "
+    head += plural(number, "anomaly", "anomalies")
+    head += f", {scan.cut:,} {plural(scan.cut, 'line')} cut to 64 KiB" if scan.cut else ""
+    head += f", {scan.unread:,} {plural(scan.unread, 'file')} not read" if scan.unread else ""
+    lines = [head]
+    for place, first in enumerate(scan.first):
+        if place == topk:
+            lines.append(f"and {len(scan.first) - topk:,} more by rank and kind (--topk)")
+            break
+        lines += _described(first, place == 0)
+    if scan.first.left_out:
+        lines.append(f"{scan.first.left_out:,} anomalies of further ranks and kinds are not listed")
+    for line in lines:
+        sys.stderr.write(f"{printable(line)}\n")
+
+
+def _described(first: FirstAnomaly, in_full: bool) -> Iterator[str]:
+    rank = "no rank" if first.rank is None else f"rank {first.rank}"
+    times = f", {first.number:,} times" if first.number > 1 else ""
+    description = first.anomaly["description"]
+    yield f"{first.time or 'no time'}  {rank}  {first.severity}  {first.kind}: {description}{times}"
+    yield f"    {first.file}:{first.line}: {first.message}"[:WIDTH]
+    if in_full:
+        yield f"    {first.anomaly['cause']}"
+        yield f"    {first.anomaly['advice']}"

@@ -1,0 +1,95 @@
+"""Regular expressions over bytes that take linear time on any input.
+
+Every expression is in the language of RE2, and every repetition in it is bounded, so that Python's own engine does a
+bounded amount of work at each position too; a test holds both. RE2, of the package ``google-re2``, searches large
+blocks many times faster; Python's engine is faster on a short line. Each is used where it is faster, with the same
+results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+SHORT = 2_048
+"""Length of a text in bytes from which RE2 searches it, where it is installed."""
+
+
+@cache
+def re2_module() -> Any:
+    """The module ``re2``, or None if it is not installed."""
+    try:
+        import re2  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return re2
+
+
+class Expression:
+    """Regular expression that is compiled when it is first used."""
+
+    __slots__ = ("_fast", "_python", "pattern")
+
+    def __init__(self, pattern: bytes) -> None:
+        self.pattern = pattern
+        self._python: Any = None
+        self._fast: Any = None
+
+    def search(self, text: bytes, start: int = 0, end: int | None = None) -> Any:
+        """Return the first match in ``text``, or None."""
+        size = len(text)
+        stop = size if end is None or end > size else end
+        engine = self._python if stop - start < SHORT else self._fast
+        return (engine or self._engine(stop - start)).search(text, start, stop)
+
+    def find(self, text: bytes, start: int = 0) -> int:
+        """Return where the first match in ``text`` begins, or -1; for expressions of many words, on any length."""
+        self._fast = self._fast or fast_engine(self.pattern)
+        found = self._fast.search(text, start)
+        return -1 if found is None else int(found.start())
+
+    def match(self, text: bytes) -> Any:
+        """Return the match at the beginning of ``text``, or None."""
+        return self._engine(len(text)).match(text)
+
+    def findall(self, text: bytes) -> list[Any]:
+        """Return the groups of every match in ``text``."""
+        found: list[Any] = self._engine(len(text)).findall(text)
+        return found
+
+    def _engine(self, length: int) -> Any:
+        if length < SHORT:
+            self._python = self._python or python_engine(self.pattern)
+            return self._python
+        self._fast = self._fast or fast_engine(self.pattern)
+        return self._fast
+
+
+@cache
+def python_engine(pattern: bytes) -> Any:
+    """``pattern`` compiled by Python's module ``re``."""
+    return re.compile(pattern)
+
+
+@cache
+def fast_engine(pattern: bytes) -> Any:
+    """``pattern`` compiled by RE2, or by Python where RE2 is not installed."""
+    module = re2_module()
+    if module is None:
+        return python_engine(pattern)
+    options = module.Options()
+    options.encoding = module.Options.Encoding.LATIN1  # else no expression matches a byte that is not UTF-8
+    return module.compile(pattern, options)
+
+
+def any_of(words: Iterable[bytes], instead: Mapping[bytes, bytes] | None = None) -> Expression:
+    """Expression that finds any of some literal ``words``, in upper or lower case.
+
+    Args:
+        words: The words, in lower case.
+        instead: Expressions that are searched for instead of some of them.
+    """
+    replaced = instead or {}
+    return Expression(b"(?i)" + b"|".join(replaced.get(word, re.escape(word)) for word in sorted(set(words))))

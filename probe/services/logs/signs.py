@@ -1,0 +1,265 @@
+"""Kinds of anomalies, and the phrases of real messages by which each is known.
+
+Phrases are compared with a line only if it has one of the kind's needles: literals in lower case, which a whole block
+of lines is searched for at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from probe.services.logs.expressions import Expression, any_of
+
+SEVERITIES = ("critical", "high", "medium")
+"""The gravest first."""
+
+
+class Sign(NamedTuple):
+    """Phrases by which one kind of anomaly is known."""
+
+    kind: str
+    severity: str
+    component: str
+    group: str
+    """Signs of one group are about one event: the first that fits counts. Empty: a group of its own."""
+    needles: tuple[bytes, ...]
+    phrases: Expression
+    """Compared with the line in lower case."""
+    needs: Expression | None
+    """Expression that the line in lower case must have as well."""
+
+
+def _sign(origin: str, needles: str, *phrases: bytes, needs: bytes = b"") -> Sign:
+    kind, severity, component, *group = origin.split()
+    return Sign(
+        kind,
+        severity,
+        component,
+        "".join(group),
+        tuple(each.encode() for each in needles.split(", ")),
+        Expression(b"|".join(phrases)),
+        Expression(needs) if needs else None,
+    )
+
+
+NOT_FINITE = rb"(?:^|[^\w-])-?(?:nan|inf|infinity|naninf)(?:$|[^\w.=-])"
+SIGNS: tuple[Sign, ...] = (
+    _sign(
+        "container_oom critical kernel oom",
+        "cgroup out of memory, constraint_memcg, oomkilled, oom killed, oom_kill event, oom-kill event",
+        rb"cgroup out of memory: kill",
+        rb"constraint_memcg",
+        rb"\boomkilled\b",
+        rb"\boom killed\b",
+        rb"\boom[_-]kill event",
+    ),
+    _sign(
+        "host_oom critical kernel oom",
+        "killed process, oom-killer, oom_reaper, constraint_none, defaultcpuallocator, cannot allocate memory, "
+        "memoryerror, bad_alloc, unable to allocate, by signal: killed, insufficient shared memory",
+        rb"out of memory: killed process",
+        rb"invoked oom-killer",
+        rb"oom_reaper: reaped",
+        rb"constraint=constraint_none",
+        rb"defaultcpuallocator: (?:can't allocate|not enough) memory",
+        rb"cannot allocate memory",
+        rb"(?:^|[^\w])memoryerror\b",
+        rb"std::bad_alloc",
+        rb"unable to allocate [\d.]{1,16} ?[kmgt]?i?b",
+        rb"is killed by signal: killed",
+        rb"insufficient shared memory",
+    ),
+    _sign(
+        "oom_error critical gpu oom",
+        "oom, out of memory, outofmemory, out_of_memory, memory not enough, alloc_failed, el0004",
+        rb"\bout of memory\b",
+        rb"outofmemoryerror",
+        rb"cuda_error_out_of_memory",
+        rb"cublas_status_alloc_failed",
+        rb"\bmemory not enough\b",
+        rb"\bel0004:",
+        rb"(?:^|[^\w-])oom(?:$|[^\w=-])",
+    ),
+    _sign(
+        "loss_scale_exhausted critical training",
+        "scale already at minimum, minimum loss scale reached",
+        rb"loss scale already at minimum",
+        rb"minimum loss scale reached",
+    ),
+    _sign(
+        "nan_loss critical training nan",
+        "nan, inf, finite",
+        NOT_FINITE,
+        rb"non-?finite",
+        needs=rb"(?:^|[^a-z])(?:\w{0,32}_)?loss(?:es)?(?:$|[^\w])",
+    ),
+    _sign(
+        "nan_gradient medium training nan",
+        "nan, inf, finite",
+        NOT_FINITE,
+        rb"non-?finite",
+        needs=rb"\bgrad(?:s|ients?)?\b|\b(?:grad|gradient|global)[ _]norm\b",
+    ),
+    _sign(
+        "nan_value high training nan",
+        "nan",
+        rb"returned nan values",
+        rb"\bnans? (?:or infs? )?(?:detected|found|encountered)\b",
+        rb"\b(?:detected|found|encountered|contains?) (?:an? )?nans?\b",
+    ),
+    _sign(
+        "gradient_explosion high training",
+        "explod, explos",
+        rb"\bgradients?\b[^|]{0,80}\bexplo(?:d|s)",
+        rb"\bexplo(?:d|s)\w{0,4}[^|]{0,80}\bgradients?\b",
+    ),
+    _sign(
+        "loss_explosion high training",
+        "explod, diverg, loss spike",
+        rb"\bloss\b[^|]{0,40}\b(?:explod|diverg)",
+        rb"\bdiverging loss\b",
+        rb"\bloss spike (?:detected|found|at)\b",
+    ),
+    _sign(
+        "communication_timeout critical communication communication",
+        "collective operation timeout, timed out, times out, timeouterror, socket timeout, timeout occurred, "
+        "monitoredbarrier, ei0002, ei0006, no heartbeat",
+        rb"watchdog caught collective operation timeout",
+        rb"heartbeat monitor timed out",
+        rb"\b[nh]ccl[^|]{0,120}(?:timed out|times out|timeout occurred)",
+        rb"timed out waiting [\d.]{1,12} ?ms for",
+        rb"timed out after \d{1,9} seconds waiting for clients",
+        rb"timed out in monitoredbarrier",
+        rb"rendezvous(?:timeout|connection)error",
+        rb"\bsocket timeout\b",
+        rb"client socket has timed out",
+        rb"timed out connecting",
+        rb"\bei000[26]:",
+        rb"notify register times out",
+        rb"detected no heartbeat",
+        rb"store[^|]{0,40} timed out",
+    ),
+    _sign(
+        "communication_error high communication communication",
+        "nccl warn, nccl error, ncclsystem, ncclunhandled, ncclinternal, ncclremote, ncclinvalid, nccl watchdog, "
+        "nccl communicator, nccl operation, hccl, hccp, gloo, connection closed by, connection reset by, broken pipe, "
+        "connection refused, distnetworkerror, diststoreerror, distbackenderror, ei0, ei9, ej0, no route to host, "
+        "rendezvousclosed",
+        rb"\bnccl warn\b[^|]{0,200}(?:\bfail(?:ed|ure)\b|\berror\b|closed|refused|reset by|unreachable|mismatch)",
+        rb"\bnccl(?:system|unhandledcuda|internal|remote|invalidusage)error\b",
+        rb"\bnccl error\b",
+        rb"nccl watchdog thread terminated",
+        rb"\bnccl (?:communicator|operations?)\b[^|]{0,120}(?:abort|failed|corrupt)",
+        rb"\bhccl\w{0,40}[^|]{0,80}(?:\bfailed\b|\berror\b)",
+        rb"\bgloo\b[^|]{0,80}\bfailed\b",
+        rb"connection (?:closed|reset|refused) by (?:remote |local )?(?:peer|host)",
+        rb"\bconnection refused\b",
+        rb"\bbroken pipe\b",
+        rb"\bdist(?:network|store|backend)error\b",
+        rb"\be[ij]\d{4}: ",
+        rb"no route to host",
+        rb"rendezvousclosederror",
+    ),
+    _sign(
+        "deadlock high unknown communication",
+        "deadlock, hang, hung, stuck, blocked for more than",
+        rb"(?:^|[^\w-])(?:deadlock(?:s|ed)?|hangs?|hanging|hung|stuck)(?:$|[^\w=-])",
+        rb"task .{1,64} blocked for more than \d{1,9} seconds",
+    ),
+    _sign(
+        "gpu_xid high kernel device",
+        "nvrm: xid",
+        rb"\bnvrm: xid \(pci:([0-9a-f:.]{4,24})[^)]{0,40}\): (\d{1,4})\b",
+    ),
+    _sign(
+        "ecc_error critical gpu device",
+        "ecc error, edac, hardware error, bit ecc, uce error, uncorrectable",
+        rb"uncorrectable (?:\w{1,16} )?(?:ecc )?error (?:encountered|detected|occurred)",
+        rb"(?:double|multi|single)[ -]bit ecc",
+        rb"\bedac\b[^|]{0,60}\b\d{1,9} [cu]e\b",
+        rb"\[hardware error\]:",
+        rb"\bhbm\b[^|]{0,40}\becc\b",
+        rb"\bhbm uce error",
+        rb"\becc error (?:encountered|detected|occurred)",
+    ),
+    _sign(
+        "device_error critical gpu device",
+        "cuda error, device-side assert, illegal memory access, fallen off the bus, launch failure, "
+        "misaligned address, _status_e, _status_i, device handle for gpu, "
+        "aicore, ai core, ez9999, ee9999, eh9999, inner error, : [pid",
+        rb"device-side assert",
+        rb"illegal memory access",
+        rb"unspecified launch failure",
+        rb"misaligned address",
+        rb"fallen off the bus",
+        rb"cuda error: (?:[^o]|o[^u])",
+        rb"cudnn_status_(?:execution_failed|internal_error)",
+        rb"cublas_status_(?:execution_failed|internal_error)",
+        rb"unable to determine the device handle for gpu",
+        rb"\bai ?core (?:error|exception|execute failed)",
+        rb"\be[a-hk-z1-9]\d{4}: (?:inner error|\[pid: ?\d{1,9}\])",
+        rb"\be[zeh]9999: ",
+    ),
+    _sign(
+        "disk_full critical storage",
+        "no space left, enospc, edquot, quota exceeded, disk full, disk is full",
+        rb"no space left on device",
+        rb"\benospc\b",
+        rb"\bedquot\b",
+        rb"disk quota exceeded",
+        rb"\bdisk (?:is )?full\b",
+    ),
+    _sign(
+        "disk_error high storage",
+        "i/o error, input/output error, read-only file system, stale file handle, stale nfs, -fs error, "
+        "xfs_force_shutdown",
+        rb"\bi/o error, dev \w",
+        rb"\bbuffer i/o error\b",
+        rb"input/output error",
+        rb"read-only file system",
+        rb"stale (?:nfs )?file handle",
+        rb"\b(?:ext4|btrfs|xfs)-fs error",
+        rb"xfs_force_shutdown",
+    ),
+    _sign(
+        "job_cancelled medium launcher process",
+        "cancelled at, due to time limit, due to preemption, got signal: 15, got signal: sig, death signal",
+        rb"\bcancelled at\b",
+        rb"due to time limit",
+        rb"due to preemption",
+        rb"got signal: (?:15\b|sigterm)",
+        rb"received (?:15|sigterm) death signal",
+    ),
+    _sign(
+        "process_failed high launcher process",
+        "childfailederror, exitcode, received by pid, segmentation fault, core dumped, received signal, died with, "
+        "return code, exit code, terminated with",
+        rb"\bchildfailederror\b",
+        rb"failed \(exitcode: -?\d{1,9}\)",
+        rb"\bexitcode {0,4}: -?[1-9]\d{0,8}\b",
+        rb"signal \d{1,3} \(sig\w{1,12}\) received by pid",
+        rb"\bsegmentation fault\b",
+        rb"\(core dumped\)",
+        rb"\breceived signal \d{1,3}\b",
+        rb"died with <signals",
+        rb"exits with return code = -?[1-9]",
+        rb"exited with (?:exit )?code -?[1-9]",
+        rb"process \d{1,9} terminated with (?:signal|exit code)",
+    ),
+)
+"""Kinds in the order in which they are tried."""
+FACTS = frozenset({"container_oom", "gpu_xid", "process_failed", "disk_full", "communication_error", "device_error"})
+"""Kinds whose phrases are whole messages, which nothing before them denies."""
+WORDS = {
+    b"nan": rb"\bnan(?:s|inf)?(?:$|[^\w ]|_| (?:$|[^i]|i[^t]))",
+    b"inf": rb"\b(?:inf|infinity)\b",
+    b"finite": rb"\bnon-?finite",
+    b"oom": rb"\boom\b",
+    b"hang": rb"\bhang(?:s|ing)?\b",
+    b"hung": rb"\bhung\b",
+    b"stuck": rb"\bstuck\b",
+}
+"""Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
+``number of nan iterations`` of every line of Megatron-LM has no such NaN."""
+NEEDLES: Expression = any_of((needle for sign in SIGNS for needle in sign.needles), WORDS)
+"""Expression that finds every line that may have an anomaly."""

@@ -1,0 +1,192 @@
+"""Level, rank, exception, JSON and key=value pairs of a line."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from probe.services.logs.expressions import Expression
+from probe.services.logs.metrics import number_of
+
+HEAD = 256
+"""Bytes at the beginning of a line in which the level is looked for."""
+MOST_PAIRS = 256
+"""Largest number of key=value pairs of one line."""
+UNDERSCORE = ord("_")
+MOST_DEPTH = 64
+"""Deepest nesting of JSON that is read."""
+
+LEVEL = Expression(rb"(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL|EMERG|ALERT|PANIC)(?:$|[^\w=])")
+"""The end of a word in capitals; the first of a line is its level, so that ``INFO no ERROR found`` is INFO."""
+LOWER = Expression(
+    rb"(?i)(?:\blevel['\"]?\s{0,2}[=:]\s{0,2}['\"]?|[\[<])"
+    rb"(trace|debug|info|notice|warn|warning|error|critical|fatal)(?:$|[^\w])"
+)
+"""``level=error``, ``[error]``."""
+BEFORE_COLON = Expression(rb"(?i)(?:^|[:\]] )\s{0,8}(warning|error|critical|fatal|fatal error): ")
+"""``error: ...``, ``slurmstepd: error: ...``, but not ``0 errors`` or ``error rate``."""
+GLOG = Expression(rb"(?:^|[\[\] :])([IWEF])\d{3,4} \d\d:\d\d:\d\d\.\d")
+EXCEPTION = Expression(
+    rb"(?:^|[\s\]:|(])([A-Za-z_][\w.]{0,100}(?:Error|Exception|Warning|Interrupt|OutOfMemory|Timeout))(?::\s{0,2}|$)"
+)
+"""Name of an exception, as a traceback's last line or a log line has it."""
+EXCEPTIONS = (b"Error", b"Exception", b"Warning", b"Interrupt", b"OutOfMemory", b"Timeout")
+TRACEBACK = b"Traceback (most recent call last)"
+GLOG_LETTERS = (b"I", b"W", b"E", b"F", b"[")
+OURS = {
+    **dict.fromkeys((b"trace", b"debug"), "DEBUG"),
+    **dict.fromkeys((b"info", b"notice", b"i"), "INFO"),
+    **dict.fromkeys((b"warn", b"warning", b"w"), "WARNING"),
+    **dict.fromkeys((b"error", b"err", b"severe", b"critical", b"fatal", b"fatal error", b"e", b"f"), "ERROR"),
+    **dict.fromkeys((b"emerg", b"alert", b"panic"), "ERROR"),
+}
+"""Levels of logs in lower case, and ours: DEBUG, INFO, WARNING, ERROR."""
+
+RANK = Expression(rb"(?:\[PG [^\]]{0,80} |\[|\b)[Rr](?:ank|ANK)_?\s{0,8}(?:[:=]\s{0,2})?(\d{1,7})(?:$|\W)")
+"""``[rank3]:``, ``[Rank 3]``, ``[PG 0 (default_pg) Rank 3]``, ``Rank 3``, ``rank: 3``, ``rank=3``."""
+LOCAL_RANK = Expression(rb"\blocal_rank\s{0,2}[:=]\s{0,2}(\d{1,5})\b")
+ROLE = Expression(rb"\[[A-Za-z_]{1,32}(\d{1,5})\]:")
+"""``[default3]:`` of torchrun, whose number is the local rank."""
+MPI = Expression(rb"\[\d{1,4},(\d{1,7})\]<std(?:out|err)>:")
+"""mpirun's prefix: ``[job,rank]<stderr>:``."""
+
+PAIR = Expression(rb"\b([A-Za-z_]\w{0,63})=(\"[^\"]{0,512}\"|'[^']{0,512}'|[^\s,;|(){}\[\]\"']{1,256})")
+_DECODER = json.JSONDecoder()
+_NESTING = re.compile(r"[\[{\]}]")
+
+
+def level_of(line: bytes, low: bytes) -> str:
+    """Return DEBUG, INFO, WARNING or ERROR. A word such as ``errors`` in a sentence is no level.
+
+    Args:
+        line: The line.
+        low: The same in lower case.
+    """
+    if stated := _in_capitals(line):
+        return OURS[stated.lower()]
+    found = GLOG.search(line, 0, HEAD) if line.startswith(GLOG_LETTERS) else None
+    if found is None and _may_have_level(low):
+        found = LOWER.search(line, 0, HEAD) or BEFORE_COLON.search(line, 0, HEAD)
+        if found is None and TRACEBACK in line:
+            return "ERROR"
+        if found is None and (error := exception_of(line)):
+            return "WARNING" if error["type"].endswith("Warning") else "ERROR"
+    return "INFO" if found is None else OURS[found.group(1).lower()]
+
+
+def _may_have_level(low: bytes) -> bool:
+    return (
+        b"error" in low
+        or b"warn" in low
+        or b"fatal" in low
+        or b"critical" in low
+        or b"level" in low
+        or b"debug" in low
+        or b"trace" in low
+        or b"xception" in low
+        or b"nterrupt" in low
+    )
+
+
+def _may_have_capitals(head: bytes) -> bool:
+    return (
+        b"INFO" in head
+        or b"WARN" in head
+        or b"ERR" in head
+        or b"DEBUG" in head
+        or b"CRIT" in head
+        or b"FATAL" in head
+        or b"TRACE" in head
+        or b"NOTICE" in head
+        or b"EMERG" in head
+        or b"ALERT" in head
+        or b"PANIC" in head
+    )
+
+
+def _in_capitals(line: bytes) -> bytes:
+    """Return the first level in capitals that is a word of its own; empty if there is none."""
+    head = line[:HEAD]
+    found = LEVEL.search(head) if _may_have_capitals(head) else None
+    while found is not None:
+        start = found.start()
+        if not start or not (head[start - 1 : start].isalnum() or head[start - 1] == UNDERSCORE):
+            return bytes(found.group(1))
+        found = LEVEL.search(head, found.end())
+    return b""
+
+
+def exception_of(line: bytes) -> dict[str, str] | None:
+    """Return type and message of the exception that a line names, or None."""
+    if not any(word in line for word in EXCEPTIONS):
+        return None
+    found = EXCEPTION.search(line)
+    if found is None:
+        return None
+    return {"type": text_of(found.group(1)), "message": text_of(line[found.end() :][:1024].strip())}
+
+
+def rank_of(line: bytes) -> tuple[int | None, int | None]:
+    """Return rank and local rank that a line names, each None if it does not."""
+    rank = local = None
+    if b"ank" in line or b"RANK" in line:
+        found = RANK.search(line)
+        of_a_matrix = found is not None and b"lora" in line.lower() and line[found.start() : found.start() + 1] != b"["
+        rank = int(found.group(1)) if found and not of_a_matrix else None
+    if b"local_rank" in line and (found := LOCAL_RANK.search(line)):
+        local = int(found.group(1))
+    if line.startswith(b"["):
+        head = line[:64]
+        if rank is None and (found := MPI.match(head)):
+            rank = int(found.group(1))
+        if rank is None and local is None and (found := ROLE.match(head)):
+            local = int(found.group(1))
+    return rank, local
+
+
+def pairs_of(line: bytes) -> dict[str, Any]:
+    """Return the pairs ``key=value`` of a line, with numbers as numbers."""
+    pairs: dict[str, Any] = {}
+    for key, value in PAIR.findall(line)[:MOST_PAIRS]:
+        plain = value.strip(b"\"'")
+        number = number_of(plain)
+        pairs[text_of(key)] = text_of(plain) if number is None else number
+    return pairs
+
+
+def json_of(line: bytes) -> dict[str, Any]:
+    """Return the first JSON object within a line; empty if there is none, or if it is nested too deeply."""
+    start = line.find(b"{")
+    if start < 0 or b'"' not in line or b":" not in line:
+        return {}
+    text = text_of(line[start:])
+    at = 0
+    for _ in range(4):
+        if _deep(text, at):
+            return {}
+        try:
+            value, _end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at = text.find("{", at + 1)
+            if at < 0:
+                break
+            continue
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def text_of(content: bytes) -> str:
+    """Return bytes as text; a byte that is not UTF-8 becomes ``\\xff``, so that any output can hold it."""
+    return content.decode("utf-8", "backslashreplace")
+
+
+def _deep(text: str, start: int) -> bool:
+    depth = 0
+    for found in _NESTING.finditer(text, start):
+        depth += 1 if found[0] in "[{" else -1
+        if depth > MOST_DEPTH:
+            return True
+        if depth == 0:
+            return False
+    return False
