@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.services.remediation import stale_files
 from probe.services.remediation.stale_files import MARKS, Removal, StaleFileRemover, StaleFiles, may_be_checkpoint
 
 CHECKPOINTS = [
@@ -112,22 +113,23 @@ def test_a_folder_that_became_a_link_is_not_cleaned(scratch: Path, tmp_path_fact
 
 
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_entered(
-    scratch: Path, tmp_path_factory: pytest.TempPathFactory
+    scratch: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at its name and its opening."""
     outside = tmp_path_factory.mktemp("outside")
     victim = old(outside / "a.tmp")
-    old(scratch / "a_first.tmp")
     (scratch / "folder").mkdir()
 
-    def swap() -> None:
-        if (scratch / "folder").is_dir() and not (scratch / "folder").is_symlink():
-            (scratch / "folder").rmdir()
-            (scratch / "folder").symlink_to(outside)
+    def swapped(name: str) -> bool:
+        (scratch / "folder").rmdir()
+        (scratch / "folder").symlink_to(outside)
+        return may_be_checkpoint(name)
 
-    remover = StaleFileRemover(True, 100, swap)
-    remover.clean(StaleFiles(scratch, ("*",), (), 3600.0))
+    monkeypatch.setattr(stale_files, "may_be_checkpoint", swapped)
+    result = clean(scratch)
+    assert (scratch / "folder").is_symlink()
     assert victim.exists()
+    assert result.spared == {"not readable": 1}
 
 
 def test_no_open_file_is_removed(scratch: Path) -> None:
