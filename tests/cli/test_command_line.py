@@ -22,7 +22,7 @@ def test_the_version_is_the_packages_own() -> None:
     assert subprocess.check_output(command, cwd=ROOT, text=True) == f"probe {probe.__version__}\n"
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"alert", "config", "control", "demo", "serve"}))
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"alert", "config", "control", "demo", "exporter", "serve"}))
 def test_what_is_not_there_is_told_in_a_line(tmp_path: Path, verb: str) -> None:
     """Wrong use, with the name that was given, and nothing else on either stream."""
     missing = str(tmp_path / "missing")
