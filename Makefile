@@ -5,6 +5,8 @@
 # make docs    the documentation as a site, in build/docs
 # make pictures    its pictures anew, in a browser
 # make reference   its pages that are made of the code
+# make dashboards   those of Grafana anew
+# make stack   Prometheus, Alertmanager, exporter, remediation and a training on this machine   (ARGS=)
 # make bench   what the monitor costs, beside the existing tool   (BENCHMARKS= ARGS=)
 # make venv    the environment for test and check
 # make test-versions    demonstration and tests with other versions of the frameworks   (TORCH_VERSIONS= MINDSPORE_VERSIONS=)
@@ -55,7 +57,7 @@ UNDER_NUMPY2 := tests/contract $(addprefix tests/core/,backend config rules stor
 FAST := tests/core tests/contract tests/cli tests/matrix $(wildcard tests/test_*.py)
 
 .NOTPARALLEL:
-.PHONY: venv demo test test-fast test-versions check docs pictures reference bench clean browser servers always
+.PHONY: venv demo test test-fast test-versions check docs pictures reference dashboards stack bench clean browser servers always
 
 venv: $(VENV)/.ready
 
@@ -92,6 +94,12 @@ pictures: $(VENV)/.ready browser
 
 reference: $(VENV)/.ready
 	$(VENV)/bin/python docs/reference/generate.py
+
+dashboards: $(VENV)/.ready
+	$(VENV)/bin/python resources/grafana/make.py
+
+stack: $(VENV)/.ready servers
+	$(VENV)/bin/python resources/stack.py $(ARGS)
 
 bench: $(BENCH)/.ready
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BENCH)/bin/python "$$script" $(ARGS); done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from probe.core.output.metrics.mapped_file import MetricsFile, MetricsHeader, Me
 ROOT = Path(__file__).resolve().parents[3]
 WRITER = """
 import sys
+import time
 from pathlib import Path
 import numpy as np
 from probe.core.output.metrics.catalogue import Series
@@ -120,10 +122,12 @@ def test_files_of_processes_that_are_gone_are_removed_after_a_day(tmp_path: Path
     """Those of today, and those of processes that exist, stay."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    for folder, pid, age in (("a", gone.pid, 2), ("b", gone.pid, 0), ("c", os.getpid(), 2)):
+    for folder, pid, age in (("a", gone.pid, 2), ("b", gone.pid, 0), ("c", os.getpid(), 2), ("d", gone.pid, 2)):
         (tmp_path / folder).mkdir()
         file = MetricsFile(tmp_path / folder / "rank0.metrics", header()._replace(pid=pid, ranks=2))
+        step = time.time() if folder == "d" else 0.0  # in a container whose processes cannot be seen
+        file.store([Series("probe_training_last_step_timestamp_seconds")], np.array([step]))
         past = file.path.stat().st_mtime - age * mapped_file.KEPT_SECONDS
         os.utime(file.path, (past, past))
     sweep(tmp_path / "new")
-    assert [path.parent.name for path in sorted(tmp_path.glob("*/*.metrics"))] == ["b", "c"]
+    assert [path.parent.name for path in sorted(tmp_path.glob("*/*.metrics"))] == ["b", "c", "d"]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from probe.core.output.metrics.catalogue import Series
+from probe.core.output.metrics.catalogue import LAST_STEP, Series
 from probe.core.storage.files import FileView
 
 MAGIC = b"probe-metrics-1\n"
@@ -187,9 +187,11 @@ def sweep(folder: Path) -> None:
             if time.time() - path.stat().st_mtime < KEPT_SECONDS:
                 continue
             reader = MetricsReader(path)
-            pid = reader.header.pid
+            pid, (series, values) = reader.header.pid, reader.read()
             reader.close()
-            if not Path(f"/proc/{pid}").exists():
+            steps = [value for each, value in zip(series, values, strict=True) if each == Series(LAST_STEP.name)]
+            # A process of another container cannot be seen here, but its steps can.
+            if not Path(f"/proc/{pid}").exists() and time.time() - max(steps, default=0.0) > KEPT_SECONDS:
                 path.unlink()
 
 
