@@ -22,6 +22,7 @@ ORDER = (
     "hangs",
     "server",
     "run_state",
+    "stack",
     "exporter",
 )
 
