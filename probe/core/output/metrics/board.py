@@ -98,7 +98,7 @@ class MetricBoard:
 
     def __init__(self, most: int, chosen: Sequence[str]) -> None:
         self._most, self._chosen = most, tuple(chosen)
-        self._run: dict[Series, float] = {}
+        self._numbers: dict[Series, float] = {}
         self._named: dict[str, Series] = {}
         self._columns: dict[tuple[str, str], _Column] = {}
         self._shown: list[tuple[_Column, Bools]] = []
@@ -117,40 +117,40 @@ class MetricBoard:
                 elif batch.signal != UNNAMED:
                     self._take_tensors(snapshot.ops, batch)
             if OVERHEAD_SCALAR in snapshot.scalars:
-                self._run[Series(OVERHEAD.name)] = snapshot.scalars[OVERHEAD_SCALAR]
+                self._numbers[Series(OVERHEAD.name)] = snapshot.scalars[OVERHEAD_SCALAR]
                 self._choose(snapshot.time)
 
     def series(self, counts: Counts) -> tuple[list[Series], Array]:
         """Return the series and their values."""
         with self._lock:
-            run = dict(self._run)
+            shown = dict(self._numbers)
             for rule, number in counts.findings.items():
-                run[Series(FINDINGS.name, (rule,))] = number
-            run[Series(FAULTS.name)] = counts.faults
-            run[Series(DROPPED.name)] = self._left_out + len(self._overflow)
+                shown[Series(FINDINGS.name, (rule,))] = number
+            shown[Series(FAULTS.name)] = counts.faults
+            shown[Series(DROPPED.name)] = self._left_out + len(self._overflow)
             tensors = [(column.series[place], column.values[place]) for column, place in self._places()]
-        room = max(0, self._most - len(run))
+        room = max(0, self._most - len(shown))
         if len(tensors) > room:  # numbers of the run have come since the layers were chosen
-            run[Series(DROPPED.name)] += len(tensors) - room
-        pairs = [*run.items(), *tensors[:room]]
+            shown[Series(DROPPED.name)] += len(tensors) - room
+        pairs = [*shown.items(), *tensors[:room]]
         return [series for series, _ in pairs], np.array([value for _, value in pairs], np.float64)
 
     def _places(self) -> list[tuple[_Column, int]]:
         return [(column, int(place)) for column, shown in self._shown for place in np.flatnonzero(shown)]
 
     def _take_run(self, snapshot: Snapshot, batch: Batch) -> None:
-        run = self._run
-        if snapshot.step > run.get(Series(STEP.name), -1):
-            run[Series(STEP.name)] = snapshot.step
-            run[Series(LAST_STEP.name)] = snapshot.time
-            run[Series(STEPS.name)] = run.get(Series(STEPS.name), 0.0) + 1
+        numbers = self._numbers
+        if snapshot.step > numbers.get(Series(STEP.name), -1):
+            numbers[Series(STEP.name)] = snapshot.step
+            numbers[Series(LAST_STEP.name)] = snapshot.time
+            numbers[Series(STEPS.name)] = numbers.get(Series(STEPS.name), 0.0) + 1
         for key, value in zip(batch.keys, batch.columns[VALUE].tolist(), strict=True):
             if key.name == "skipped":
-                run[Series(SKIPPED.name)] = run.get(Series(SKIPPED.name), 0.0) + value
+                numbers[Series(SKIPPED.name)] = numbers.get(Series(SKIPPED.name), 0.0) + value
             elif (series := self._series_of(key.name)) is not None:
                 is_phase = series.metric == PHASE_SECONDS.name
-                before = run.get(series, 0.0) if is_phase else 0.0
-                run[series] = before + value * FACTORS.get(key.name, 1.0)
+                before = numbers.get(series, 0.0) if is_phase else 0.0
+                numbers[series] = before + value * FACTORS.get(key.name, 1.0)
 
     def _series_of(self, name: str) -> Series | None:
         """Return the series of a number of the run; None if there is no room for it."""
@@ -192,7 +192,7 @@ class MetricBoard:
             return
         self._chosen_at = now
         wanted = int((changes >= 0).sum())
-        room = max(0, self._most - len(self._run) - RESERVED)
+        room = max(0, self._most - len(self._numbers) - RESERVED)
         best = changes >= 0
         if wanted > room:
             best = np.zeros(len(changes), np.bool_)
