@@ -23,6 +23,7 @@ ORDER = (
     "server",
     "run_state",
     "stack",
+    "dashboards",
     "exporter",
 )
 
