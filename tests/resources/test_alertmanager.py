@@ -148,7 +148,7 @@ def _mail(letters: list[str]) -> Iterator[str]:
     controller, smtp = require("aiosmtpd.controller"), require("aiosmtpd.smtp")
 
     class Box:
-        async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:
+        async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:  # noqa: N802 - aiosmtpd calls it
             letters.append(envelope.content.decode())
             return "250 OK"
 
@@ -168,7 +168,12 @@ def _mail(letters: list[str]) -> Iterator[str]:
 
 LOSS = {"alertname": "TrainingLossNaN", "severity": "critical", "component": "training", "job": "pretrain"}
 LOSS |= {"cluster": "c1"}
-TEXTS = {"summary": "The loss is no number", "description": "8 ranks have NaN.", "action": "Stop it.", "guide": "docs/x.md"}
+TEXTS = {
+    "summary": "The loss is no number",
+    "description": "8 ranks have NaN.",
+    "action": "Stop it.",
+    "guide": "docs/x.md",
+}
 
 
 def test_critical_alert_reaches_every_receiver_and_is_repeated(station: Station) -> None:
@@ -180,7 +185,9 @@ def test_critical_alert_reaches_every_receiver_and_is_repeated(station: Station)
     assert (alert["status"], alert["labels"], alert["annotations"]) == ("firing", LOSS, TEXTS)
     slack = wait_for(lambda: station.receiver.at("/slack"))[0].body["attachments"][0]
     assert slack["title"] == "[FIRING 1] CRITICAL TrainingLossNaN pretrain (c1)"
-    assert slack["text"].startswith("The loss is no number\n8 ranks have NaN.\nTo do: Stop it.\nSee: docs/x.md\nSince 2")
+    assert slack["text"].startswith(
+        "The loss is no number\n8 ranks have NaN.\nTo do: Stop it.\nSee: docs/x.md\nSince 2"
+    )
     duty = wait_for(lambda: station.receiver.at("/pagerduty"))[0].body
     assert (duty["routing_key"], duty["event_action"], duty["payload"]["severity"]) == (
         *("duty-secret", "trigger", "critical"),

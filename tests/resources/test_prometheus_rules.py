@@ -137,11 +137,13 @@ def test_cases_have_gaps_resets_and_values_that_are_no_numbers() -> None:
         assert any(re.search(r"[1-9]\d*x\d+ 0x", each) for each in counters), name
 
 
-WORDS = set(
-    "and or unless on ignoring by without group_left group_right bool offset Inf NaN abs absent avg avg_over_time "
-    "changes count count_over_time exp histogram_quantile increase label_replace last_over_time max max_over_time "
-    "min min_over_time predict_linear quantile quantile_over_time rate round sqrt sum time vector".split()
-)
+WORDS = {
+    *("and", "or", "unless", "on", "by", "without", "group_left", "group_right", "bool", "offset", "Inf"),
+    *("abs", "absent", "avg", "avg_over_time", "changes", "count", "count_over_time", "exp", "histogram_quantile"),
+    *("increase", "label_replace", "last_over_time", "max", "max_over_time", "min", "min_over_time", "predict_linear"),
+    *("quantile", "quantile_over_time", "rate", "round", "sqrt", "sum", "time", "vector"),
+}
+"""Words of PromQL in the rules."""
 
 
 def names_in(expression: str) -> set[str]:
@@ -161,7 +163,7 @@ def test_every_metric_is_one_that_is_exported() -> None:
         found = names_in(rule.content["expr"])
         assert found <= known, (rule.content, found - known)
         used |= found
-    assert OF_OTHERS <= used
+    assert used >= OF_OTHERS
 
 
 def _server_metrics() -> set[str]:
@@ -240,7 +242,9 @@ def failing(folder: Path, kind: str) -> set[str]:
         content["tests"] = [each for each in content["tests"] if kind in each["name"] and "alert_rule_test" in each]
         path.write_text(yaml.safe_dump(content), "utf-8")
     with ThreadPoolExecutor(2) as pool:
-        texts = [done.stdout + done.stderr for done in pool.map(lambda p: promtool("test", "rules", p), folder.iterdir())]
+        texts = [
+            done.stdout + done.stderr for done in pool.map(lambda p: promtool("test", "rules", p), folder.iterdir())
+        ]
     return {name for text in texts for name in re.findall(r"alertname: ?(\w+), time", text)}
 
 
@@ -289,7 +293,9 @@ def test_defects_of_rules_that_are_often_copied_are_as_the_guide_has_them(tmp_pa
 def lines_of(**losses: str) -> str:
     """Page of an exporter with two ranks."""
     page = "# TYPE probe_training_loss gauge\n"
-    page += "".join(f'probe_training_loss{{job="pretrain",rank="{rank[-1]}"}} {loss}\n' for rank, loss in losses.items())
+    page += "".join(
+        f'probe_training_loss{{job="pretrain",rank="{rank[-1]}"}} {loss}\n' for rank, loss in losses.items()
+    )
     return page + "".join(f'probe_rank_up{{job="pretrain",rank="{rank[-1]}"}} 1\n' for rank in losses)
 
 
@@ -315,8 +321,12 @@ def test_nan_reaches_a_webhook_within_five_seconds(tmp_path: Path) -> None:
         assert found.time - began < 5
         (alert,) = found.body["alerts"]
         assert alert["labels"] == {
-            **{"alertname": "TrainingLossNaN", "job": "pretrain", "severity": "critical", "component": "training"},
-            **{"cluster": "ml-training-cluster", "region": "region-1"},
+            "alertname": "TrainingLossNaN",
+            "job": "pretrain",
+            "severity": "critical",
+            "component": "training",
+            "cluster": "ml-training-cluster",
+            "region": "region-1",
         }
         assert alert["annotations"]["description"] == "1 ranks of pretrain have NaN or Inf as their loss."
         world.pages["/metrics"] = lines_of(rank0="2.5", rank1="2.5")
