@@ -118,6 +118,14 @@ class Receiver:
         self._server.server_close()
 
 
+def free_port() -> int:
+    """A port that the system has just assigned."""
+    with socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+    return port
+
+
 @contextmanager
 def prometheus(configuration: Path, folder: Path) -> Iterator[Server]:
     """Prometheus with a configuration and its data in ``folder``."""
@@ -137,9 +145,7 @@ def alertmanager(configuration: Path, folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def _running(program: str, options: Sequence[str], log: Path) -> Iterator[Server]:
-    with socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
+    port = free_port()
     command = [program, *options, f"--web.listen-address=127.0.0.1:{port}"]
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         server = Server(process, port, log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.required import require, require_program
-from tests.resources.monitoring_process import ALERTMANAGER, Receiver, Server, alertmanager, wait_for
+from tests.resources.monitoring_process import ALERTMANAGER, Receiver, Server, alertmanager, free_port, wait_for
 
 FILE = ALERTMANAGER / "alertmanager.yml"
 CONFIGURATION: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
@@ -142,35 +142,38 @@ def station(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
         yield Station(stack.enter_context(alertmanager(folder / "alertmanager.yml", folder)), receiver, letters)
 
 
-def _mail(letters: list[str]) -> Any:
-    controller = require("aiosmtpd.controller").Controller
-    smtp = require("aiosmtpd.smtp")
+@contextmanager
+def _mail(letters: list[str]) -> Iterator[str]:
+    """The address of a mail server that admits the password of the secret's file alone."""
+    controller, smtp = require("aiosmtpd.controller"), require("aiosmtpd.smtp")
 
     class Box:
-        async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:  # noqa: N802 - its protocol
+        async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:  # noqa: N802 - aiosmtpd calls it
             letters.append(envelope.content.decode())
             return "250 OK"
 
     def known(server: object, session: object, envelope: object, mechanism: object, login: Any) -> Any:
         return smtp.AuthResult(success=login.password == SECRETS["smtp_password"].encode())
 
-    box = controller(Box(), "127.0.0.1", 0, authenticator=known, auth_require_tls=False, auth_required=True)
-
-    class Running:
-        def __enter__(self) -> str:
-            box.start()
-            return f"127.0.0.1:{box.server.sockets[0].getsockname()[1]}"
-
-        def __exit__(self, *_: object) -> None:
-            box.stop()
-
-    return Running()
+    port = free_port()
+    box = controller.Controller(
+        Box(), "127.0.0.1", port, authenticator=known, auth_require_tls=False, auth_required=True
+    )
+    box.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        box.stop()
 
 
 LOSS = {"alertname": "TrainingLossNaN", "severity": "critical", "component": "training", "job": "pretrain"}
 LOSS |= {"cluster": "c1"}
-TEXTS = {"summary": "The loss is no number", "description": "8 ranks have NaN.", "action": "Stop it."}
-TEXTS |= {"guide": "docs/x.md"}
+TEXTS = {
+    "summary": "The loss is no number",
+    "description": "8 ranks have NaN.",
+    "action": "Stop it.",
+    "guide": "docs/x.md",
+}
 
 
 def test_critical_alert_reaches_every_receiver_and_is_repeated(station: Station) -> None:
@@ -182,8 +185,9 @@ def test_critical_alert_reaches_every_receiver_and_is_repeated(station: Station)
     assert (alert["status"], alert["labels"], alert["annotations"]) == ("firing", LOSS, TEXTS)
     slack = wait_for(lambda: station.receiver.at("/slack"))[0].body["attachments"][0]
     assert slack["title"] == "[FIRING 1] CRITICAL TrainingLossNaN pretrain (c1)"
-    text = "The loss is no number\n8 ranks have NaN.\nTo do: Stop it.\nSee: docs/x.md\nSince 2"
-    assert slack["text"].startswith(text)
+    assert slack["text"].startswith(
+        "The loss is no number\n8 ranks have NaN.\nTo do: Stop it.\nSee: docs/x.md\nSince 2"
+    )
     duty = wait_for(lambda: station.receiver.at("/pagerduty"))[0].body
     assert (duty["routing_key"], duty["event_action"], duty["payload"]["severity"]) == (
         *("duty-secret", "trigger", "critical"),

@@ -22,6 +22,7 @@ import yaml
 
 from probe.core.moments import OPS
 from probe.core.output.metrics import catalogue
+from probe.services.exporter.readings.catalogue import READINGS
 from probe.services.server.board import RunBoard
 from probe.services.server.metrics import exposition
 from probe.services.server.store import HeartbeatStore
@@ -41,13 +42,7 @@ WORDS = {
 }
 """Functions and operators of PromQL; any other word of a query is a metric."""
 OF_PROMETHEUS = {"up", "scrape_duration_seconds", "ALERTS"}
-OF_THE_EXPORTER = {
-    *("gpu_utilization_percent", "gpu_memory_used_bytes", "gpu_memory_total_bytes", "gpu_temperature_celsius"),
-    *("gpu_power_usage_watts", "gpu_power_limit_watts", "gpu_ecc_errors_total", "gpu_throttle_active"),
-    *("probe_host_cpu_utilization_ratio", "probe_host_memory_available_bytes", "probe_host_memory_total_bytes"),
-    *("probe_host_disk_free_bytes", "probe_host_disk_total_bytes", "probe_host_network_receive_bytes_total"),
-    *("probe_host_network_transmit_bytes_total", "probe_exporter_probe_hung"),
-}
+OF_THE_EXPORTER = {*READINGS, "probe_exporter_probe_hung"}
 
 
 @pytest.fixture(scope="module")
