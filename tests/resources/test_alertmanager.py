@@ -157,7 +157,13 @@ def _mail(letters: list[str]) -> Iterator[str]:
 
     port = free_port()
     box = controller.Controller(
-        Box(), "127.0.0.1", port, authenticator=known, auth_require_tls=False, auth_required=True
+        Box(),
+        "127.0.0.1",
+        port,
+        authenticator=known,
+        auth_require_tls=False,
+        auth_required=True,
+        auth_exclude_mechanism=["LOGIN"],  # Alertmanager does not know how aiosmtpd words its questions
     )
     box.start()
     try:
