@@ -330,15 +330,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield Stack(server, routes, world, folder / "p")
 
 
-def test_nan_reaches_a_webhook_within_five_seconds(stack: Stack) -> None:
-    """By the shipped intervals; the notice that it is over comes too."""
+def test_nan_reaches_a_webhook_by_the_shipped_intervals(stack: Stack) -> None:
+    """At once, and the notice that it is over comes too; `benchmarks/stack.py` has the seconds."""
     server, world = stack.prometheus, stack.world
     wait_for(lambda: server.get("/api/v1/query?query=job:training_loss:avg")["data"]["result"])
     assert _sent(world, "firing") == []
     world.pages["/metrics"] = page_of(rank0="2.5", rank1="NaN")
-    began = time.monotonic()
     found = wait_for(lambda: _sent(world, "firing"))[0]
-    assert found.time - began < 5
     (alert,) = found.body["alerts"]
     assert alert["labels"] == {
         "alertname": "TrainingLossNaN",

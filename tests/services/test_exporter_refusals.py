@@ -147,7 +147,7 @@ def test_files_that_do_not_answer_delay_a_page_by_their_deadline_alone(tmp_path:
         for _ in range(3):
             began = time.monotonic()
             text, _ = await page.text("")
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 10  # of 30
             assert b'probe_exporter_probe_hung{probe="files"} 1.0' in text
             assert b"probe_training_loss" not in text
         assert asked.is_set()

@@ -64,10 +64,10 @@ def attacks(pattern: bytes) -> list[bytes]:
     return [*pieces, *words[:4], *(word + b" 1" for word in words[:2])]
 
 
-def seconds(engine: Any, text: bytes) -> float:
-    """Least processor time of two searches for all matches."""
+def seconds(engine: Any, text: bytes, searches: int = 2) -> float:
+    """Least processor time of some searches for all matches."""
     best = float("inf")
-    for _ in range(2):
+    for _ in range(searches):
         begin = time.process_time()
         for _match in engine.finditer(text):
             pass
@@ -81,8 +81,11 @@ def test_time_grows_with_the_length_of_the_text() -> None:
     for name, expression in EXPRESSIONS.items():
         engine = python_engine(expression.pattern)
         for piece in attacks(expression.pattern):
-            short, long = (seconds(engine, (piece * size)[:size]) for size in (400, 3_200))
-            if long > 24 * max(short, 2e-5):
+            for searches in (2, 30):  # more of them if something else may have taken the time
+                short, long = (seconds(engine, (piece * size)[:size], searches) for size in (400, 3_200))
+                if long <= 24 * max(short, 2e-5):
+                    break
+            else:
                 slow[name, piece] = (short, long)
     assert slow == {}
 

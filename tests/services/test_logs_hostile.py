@@ -69,7 +69,7 @@ def test_hostile_lines_are_parsed_in_bounded_time(line: str) -> None:
     """Nesting, sizes, repetitions and characters that parsers stumble over."""
     begin = time.process_time()
     checked(line)
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 5
 
 
 def test_random_lines_are_parsed() -> None:
