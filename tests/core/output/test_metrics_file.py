@@ -129,5 +129,8 @@ def test_files_of_processes_that_are_gone_are_removed_after_a_day(tmp_path: Path
         file.store([Series("probe_training_last_step_timestamp_seconds")], np.array([step]))
         past = file.path.stat().st_mtime - age * mapped_file.KEPT_SECONDS
         os.utime(file.path, (past, past))
+        file.path.with_suffix(".progress").touch()
     sweep(tmp_path / "new")
-    assert [path.parent.name for path in sorted(tmp_path.glob("*/*.metrics"))] == ["b", "c", "d"]
+    for suffix in (".metrics", ".progress"):
+        assert [path.parent.name for path in sorted(tmp_path.glob(f"*/*{suffix}"))] == ["b", "c", "d"]
+    assert not (tmp_path / "a").exists()

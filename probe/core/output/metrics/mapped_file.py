@@ -27,6 +27,8 @@ from probe.core.storage.files import FileView
 MAGIC = b"probe-metrics-1\n"
 """First bytes of a file: its kind and the version of its layout."""
 SUFFIX = ".metrics"
+PROGRESS_SUFFIX = ".progress"
+"""Ending of the rank's other file, see :mod:`probe.core.run_state.progress_file`."""
 HEADER_BYTES = 4096
 PART = struct.Struct("<QII")
 """Generation of the table of series, bytes, checksum of these and of the generation."""
@@ -181,7 +183,7 @@ class MetricsReader:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files in folders beside ``folder`` whose processes have been gone for a day."""
+    """Remove the files of ranks in folders beside ``folder`` whose processes have been gone for a day."""
     for path in folder.parent.glob(f"*/rank*{SUFFIX}"):
         with suppress(OSError, ValueError):
             if time.time() - path.stat().st_mtime < KEPT_SECONDS:
@@ -193,6 +195,8 @@ def sweep(folder: Path) -> None:
             # A process of another container cannot be seen here, but its steps can.
             if not Path(f"/proc/{pid}").exists() and time.time() - max(steps, default=0.0) > KEPT_SECONDS:
                 path.unlink()
+                path.with_suffix(PROGRESS_SUFFIX).unlink(missing_ok=True)
+                path.parent.rmdir()
 
 
 def _places(series: int) -> tuple[int, int, int]:
