@@ -144,21 +144,29 @@ def alertmanager(configuration: Path, folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def _running(program: str, options: Sequence[str], log: Path) -> Iterator[Server]:
+def node_exporter(folder: Path) -> Iterator[Server]:
+    """Node exporter of this machine."""
+    program = require_program("prometheus-node-exporter", "node_exporter")
+    with _running(program, [], folder / "node_exporter.log", "/") as server:
+        yield server
+
+
+@contextmanager
+def _running(program: str, options: Sequence[str], log: Path, ready: str = "/-/ready") -> Iterator[Server]:
     port = free_port()
     command = [program, *options, f"--web.listen-address=127.0.0.1:{port}"]
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         server = Server(process, port, log)
         try:
-            wait_for(lambda: _is_ready(server), log.read_text("utf-8"))
+            wait_for(lambda: _is_ready(server, ready), log.read_text("utf-8"))
             yield server
         finally:
             process.kill()
 
 
-def _is_ready(server: Server) -> bool:
+def _is_ready(server: Server, path: str) -> bool:
     assert server.process.poll() is None, server.log.read_text("utf-8")
     try:
-        return server.request("GET", "/-/ready")[0] == 200
+        return server.request("GET", path)[0] == 200
     except OSError:
         return False

@@ -23,6 +23,7 @@ from tests.resources.monitoring_process import (
     Receiver,
     Server,
     alertmanager,
+    node_exporter,
     prometheus,
     wait_for,
 )
@@ -348,6 +349,15 @@ def test_nan_reaches_a_webhook_by_the_shipped_intervals(stack: Stack) -> None:
     assert alert["annotations"]["description"] == "1 ranks of pretrain have NaN or Inf as their loss."
     world.pages["/metrics"] = page_of(rank0="2.5", rank1="2.5")
     wait_for(lambda: _sent(world, "resolved"))
+
+
+def test_metrics_of_other_programs_are_theirs(stack: Stack, tmp_path: Path) -> None:
+    """Real programs show every metric of theirs that a rule names."""
+    pages = [server.request("GET", "/metrics")[1].decode() for server in (stack.prometheus, stack.alertmanager)]
+    with node_exporter(tmp_path) as server:
+        pages.append(server.request("GET", "/metrics")[1].decode())
+    shown = set(re.findall(r"^# TYPE (\S+) ", "".join(pages), re.MULTILINE))
+    assert OF_OTHERS - shown == {"up"}
 
 
 def test_prometheus_loads_every_rule_and_keeps_them_if_a_file_is_refused(stack: Stack) -> None:
