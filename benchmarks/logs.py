@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,18 @@ AIM_RATE, AIM_MEMORY = 50.0, 64.0
 """Megabytes a second and core; MiB."""
 PIECE = 8_000_000
 """Bytes that are made; a log repeats them."""
-START = "from probe.cli import main\nimport sys\nsys.argv = ['probe', 'logs', 'parse', *sys.argv[1:]]\nmain()"
+START = """
+import atexit, sys
+from probe.cli import main
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    print(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+
+atexit.register(peak)
+sys.argv = ["probe", "logs", "parse", *sys.argv[1:]]
+main()
+"""
 WITHOUT_RE2 = "import sys\nsys.modules['re2'] = None\n" + START
 
 ITERATION = (
@@ -51,6 +61,7 @@ MIX = {
 }
 """Shares of lines, and their forms."""
 ALONE = {"iteration": (1.0, ITERATION)}
+PLAIN = {name: MIX[name] for name in ("loader", "NCCL", "other")}
 
 
 def lines(mix: dict[str, tuple[float, str]]) -> Iterator[str]:
@@ -81,11 +92,13 @@ def write(path: Path, content_of: Iterator[str], size: int) -> None:
 def measured(code: str, path: Path, *options: str) -> tuple[float, float]:
     """Megabytes a second of processor time, and the largest memory in MiB."""
     command = [sys.executable, "-c", code, str(path), "--output", "/dev/null", "--no-summary", *options]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    memory = int(process.stdout.read()) / 1024
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode in (0, 1)
-    memory = used.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
     return path.stat().st_size / 1e6 / (used.ru_utime + used.ru_stime), memory
 
 
@@ -93,17 +106,18 @@ def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--megabytes", type=int, default=500, help="size of the mixed log")
     args = parser.parse_args()
-    assert resource.getrlimit(resource.RLIMIT_CPU)[0] == resource.RLIM_INFINITY
     rows, missed = [], False
     with tempfile.TemporaryDirectory() as folder:
-        mix, part, steps = (Path(folder) / name for name in ("mix.log", "part.log", "steps.log"))
+        mix, part, steps, plain = (Path(folder) / f"{name}.log" for name in ("mix", "part", "steps", "plain"))
         write(mix, lines(MIX), args.megabytes * 1_000_000)
         write(part, lines(MIX), args.megabytes * 100_000)
         write(steps, lines(ALONE), args.megabytes * 100_000)
+        write(plain, lines(PLAIN), args.megabytes * 100_000)
         cases = (
             (f"the mix, {args.megabytes} MB", START, mix, (), True),
             (f"the mix, {args.megabytes // 10} MB, every line written (--all)", START, part, ("--all",), False),
             (f"the mix, {args.megabytes // 10} MB, Python's expressions alone", WITHOUT_RE2, part, (), False),
+            (f"lines without numbers of training alone, {args.megabytes // 10} MB", START, plain, (), False),
             (f"iteration lines alone, {args.megabytes // 10} MB", START, steps, (), False),
         )
         for name, code, path, options, judged in cases:

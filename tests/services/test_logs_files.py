@@ -141,6 +141,28 @@ def test_rotation_loses_no_line(tmp_path: Path) -> None:
     file.close()
 
 
+class _LateWriter(FollowedFile):
+    """Reader of a file whose writer adds a line just before the rotation is noticed."""
+
+    def _replaced(self) -> bool:
+        if Path(f"{self.path}.1").exists():
+            with Path(f"{self.path}.1").open("a") as old:
+                old.write("late\n")
+        return super()._replaced()
+
+
+def test_a_line_written_while_a_rotation_is_noticed_is_read(tmp_path: Path) -> None:
+    """The old file is read once more."""
+    path = tmp_path / "a.log"
+    path.write_text("one\n")
+    file = _LateWriter(str(path), everything=True)
+    assert contents(file) == ["one"]
+    path.rename(tmp_path / "a.log.1")
+    path.write_text("two\n")
+    assert contents(file) == ["late", "two"]
+    file.close()
+
+
 def test_truncation_is_noticed(tmp_path: Path) -> None:
     """Also if the file has grown beyond the place of reading in the meantime."""
     path = tmp_path / "a.log"

@@ -172,6 +172,8 @@ LEVELS = [
     ("Traceback (most recent call last):", "ERROR"),
     ("NO_ERROR_AT_ALL INFORMATION", "INFO"),
     ("DEBUGGING WARNINGS", "INFO"),
+    ("NOERROR: fine", "INFO"),
+    ("NOERROR: WARNING x", "WARNING"),
 ]
 
 

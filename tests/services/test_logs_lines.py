@@ -8,6 +8,7 @@ import pytest
 
 from probe.services.logs.lines import LineReader, LogLine
 from probe.services.logs.parser import LIMIT
+from tests.services.test_logs_expressions import CORPUS
 
 
 def read(content: bytes, size: int, everything: bool = True) -> list[LogLine]:
@@ -87,3 +88,12 @@ def test_a_progress_bar_of_hours_is_one_line() -> None:
     content = b"\r".join(b"%d%%|# | %d/9 [00:01<00:01, 2.0it/s]" % (n % 100, n) for n in range(100_000))
     lines = [line for line in read(content + b"\nend\n", 10_000) if b"99999/9" in line.content or line.number > 1]
     assert [(line.number, line.cut) for line in lines] == [(1, 0), (2, 0)]
+
+
+def test_the_same_lines_are_found_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file with all lines of the other tests, in upper and lower case."""
+    content = b"\n".join([*CORPUS, *(line.upper() for line in CORPUS), b"plain", b""])
+    found = read(content, 4_000, everything=False)
+    assert len(found) > 100
+    monkeypatch.setattr("probe.services.logs.expressions.re2_module", lambda: None)
+    assert read(content, 4_000, everything=False) == found

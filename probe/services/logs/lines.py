@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from probe.services.logs.expressions import Expression, any_of
+from probe.services.logs.expressions import Words, any_of
 from probe.services.logs.parser import LIMIT
 from probe.services.logs.signs import NEEDLES
 
 BLOCK = 1 << 20
 """Bytes that are read at once."""
-NOTABLE: Expression = any_of(
+NOTABLE: Words = any_of(
     [
         b"loss", b"it/s", b"s/it", b"samplespersec", b"samples/s", b"per_step_time", b"per step time", b"skipped=",
         b"overflow", b"grad_norm", b"grad norm", b"global_norm", b"step time", b"gb / ", b"gib / ", b"epoch time",
@@ -161,6 +161,6 @@ def _spans(block: bytes) -> Iterator[tuple[int, int, bool]]:
             notable = _next(NOTABLE, block, position)
 
 
-def _next(expression: Expression, block: bytes, position: int) -> int:
-    found = expression.find(block, position) if position < len(block) else -1
+def _next(words: Words, block: bytes, position: int) -> int:
+    found = words.find(block, position) if position < len(block) else -1
     return len(block) if found < 0 else found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from probe.services.logs.expressions import Expression, any_of
+from probe.services.logs.expressions import Expression, Words, any_of
 
 SEVERITIES = ("critical", "high", "medium")
 """The gravest first."""
@@ -261,5 +261,5 @@ WORDS = {
 }
 """Needles that are parts of ordinary words, and the expressions that blocks are searched for instead. The phrase
 ``number of nan iterations`` of every line of Megatron-LM has no such NaN."""
-NEEDLES: Expression = any_of((needle for sign in SIGNS for needle in sign.needles), WORDS)
+NEEDLES: Words = any_of((needle for sign in SIGNS for needle in sign.needles), WORDS)
 """Expression that finds every line that may have an anomaly."""

@@ -136,11 +136,11 @@ def rank_of(line: bytes) -> tuple[int | None, int | None]:
         rank = int(found.group(1)) if found and not of_a_matrix else None
     if b"local_rank" in line and (found := LOCAL_RANK.search(line)):
         local = int(found.group(1))
-    if line.startswith(b"["):
+    if rank is None and line.startswith(b"["):
         head = line[:64]
-        if rank is None and (found := MPI.match(head)):
+        if b">:" in head and (found := MPI.match(head)):
             rank = int(found.group(1))
-        if rank is None and local is None and (found := ROLE.match(head)):
+        elif local is None and b"]:" in head and (found := ROLE.match(head)):
             local = int(found.group(1))
     return rank, local
 
