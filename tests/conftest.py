@@ -15,6 +15,7 @@ FOLDERS = {
     "mindspore": "mindspore",
     "pytorch": "torch",
     "matrix": "",
+    "resources": "",
     "": "",
     "contract": "",
     "core": "",

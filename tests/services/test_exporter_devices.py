@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -260,7 +261,7 @@ def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(COMMAND)
     mode = tmp_path / "mode"
     mode.write_text("good")
-    command = f"{sys.executable} {tmp_path / 'command.py'} {mode}"
+    command = shlex.join([sys.executable, str(tmp_path / "command.py"), str(mode)])
     with exporting(tmp_path / "errors", *QUICK, "--device-command", command) as exporter:
         assert exporter.wait_for("gpu_utilization_percent", 50).labels("gpu_utilization_percent") == [
             {"gpu_id": "7", "gpu_name": "x", "gpu_uuid": "u"}

@@ -17,7 +17,7 @@ from probe.core.control.command_requests import (
     CommandRequest,
     acknowledge,
     folder_of,
-    requests,
+    read_request,
 )
 from tests.required import require
 from tests.services.remediation_process import (
@@ -70,7 +70,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     )
     (folder / "limit").write_text("350.00\n")
     arguments = program(
-        folder / "arguments", f"""{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" """
+        folder / "arguments", f"""'{sys.executable}' -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" """
     )
     talker = program(folder / "talker", "yes 1234567890 | head -c 3000000", f"echo; echo {SECRET}", "exit 3")
     halves = {"commands": [{"command": "rollback_checkpoint"}, {"command": "reduce_learning_rate"}]}
@@ -117,7 +117,7 @@ def requested(stage: Stage, *names: str) -> list[CommandRequest]:
     folder = folder_of(stage.configuration)
 
     def unanswered() -> list[CommandRequest]:
-        found = [each for each in requests(folder) if isinstance(each, CommandRequest)]
+        found = [read_request(folder, path.stem) for path in sorted(folder.glob("[0-9]*.json"))]
         return [each for each in found if not list(folder.glob(f"{each.id}.rank*"))]
 
     wait_for(lambda: [each.command.name for each in unanswered()] == list(names))
