@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "demo": "probe.cli.demo:demo",
     "exporter": "probe.cli.exporter:exporter",
     "merge": "probe.cli.merge:merge",
+    "performance": "probe.cli.performance:performance",
     "remediate": "probe.cli.remediate:remediate",
     "report": "probe.cli.report:report",
     "serve": "probe.cli.serve:serve",

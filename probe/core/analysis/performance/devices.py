@@ -8,19 +8,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from probe.core.analysis.performance.step_table import HOUR
-from probe.core.naming import RUN
-from probe.core.storage.duckdb_reader import Rows
+from probe.core.analysis.performance.step_table import HOUR, TABLE, StepTable
 from probe.core.storage.performance_file import DeviceReading, PerformanceReading, readings
 from probe.core.storage.problems import Problems
-from probe.core.storage.sql import literal
 
-MEMORY = re.compile(r"memory|(?:^|[/_.\-])mem(?:[/_.\-]|$)", re.IGNORECASE)
-USE = re.compile(r"utili[sz]ation|(?:^|[/_.\-])(?:util|mfu)(?:[/_.\-]|$)", re.IGNORECASE)
 DEVICE_USE = re.compile(r"(?:^|[/_.\-])(?:gpu|npu|cuda|device)[/_.\-]?\d*[/_.\-](?:util|utili[sz]ation)", re.IGNORECASE)
 """Names of numbers that are the utilisation of a GPU or NPU, in percent or as a ratio up to 1."""
 PERCENT = re.compile(r"percent|pct|%", re.IGNORECASE)
-MOST_NUMBERS = 200
 
 
 class LoggedUse(NamedTuple):
@@ -77,27 +71,30 @@ class Devices(NamedTuple):
         return _mean([_percent(number) for number in self.logged if DEVICE_USE.search(number.name)])
 
 
-def devices(rows: Rows, names: list[str], first: int, root: Path, began: float, hours: float | None) -> Devices:
+def devices(
+    table: StepTable, first: int, root: Path, began: float, hours: float | None, problems: Problems
+) -> Devices:
     """Return memory and utilisation from step ``first`` on.
 
     Args:
-        names: of all numbers of the run.
         began: time at which the run began, before which readings are another run's; 0 if it is unknown.
         hours: readings of so many hours before the last one count; all if None.
+        problems: receives the lines of files of readings that cannot be parsed.
     """
-    found = _read(root, began, hours, rows.problems)
-    return Devices(_logged(rows, names, first), *found)
+    return Devices(_logged(table, first), *_read(root, began, hours, problems))
 
 
-def _logged(rows: Rows, names: list[str], first: int) -> tuple[LoggedUse, ...]:
-    wanted = [name for name in names if MEMORY.search(name) or USE.search(name)][:MOST_NUMBERS]
-    if not wanted:
-        return ()
-    query = (
-        f"SELECT name, avg(value), max(value), arg_max(rank, value) FROM {rows.view(RUN)} "  # noqa: S608 - our own view
-        f"WHERE step >= ? AND isfinite(value) AND name IN ({', '.join(map(literal, wanted))}) GROUP BY name ORDER BY name"
-    )
-    return tuple(LoggedUse(*row) for row in rows.connection.execute(query, [first]).fetchall())
+def _logged(table: StepTable, first: int) -> tuple[LoggedUse, ...]:
+    found = []
+    for name, column in table.uses.items():
+        query = (
+            f"SELECT avg({column}), max({column}), arg_max(rank, {column}) FROM {TABLE} "  # noqa: S608 - our own words
+            f"WHERE step >= ? AND isfinite({column})"
+        )
+        mean, highest, rank = table.connection.execute(query, [first]).fetchone() or (None, None, None)
+        if mean is not None:
+            found.append(LoggedUse(name, mean, highest, rank))
+    return tuple(found)
 
 
 def _percent(number: LoggedUse) -> float:

@@ -87,13 +87,13 @@ def _together(parts: list[SlowRank]) -> SlowRank:
     return worst._replace(
         first_step=min(each.first_step for each in parts),
         last_step=max(each.last_step for each in parts),
-        share=sum(each.share for each in parts),
+        share=min(1.0, sum(each.share for each in parts)),
     )
 
 
 def _compared(table: StepTable, has_calls: bool) -> Iterator[tuple[str, str, str]]:
     """Yield the name of each number that is compared, its SQL, and the table that has it."""
-    if OUTSIDE_SECONDS in table.names:
+    if table.has(OUTSIDE_SECONDS):
         yield OUTSIDE_SECONDS, OUTSIDE_SECONDS, TABLE
     elif has_calls:
         source = f"(SELECT rank, step, step_seconds - waited AS outside FROM {TABLE} JOIN {WAITS} USING (rank, step))"  # noqa: S608

@@ -6,6 +6,7 @@ median does) take some ranks or steps at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from probe.core.analysis.performance.throughput import Flags, Numbers, Steps
 from probe.core.naming import PHASE, RUN
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.sql import literal
+from probe.core.storage.table_files import TableFile
 
 TABLE = "performance_steps"
 FIXED = (
@@ -27,6 +29,13 @@ FIXED = (
 SECONDS = "_seconds"
 MOST_PHASES = 24
 """Phases that have a column, those that took longest."""
+USE = re.compile(
+    r"memory|utili[sz]ation|(?:^|[/_.\-])(?:mem|util|mfu)(?:[/_.\-]|$)",
+    re.IGNORECASE,
+)
+"""Names of numbers about memory and utilisation."""
+MOST_USES = 64
+"""Numbers about memory and utilisation that have a column."""
 AT_ONCE = 4_000_000
 """Rows of which a query holds values at a time."""
 HOUR = 3600.0
@@ -85,33 +94,51 @@ class StepTable:
         self.connection: Connection = rows.connection
         if RUN not in rows.signals:
             raise NoNumbersError("there are no numbers of the run in the files")
-        view = rows.view(RUN)
-        named = self.connection.execute(
-            f"SELECT name, count(*), coalesce(sum(value) FILTER (isfinite(value)), 0) FROM {view} GROUP BY name"  # noqa: S608 - our own view
-        ).fetchall()
-        self.names = sorted(name for name, _, _ in named)
-        """Every name of a number in the files."""
-        if "step_seconds" not in self.names:
-            raise NoNumbersError("the numbers of the run have no step_seconds")
-        phases = sorted((each for each in named if is_phase(each[0])), key=lambda each: (-each[2], each[0]))
-        self.phases = {name: f"phase_{n}" for n, (name, _, _) in enumerate(phases[:MOST_PHASES])}
+        self.phases: dict[str, str] = {}
         """Columns of the seconds in a phase, by the number's name."""
-        self.left_out = len(phases) - len(self.phases)
+        self.uses: dict[str, str] = {}
+        """Columns of the numbers about memory and utilisation, by name."""
+        self.left_out = 0
         """Phases that have no column."""
-        columns = {**{name: name for name in FIXED}, **self.phases}
-        cells = ", ".join(
-            f"max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items()
-        )
-        wanted = ", ".join(map(literal, columns))
-        self.connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {TABLE} AS SELECT rank, step::INTEGER AS step, {cells} FROM {view} "  # noqa: S608 - names are literals
-            f"WHERE step IS NOT NULL AND name IN ({wanted}) GROUP BY rank, step"
-        )
+        names = self._names(_ends(rows))
+        if self._make(rows.view(RUN), names):
+            self._make(rows.view(RUN), self._names(rows.view(RUN)))
         self.ranks: list[int] = [
             rank for (rank,) in self.connection.execute(f"SELECT DISTINCT rank FROM {TABLE} ORDER BY rank").fetchall()  # noqa: S608
         ]
-        found = self.connection.execute(f"SELECT min(step), max(step), count(DISTINCT step) FROM {TABLE}").fetchone()  # noqa: S608
-        self.first, self.last, self.number = found or (0, 0, 0)
+        found = self.connection.execute(
+            f"SELECT min(step), max(step), count(DISTINCT step), count(step_seconds) FROM {TABLE}"  # noqa: S608
+        ).fetchone()
+        self.first, self.last, self.number, known = found or (0, 0, 0, 0)
+        if not known:
+            self.close()
+            raise NoNumbersError("the numbers of the run have no step_seconds")
+
+    def _names(self, source: str) -> list[str]:
+        """Return the names of numbers in ``source``, the phases that took longest first."""
+        query = (
+            "SELECT name, coalesce(sum(value) FILTER (isfinite(value)), 0) AS total "  # noqa: S608 - our own words
+            f"FROM {source} GROUP BY name ORDER BY total DESC, name"
+        )
+        return [name or "" for name, _ in self.connection.execute(query).fetchall()]
+
+    def _make(self, view: str, names: Sequence[str]) -> bool:
+        """Make the table with columns for ``names``; return True if the files have numbers of other names."""
+        phases, uses = [name for name in names if is_phase(name)], [name for name in names if is_use(name)]
+        self.phases = {name: f"phase_{n}" for n, name in enumerate(phases[:MOST_PHASES])}
+        self.uses = {name: f"use_{n}" for n, name in enumerate(sorted(uses)[:MOST_USES])}
+        self.left_out = len(phases) - len(self.phases)
+        columns = {**{name: name for name in FIXED}, **self.phases, **self.uses}
+        cells = "".join(
+            f", max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items()
+        )
+        known = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))
+        self.connection.execute(
+            f"CREATE OR REPLACE TEMP TABLE {TABLE} AS SELECT rank, step::INTEGER AS step{cells}, "  # noqa: S608 - names are literals
+            f"count(*) FILTER (name NOT IN ({known})) AS others FROM {view} WHERE step IS NOT NULL GROUP BY rank, step"
+        )
+        found = self.connection.execute(f"SELECT sum(others) FROM {TABLE}").fetchone()  # noqa: S608
+        return bool(found and found[0])
 
     def close(self) -> None:
         """Drop the table."""
@@ -143,6 +170,11 @@ class StepTable:
             _usual([numbers[column] > 0 for column in self.phases.values()], len(cells["step"])),
         )
 
+    def has(self, name: str) -> bool:
+        """Return whether any rank has the number ``name``, one of ``FIXED``."""
+        found = self.connection.execute(f"SELECT count({name}) FROM {TABLE}").fetchone()  # noqa: S608 - our own words
+        return bool(found and found[0])
+
     def skipped(self, first: int) -> int:
         """Return the number of steps from ``first`` on whose update was skipped on any rank."""
         query = f"SELECT count(DISTINCT step) FILTER (skipped = 1) FROM {TABLE} WHERE step >= ?"  # noqa: S608
@@ -164,6 +196,22 @@ class StepTable:
 def is_phase(name: str) -> bool:
     """Return whether a number is the seconds spent in a phase."""
     return name.startswith(PHASE) and name.endswith(SECONDS)
+
+
+def is_use(name: str) -> bool:
+    """Return whether a number is about memory or utilisation."""
+    return USE.search(name) is not None and not is_phase(name)
+
+
+def _ends(rows: Rows) -> str:
+    """Return SQL of the rows of the first and the last directory: most runs have the same names on every rank."""
+    files = rows.files[RUN]
+    chosen = [file for directory, file in files if directory in (files[0][0], files[-1][0])]
+    groups: dict[tuple[str, tuple[str, ...]], list[TableFile]] = {}
+    for file in chosen:
+        groups.setdefault((file.format, file.columns), []).append(file)
+    parts = (f"SELECT name, value FROM {rows.source(group)}" for group in groups.values())  # noqa: S608 - paths
+    return f"({' UNION ALL '.join(parts)})"
 
 
 def phase_name(name: str) -> str:
