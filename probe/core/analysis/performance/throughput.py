@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from math import ceil, exp
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,10 @@ DROP = 0.8
 BACK = 0.9
 """Part of the healthy throughput from which on a drop is over."""
 NOISE = 4.0
-"""Standard deviations of a window's median by which a drop lies below the healthy throughput at least."""
+"""Standard deviations, of the difference of a window's median and the healthy one, by which a drop lies below at
+least."""
+ERROR = 0.05
+"""Largest relative error of a window's median: where steps are noisier, windows are larger."""
 NORMAL = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 MEDIAN_ERROR = 1.2533
@@ -97,10 +101,11 @@ def judged(steps: Steps, speeds: Numbers, usual: Flags) -> ThroughputLevels:
     warm_up = min(WARM_UP, len(steps) // 4)
     kept[:warm_up] = False
     steps, speeds = steps[kept], speeds[kept]
-    size = min(MOST, max(FEWEST, len(steps) // WINDOWS))
+    noise = _noise(speeds)
+    size = _size(len(steps), noise)
     if len(steps) < size:
         return NOTHING
-    windows = _Windows(steps, speeds, size)
+    windows = _Windows(steps, speeds, size, noise)
     stable = list(windows.stable())
     now = float(np.median(speeds[-size:]))
     if not stable:
@@ -116,6 +121,19 @@ def judged(steps: Steps, speeds: Numbers, usual: Flags) -> ThroughputLevels:
     return ThroughputLevels(healthy, best, late, slow[0] if slow else None, now)
 
 
+def _noise(speeds: Numbers) -> float:
+    """Return the relative standard deviation from step to step, which levels and slopes do not change."""
+    if len(speeds) < 2:
+        return 0.0
+    return NORMAL * float(np.median(np.abs(np.diff(np.log(speeds))))) / 2**0.5
+
+
+def _size(steps: int, noise: float) -> int:
+    """Return the steps of a window."""
+    wanted = max(steps // WINDOWS, ceil((MEDIAN_ERROR * noise / ERROR) ** 2))
+    return max(FEWEST, min(MOST, wanted, steps // STABLE))
+
+
 def stable_level(speeds: Numbers) -> float | None:
     """Return the median of ``speeds`` if they are stable: the medians of four windows, each half over the one before,
     agree; else None."""
@@ -129,8 +147,9 @@ def stable_level(speeds: Numbers) -> float | None:
 class _Windows:
     """Windows of steps, each half over the one before, with their medians."""
 
-    def __init__(self, steps: Steps, speeds: Numbers, size: int) -> None:
+    def __init__(self, steps: Steps, speeds: Numbers, size: int, noise: float) -> None:
         self._steps, self._speeds, self._size, self._stride = steps, speeds, size, size // 2
+        self._noise = noise
         views = np.lib.stride_tricks.sliding_window_view(speeds, size)[:: self._stride]
         self._medians = np.median(views, axis=1)
 
@@ -152,11 +171,10 @@ class _Windows:
         return Stretch(int(steps[0]), int(steps[-1]), self.level(at))
 
     def limit(self, at: int) -> float:
-        """Return the throughput below which a drop begins: clearly below the stretch that begins with window ``at``,
-        as noisy as it is."""
-        speeds, level = self._speeds[self._part(at)], self.level(at)
-        error = MEDIAN_ERROR * NORMAL * float(np.median(np.abs(speeds - level))) / self._size**0.5
-        return min(DROP * level, level - NOISE * error)
+        """Return the throughput below which a drop begins: clearly below the stretch that begins with window ``at``."""
+        part = self._part(at)
+        error = MEDIAN_ERROR * self._noise * (1 / self._size + 1 / (part.stop - part.start)) ** 0.5
+        return self.level(at) * min(DROP, exp(-NOISE * error))
 
     def below(self, limit: float, back: float) -> Iterator[tuple[int, int]]:
         """Yield the first and the last window of each drop."""
