@@ -173,8 +173,9 @@ def _tables(found: Performance) -> Iterable[Table]:
         "Communication by call site" + (f" ({calls.steps} sampled {plural(calls.steps, 'step')})" if calls else ""),
         ("operation", "site", "calls", "bytes", "seconds", "share", "bytes a second"),
         [
-            (c.operation, c.site, number(c.calls), size(c.bytes), number(c.seconds), part(c.share), size(c.bytes_per_second))
+            (c.operation, c.site, number(c.calls), size(c.bytes), number(c.seconds), part(c.share), size(rate))
             for c in (calls.sites if calls else ())
+            for rate in [c.bytes_per_second]
         ],
     )  # fmt: skip
     slowest = sorted((pace for pace in found.paces if isfinite(pace.median)), key=lambda pace: -pace.median)
@@ -231,7 +232,10 @@ def _device_tables(found: Performance) -> Iterable[Table]:
             (
                 each.source,
                 each.readings,
-                *(number(value, " %") for value in (each.cpu_percent, each.memory_percent, each.highest_memory_percent)),
+                *(
+                    number(value, " %")
+                    for value in (each.cpu_percent, each.memory_percent, each.highest_memory_percent)
+                ),
             )
             for each in devices.hosts
         ],
@@ -271,7 +275,13 @@ def size(value: float) -> str:
 def duration(seconds: float) -> str:
     """Return seconds as hours and minutes where there are any."""
     minutes, hours = int(seconds // 60 % 60), int(seconds // 3600)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60:.0f} s" if minutes else f"{seconds:.3g} s"
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {seconds % 60:.0f} s"
+        if minutes
+        else f"{seconds:.3g} s"
+    )
 
 
 def _span(first: float, last: float) -> str:

@@ -231,7 +231,15 @@ def test_summary_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("score", "rating"),
-    [(100, "Excellent"), (90, "Excellent"), (89.9, "Good"), (80, "Good"), (70, "Fair"), (60, "Poor"), (59.9, "Critical")],
+    [
+        (100, "Excellent"),
+        (90, "Excellent"),
+        (89.9, "Good"),
+        (80, "Good"),
+        (70, "Fair"),
+        (60, "Poor"),
+        (59.9, "Critical"),
+    ],
 )
 def test_ratings(score: float, rating: str) -> None:
     """Each begins at its least score."""

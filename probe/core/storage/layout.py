@@ -323,8 +323,8 @@ def group_of(name: str) -> frozenset[int]:
 
 
 def call_site(name: str) -> tuple[str, str]:
-    """Parse the operation and the line of code of a collective's row, ``all_reduce.ranks0-3.train.py[23].post``, without
-    its group; the line is empty if the name has no group."""
+    """Parse the operation and the line of code in the name of a collective's row,
+    ``all_reduce.ranks0-3.train.py[23].post``; the line is empty if the name has no group."""
     found = _GROUP.search(name)
     if found is None:
         return name, ""

@@ -154,7 +154,7 @@ class PerformanceMonitor:
             "loss_value": lambda reading: reading.loss,
             "learning_rate": lambda reading: reading.learning_rate,
         }
-        times = [datetime.fromtimestamp(reading.time) for reading in kept]  # noqa: DTZ006 - local time, as there
+        times = [datetime.fromtimestamp(reading.time) for reading in kept]
         return {
             "timestamp": times,
             **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},

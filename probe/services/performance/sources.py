@@ -47,9 +47,7 @@ class MachineSource:
         commands: programs to be run instead of the usual ones, by source.
     """
 
-    def __init__(
-        self, interval: float, deadline: float, commands: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, interval: float, deadline: float, commands: Mapping[str, Sequence[str]] | None = None) -> None:
         names = [GPUS, HOST] + [NPUS] * (shutil.which(ascend.PROGRAM) is not None)
         every, commands = min(interval, QUICKEST), commands or {}
         self._processes = [ReadingProcess(name, every, deadline, commands.get(name, ())) for name in names]

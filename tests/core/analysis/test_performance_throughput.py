@@ -119,9 +119,7 @@ def test_numbers_that_are_no_throughput_are_left_out() -> None:
 def test_a_healthy_run_has_no_drop(noise: float) -> None:
     """In hundred runs of several lengths, as noisy as it may be."""
     lengths = (60, 150, 700, 4000)
-    found = [
-        judge(noisy([(lengths[seed % 4], 7.0)], noise, seed)).drops for seed in range(100 if noise else 4)
-    ]
+    found = [judge(noisy([(lengths[seed % 4], 7.0)], noise, seed)).drops for seed in range(100 if noise else 4)]
     assert [drops for drops in found if drops] == []
 
 

@@ -71,9 +71,7 @@ class Devices(NamedTuple):
         return _mean([_percent(number) for number in self.logged if DEVICE_USE.search(number.name)])
 
 
-def devices(
-    table: StepTable, first: int, root: Path, began: float, hours: float | None, problems: Problems
-) -> Devices:
+def devices(table: StepTable, first: int, root: Path, began: float, hours: float | None, problems: Problems) -> Devices:
     """Return memory and utilisation from step ``first`` on.
 
     Args:

@@ -62,6 +62,4 @@ def _read(
         f"WHERE {step} IS NOT NULL GROUP BY filename"
     )
     rows = connection.execute(query, [first, first]).fetchall()
-    return {
-        paths[path]: (steps, seconds, nan if part is None else part) for path, steps, seconds, part in rows
-    }
+    return {paths[path]: (steps, seconds, nan if part is None else part) for path, steps, seconds, part in rows}

@@ -103,9 +103,7 @@ def _compared(table: StepTable, has_calls: bool) -> Iterator[tuple[str, str, str
             yield name, table.phases[name], TABLE
 
 
-def _blocks(
-    table: StepTable, expression: str, source: str, first: int
-) -> Iterator[tuple[int, int, dict[int, float]]]:
+def _blocks(table: StepTable, expression: str, source: str, first: int) -> Iterator[tuple[int, int, dict[int, float]]]:
     """Yield the first and the last step of each part with the medians of the ranks."""
     known = f"FROM {source} WHERE step >= {first} AND isfinite({expression})"
     ends = table.connection.execute(f"SELECT min(step), max(step), count(DISTINCT step) {known}").fetchone()

@@ -104,7 +104,8 @@ class StepTable:
         if self._make(rows.view(RUN), names):
             self._make(rows.view(RUN), self._names(rows.view(RUN)))
         self.ranks: list[int] = [
-            rank for (rank,) in self.connection.execute(f"SELECT DISTINCT rank FROM {TABLE} ORDER BY rank").fetchall()  # noqa: S608
+            rank
+            for (rank,) in self.connection.execute(f"SELECT DISTINCT rank FROM {TABLE} ORDER BY rank").fetchall()  # noqa: S608
         ]
         found = self.connection.execute(
             f"SELECT min(step), max(step), count(DISTINCT step), count(step_seconds) FROM {TABLE}"  # noqa: S608
@@ -129,9 +130,7 @@ class StepTable:
         self.uses = {name: f"use_{n}" for n, name in enumerate(sorted(uses)[:MOST_USES])}
         self.left_out = len(phases) - len(self.phases)
         columns = {**{name: name for name in FIXED}, **self.phases, **self.uses}
-        cells = "".join(
-            f", max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items()
-        )
+        cells = "".join(f", max(value) FILTER (name = {literal(name)}) AS {column}" for name, column in columns.items())
         known = ", ".join(map(literal, dict.fromkeys([*FIXED, *names])))
         self.connection.execute(
             f"CREATE OR REPLACE TEMP TABLE {TABLE} AS SELECT rank, step::INTEGER AS step{cells}, "  # noqa: S608 - names are literals

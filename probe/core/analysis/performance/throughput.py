@@ -202,9 +202,7 @@ class _Windows:
             end = low + _change(self._speeds[low:high], level, expected)
         end = max(end, begin + 1)
         level = float(np.median(self._speeds[begin:end]))
-        return Drop(
-            int(self._steps[begin]), int(self._steps[end - 1]), level, expected, expected / level, lasting
-        )
+        return Drop(int(self._steps[begin]), int(self._steps[end - 1]), level, expected, expected / level, lasting)
 
 
 def _change(speeds: Numbers, before: float, after: float) -> int:

@@ -69,7 +69,7 @@ class CallSite(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Collectives of the sampled steps of all ranks."""
+    """Collectives of all ranks in the sampled steps whose seconds are known, which those of the first one are not."""
 
     sites: tuple[CallSite, ...]
     """The longest first."""
@@ -87,45 +87,59 @@ def communication(rows: Rows, table: StepTable, first: int) -> Communication | N
     if OTHER not in rows.signals or not {"seconds", "bytes", "count"} <= set(rows.numbers(OTHER)):
         return None
     view, connection = rows.view(OTHER), rows.connection
-    chosen = f"FROM {view} WHERE name LIKE '{OUTPUT}' AND step >= {first}"
+    chosen = (
+        f"FROM {view} SEMI JOIN (SELECT rank, step FROM {TABLE} WHERE isfinite(step_seconds)) AS t USING (rank, step) "
+        f"WHERE name LIKE '{OUTPUT}' AND step >= {first}"
+    )
     query = (
-        "SELECT name, sum(count) FILTER (isfinite(count)), sum(bytes) FILTER (isfinite(bytes)), "  # noqa: S608 - our own view
+        "SELECT name, sum(count) FILTER (isfinite(count)), sum(bytes) FILTER (isfinite(bytes)), "
         "sum(seconds) FILTER (isfinite(seconds)), sum(bytes) FILTER (isfinite(bytes) AND isfinite(seconds)) "
         f"{chosen} GROUP BY name ORDER BY name"
     )
-    sites: dict[tuple[str, str], list[float]] = {}
+    sites: dict[tuple[str, str], _Sums] = {}
+    total = _Sums()
     for name, *numbers in connection.execute(query).fetchall():
-        own = sites.setdefault(call_site(name), [0.0, 0.0, nan, 0.0])
-        for n, value in enumerate(numbers):
-            if value is not None:
-                own[n] = value + (own[n] if isfinite(own[n]) else 0.0)
+        for sums in (sites.setdefault(call_site(name), _Sums()), total):
+            sums.add(*numbers)
     if not sites:
         return None
     steps, whole = _sampled(table, chosen)
     found = sorted(
-        (_call_site(place, numbers, whole) for place, numbers in sites.items()),
+        (CallSite(*place, *sums.numbers(whole)) for place, sums in sites.items()),
         key=lambda each: (-each.seconds if isfinite(each.seconds) else 0.0, each.operation, each.site),
     )
-    totals = [[numbers[n] for numbers in sites.values() if isfinite(numbers[n])] for n in range(4)]
-    total = _call_site(("", ""), [sum(totals[0]), sum(totals[1]), sum(totals[2]) if totals[2] else nan, sum(totals[3])], whole)  # fmt: skip
-    return Communication(tuple(found), steps, *total[2:])
+    return Communication(tuple(found), steps, *total.numbers(whole))
+
+
+class _Sums:
+    """Sums over calls."""
+
+    def __init__(self) -> None:
+        self._calls = self._bytes = self._timed = 0.0
+        self._seconds = nan
+
+    def add(self, calls: float | None, size: float | None, seconds: float | None, timed: float | None) -> None:
+        """Add calls, their bytes and seconds, and the bytes of those whose seconds are known."""
+        self._calls += calls or 0.0
+        self._bytes += size or 0.0
+        self._timed += timed or 0.0
+        if seconds is not None:
+            self._seconds = seconds + (self._seconds if isfinite(self._seconds) else 0.0)
+
+    def numbers(self, whole: float) -> tuple[float, float, float, float, float]:
+        """Return calls, bytes, seconds, the share of ``whole`` seconds, and bytes a second."""
+        share = self._seconds / whole if whole > 0 else nan
+        rate = self._timed / self._seconds if self._timed and self._seconds > 0 else nan
+        return self._calls, self._bytes, self._seconds, share, rate
 
 
 def _sampled(table: StepTable, chosen: str) -> tuple[int, float]:
     """Return the number of sampled steps with a collective, and the seconds of these steps over all ranks."""
     table.connection.execute(
-        f"CREATE OR REPLACE TEMP TABLE {WAITS} AS SELECT rank, step::INTEGER AS step, sum(seconds) AS waited "  # noqa: S608
+        f"CREATE OR REPLACE TEMP TABLE {WAITS} AS SELECT rank, step::INTEGER AS step, sum(seconds) AS waited "
         f"{chosen} GROUP BY rank, step"
     )
     found = table.connection.execute(
-        f"SELECT count(DISTINCT w.step), sum(t.step_seconds) FILTER (isfinite(t.step_seconds)) FROM {WAITS} AS w "  # noqa: S608
-        f"LEFT JOIN {TABLE} AS t USING (rank, step)"
+        f"SELECT count(DISTINCT step), sum(step_seconds) FROM {WAITS} JOIN {TABLE} USING (rank, step)"  # noqa: S608
     ).fetchone()
-    steps, seconds = found or (0, None)
-    return steps, nan if seconds is None else seconds
-
-
-def _call_site(place: tuple[str, str], numbers: list[float], whole: float) -> CallSite:
-    calls, size, seconds, timed = numbers
-    rate = timed / seconds if timed and seconds > 0 else nan
-    return CallSite(*place, calls, size, seconds, seconds / whole if whole > 0 else nan, rate)
+    return found or (0, nan)

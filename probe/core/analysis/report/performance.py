@@ -92,9 +92,15 @@ def _calls(found: Performance) -> str:
         return ""
     sites = calls.sites[:MOST]
     rows = [
-        (c.operation, c.site, _number(c.calls), _number(c.bytes), _number(c.seconds), _share(c.share), _number(c.bytes_per_second))
+        (
+            c.operation,
+            c.site,
+            *map(_number, (c.calls, c.bytes, c.seconds)),
+            _share(c.share),
+            _number(c.bytes_per_second),
+        )
         for c in sites
-    ]  # fmt: skip
+    ]
     header = ("operation", "site", "calls", "bytes", "seconds", "share", "bytes a second")
     more = f" The longest {MOST} of {len(calls.sites)} call sites." if len(calls.sites) > MOST else ""
     text = f"{calls.steps} sampled {plural(calls.steps, 'step')}, all ranks.{more}"
