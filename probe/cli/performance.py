@@ -177,7 +177,12 @@ def _tables(found: Performance) -> Iterable[Table]:
             for c in (calls.sites if calls else ())
             for rate in [c.bytes_per_second]
         ],
-    )  # fmt: skip
+    )
+    yield from _rank_tables(found)
+    yield from _device_tables(found)
+
+
+def _rank_tables(found: Performance) -> Iterable[Table]:
     slowest = sorted((pace for pace in found.paces if isfinite(pace.median)), key=lambda pace: -pace.median)
     yield _table(
         "Seconds of steps by rank, the slowest first",
@@ -199,7 +204,6 @@ def _tables(found: Performance) -> Iterable[Table]:
         ],
         len(found.stretches),
     )
-    yield from _device_tables(found)
 
 
 def _device_tables(found: Performance) -> Iterable[Table]:

@@ -15,58 +15,47 @@ SCHEMA = 1
 
 def as_json(found: Performance, problems: Problems) -> dict[str, Any]:
     """Export a performance whole."""
-    levels, rank_pairs = found.levels, [pace for pace in found.paces if isfinite(pace.median)]
-    slowest = max(rank_pairs, key=lambda pace: pace.median, default=None)
-    fastest = min(rank_pairs, key=lambda pace: pace.median, default=None)
-    return without_nan(
-        {
-            "schema": SCHEMA,
-            "run": found.run.name,
-            "hours": found.hours,
-            "ranks": len(found.run.ranks),
-            "missing_ranks": found.run.missing,
-            "steps": {
-                "first": found.span.first,
-                "last": found.span.last,
-                "number": found.span.number,
-                "seconds": found.span.seconds,
-                "skipped": found.span.skipped,
-            },
-            "step_seconds": {
-                "median": found.span.median,
-                "p95": found.span.p95,
-                "longest": found.span.longest,
-                "longest_step": found.span.longest_step,
-                "slowest_rank": slowest.rank if slowest else None,
-                "fastest_rank": fastest.rank if fastest else None,
-                "spread": slowest.median / fastest.median if slowest and fastest else None,
-                "by_rank": found.paces,
-            },
-            "throughput": {
-                "judged": found.rates[0].unit,
-                "rates": found.rates,
-                "healthy": levels.healthy,
-                "best": levels.best,
-                "slow_start": levels.slow_start,
-                "drops": found.drops,
-            },
-            "phases": found.phases,
-            "communication": found.communication,
-            "stragglers": found.slow,
-            "learning_rate": found.stretches,
-            "devices": {
-                "utilization_percent": found.devices.utilization_percent,
-                "logged": found.devices.logged,
-                "devices": found.devices.devices,
-                "hosts": found.devices.hosts,
-            },
-            "efficiency": {**found.efficiency._asdict(), "formula": FORMULA},
-            "own_cost": found.costs,
-            "found": found.found,
-            "problems": [str(problem) for problem in problems.kept],
-            "skipped": problems.skipped,
-        }
-    )
+    exported: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run": found.run.name,
+        "hours": found.hours,
+        "ranks": len(found.run.ranks),
+        "missing_ranks": found.run.missing,
+        "steps": {name: getattr(found.span, name) for name in ("first", "last", "number", "seconds", "skipped")},
+        "step_seconds": _step_seconds(found),
+        "throughput": {
+            "judged": found.rates[0].unit,
+            "rates": found.rates,
+            "healthy": found.levels.healthy,
+            "best": found.levels.best,
+            "slow_start": found.levels.slow_start,
+            "drops": found.drops,
+        },
+        "phases": found.phases,
+        "communication": found.communication,
+        "stragglers": found.slow,
+        "learning_rate": found.stretches,
+        "devices": {"utilization_percent": found.devices.utilization_percent, **found.devices._asdict()},
+        "efficiency": {**found.efficiency._asdict(), "formula": FORMULA},
+        "own_cost": found.costs,
+        "found": found.found,
+        "problems": [str(problem) for problem in problems.kept],
+        "skipped": problems.skipped,
+    }
+    return {name: without_nan(value) for name, value in exported.items()}
+
+
+def _step_seconds(found: Performance) -> dict[str, Any]:
+    known = [pace for pace in found.paces if isfinite(pace.median)]
+    slowest = max(known, key=lambda pace: pace.median, default=None)
+    fastest = min(known, key=lambda pace: pace.median, default=None)
+    return {
+        **{name: getattr(found.span, name) for name in ("median", "p95", "longest", "longest_step")},
+        "slowest_rank": slowest.rank if slowest else None,
+        "fastest_rank": fastest.rank if fastest else None,
+        "spread": slowest.median / fastest.median if slowest and fastest else None,
+        "by_rank": found.paces,
+    }
 
 
 def without_nan(value: Any) -> Any:
