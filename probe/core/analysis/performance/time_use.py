@@ -88,7 +88,7 @@ def communication(rows: Rows, table: StepTable, first: int) -> Communication | N
         return None
     view, connection = rows.view(OTHER), rows.connection
     chosen = (
-        f"FROM {view} SEMI JOIN (SELECT rank, step FROM {TABLE} WHERE isfinite(step_seconds)) AS t USING (rank, step) "  # noqa: S608, E501 - our own words
+        f"FROM {view} SEMI JOIN (SELECT rank, step FROM {TABLE} WHERE isfinite(step_seconds)) AS t USING (rank, step) "  # noqa: S608 - our own words
         f"WHERE name LIKE '{OUTPUT}' AND step >= {first}"
     )
     query = (
