@@ -73,7 +73,7 @@ def test_a_drop(tmp_path: Path) -> None:
         (120, 179, 2.0)
     ]
     assert found["found"] == ["drop"]
-    assert found["efficiency"]["rating"] == "Good"  # 0.6 * 100 + 0.4 * 100 * (240 * 16 / 150) / 32
+    assert found["efficiency"]["score"] == pytest.approx(0.6 * 100 + 0.4 * 100 * (240 * 16 / 150) / 32)
 
 
 def test_the_last_hours(tmp_path: Path) -> None:
