@@ -72,7 +72,7 @@ OLDER_PATHS = frozenset(
     }
 )
 """Documented import paths, a few lines each."""
-ANALYSIS = ("convert", "diagnosis", "report", "compare")
+ANALYSIS = ("convert", "diagnosis", "performance", "report", "compare")
 """Rooms of ``probe.core.analysis``, the lowest first."""
 
 GRAMMAR = re.compile(

@@ -68,6 +68,13 @@ def cost_line(step: int, seconds: Mapping[str, float], overhead: float) -> str:
     return json.dumps({STEP: step, **parts, "overhead": float(f"{overhead:.6g}")}) + "\n"
 
 
+COST_COLUMNS = {
+    "step": "BIGINT",
+    **dict.fromkeys(("hooks_seconds", "drain_seconds", "device_seconds", "overhead"), "DOUBLE"),
+}
+"""Fields of such lines, with their SQL types."""
+
+
 def cost_step(line: str) -> int:
     """Return the step of such a line.
 
@@ -313,3 +320,13 @@ def group_of(name: str) -> frozenset[int]:
         return frozenset(map(int, listed.split("+")) if listed else _spread(first, last, stride, name))
     except ValueError:  # a name that no collective has written
         return frozenset()
+
+
+def call_site(name: str) -> tuple[str, str]:
+    """Parse the operation and the line of code in the name of a collective's row,
+    ``all_reduce.ranks0-3.train.py[23].post``; the line is empty if the name has no group."""
+    found = _GROUP.search(name)
+    if found is None:
+        return name, ""
+    place = _PART.fullmatch(name[found.end() :])
+    return name[: found.start()], (place[1] or "") if place else name[found.end() :]

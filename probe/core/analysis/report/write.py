@@ -12,6 +12,7 @@ from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, p
 from probe.core.analysis.report.layout import ReportPlan, plan
 from probe.core.analysis.report.page import asset, page, plotly_bundle
 from probe.core.analysis.report.payload import payload
+from probe.core.analysis.report.performance import PerformancePart, performance_part
 from probe.core.analysis.report.run_curves import RunCurves, run_curves, run_section
 from probe.core.analysis.report.survey import Survey, survey
 from probe.core.messages import plural
@@ -22,7 +23,10 @@ from probe.core.storage.problems import Problems
 
 MEMORY = "400MB"
 """Memory limit of DuckDB: together with the page itself less than 1 GiB."""
-SCRIPTS = ("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js", "findings.js", "run.js", "report.js")
+SCRIPTS = (
+    *("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js"),
+    *("findings.js", "run.js", "performance.js", "report.js"),
+)
 
 
 class Written(NamedTuple):
@@ -67,6 +71,7 @@ def write_report(
         chosen = plan(known, len(run.ranks))
         data, bad = payload(rows, run, known, chosen, observe)
         curves = run_curves(rows)
+        speed = performance_part(rows, run, root)
     if not known.signals and not curves.curves:
         problems.add(root, "expected rows in the files of its ranks; there are none")
     if diagnosis is None:
@@ -75,7 +80,7 @@ def write_report(
         diagnosis = preliminary(found, number, bad, known)
     observe("writing")
     with replacing(out) as file:
-        file.write(_page(root, run, chosen, known, diagnosis, problems, data, curves))
+        file.write(_page(root, run, chosen, known, diagnosis, problems, data, curves, speed))
     return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
 
 
@@ -95,6 +100,7 @@ def _page(
     problems: Problems,
     data: Mapping[str, object],
     curves: RunCurves,
+    speed: PerformancePart,
 ) -> str:
     ranks = f"{len(run.ranks)} {plural(len(run.ranks), 'rank')}"
     numbers = f"{ranks}, steps {known.first} to {known.last}, {known.number:,} rows"
@@ -104,6 +110,7 @@ def _page(
             sections.first_cause(diagnosis),
             sections.timeline(diagnosis),
             *run_section(curves),
+            *speed.sections,
             *sections.interactive(plan, len(run.ranks)),
             sections.configuration(run),
             sections.cost(run),
@@ -111,7 +118,12 @@ def _page(
         ],
         subtitle=f"{numbers} in {root.resolve()}",
         plotly=True,
-        data={**data, "run": curves.curves, "findings": [_finding(mark) for mark in diagnosis.findings]},
+        data={
+            **data,
+            "run": curves.curves,
+            **({} if speed.data is None else {"performance": speed.data}),
+            "findings": [_finding(mark) for mark in diagnosis.findings],
+        },
         scripts=[asset(name) for name in SCRIPTS],
     )
 

@@ -1,0 +1,225 @@
+"""Performance of a run, from the files of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from probe.core.analysis.performance.devices import Devices, devices
+from probe.core.analysis.performance.efficiency import LOW, Efficiency, efficiency
+from probe.core.analysis.performance.loss_stretches import LossStretch, loss_stretches
+from probe.core.analysis.performance.own_cost import RankCost, rank_costs
+from probe.core.analysis.performance.slow_ranks import RankPace, SlowRank, rank_paces, slow_ranks
+from probe.core.analysis.performance.step_table import NoNumbersError, RunSeries, StepTable
+from probe.core.analysis.performance.throughput import Drop, Flags, Numbers, ThroughputLevels, judged
+from probe.core.analysis.performance.time_use import Communication, PhaseTime, communication, phase_times
+from probe.core.storage.directories import RecordedRun, last_run
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.problems import Problems
+
+AFTER_RESUME = 20
+"""Steps after a resume that are not judged, as those at the beginning of the run are not."""
+STEPS, SAMPLES, TOKENS = "steps", "samples", "tokens"
+NAN = float("nan")
+
+
+class StepSpan(NamedTuple):
+    """Steps that the analysis is about."""
+
+    first: int
+    last: int
+    number: int
+    seconds: float
+    """Sum of the seconds of the steps, each the median of the ranks."""
+    skipped: int
+    """Steps whose update a gradient scaler has skipped."""
+    median: float
+    """Median of the seconds of a step."""
+    p95: float
+    longest: float
+    longest_step: int
+
+
+class Rate(NamedTuple):
+    """Throughput in one unit, a second and rank."""
+
+    unit: str
+    """``samples``, ``tokens`` or ``steps``."""
+    ranks: int
+    """Ranks that have logged it."""
+    average: float
+    """Over all time of the steps that have it."""
+    best: float
+    """In the best stable stretch of the run; NaN if no stretch is stable."""
+    now: float
+    """Median of the last steps."""
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Performance of a run, or of its last hours."""
+
+    run: RecordedRun
+    hours: float | None
+    span: StepSpan
+    paces: list[RankPace]
+    rates: list[Rate]
+    """The first is the one that is judged."""
+    levels: ThroughputLevels
+    """Judgement of the first rate over the whole run."""
+    drops: list[Drop]
+    """Drops that reach into the steps of the analysis."""
+    phases: list[PhaseTime]
+    phases_left_out: int
+    """Phases that count as part of the rest, since there are too many."""
+    communication: Communication | None
+    slow: list[SlowRank]
+    stretches: list[LossStretch]
+    devices: Devices
+    efficiency: Efficiency
+    costs: list[RankCost]
+    series: RunSeries
+    """Numbers of all steps of the run, also where ``hours`` limits the rest."""
+    speeds: Numbers
+    """The throughput that is judged, of each step in ``series``."""
+    usual: Flags
+    """False for steps that were not judged."""
+
+    @property
+    def found(self) -> list[str]:
+        """Kinds of what was found: ``drop``, ``straggler``, ``rating``."""
+        low = self.efficiency.rating in LOW
+        kinds = {"drop": bool(self.drops), "straggler": bool(self.slow), "rating": low}
+        return [kind for kind, there in kinds.items() if there]
+
+
+def analysed(
+    root: Path, hours: float | None = None, observe: Callable[[str], object] = lambda _: None
+) -> tuple[Performance, Problems]:
+    """Analyse the last run in ``root``.
+
+    Args:
+        hours: limit to so many hours of training before its last step; drops are measured against the first healthy
+            stretch of the whole run all the same.
+        observe: called with a line about each task as it begins.
+
+    Raises:
+        NoNumbersError: if the run has no numbers of its steps.
+        ValueError: if there is no run in ``root``.
+        ImportError: if DuckDB is missing.
+    """
+    problems = Problems()
+    run = last_run(root, problems)
+    observe(f"reading the numbers of {len(run.ranks)} ranks")
+    with Rows(run.directories, problems) as rows:
+        try:
+            found = performance(rows, run, root, hours)
+        except NoNumbersError as error:
+            advice = "set run.enable: true, or log one with monitor.log; the seconds of steps come with it"
+            raise NoNumbersError("\n".join([f"{root}: {error}: {advice}", *problems.lines()])) from None
+    return found, problems
+
+
+def performance(rows: Rows, run: RecordedRun, root: Path, hours: float | None = None) -> Performance:
+    """Analyse ``rows``, the files of ``run`` in ``root``; see :func:`analysed`."""
+    table = StepTable(rows)
+    whole = table.series()
+    first = whole.since(hours)
+    scope = whole.from_step(first)
+    unit, speeds = _judged_unit(whole)
+    usual = whole.usual & ~_resuming(run, whole)
+    levels = judged(whole.steps, speeds, usual)
+    rates = _rates(table, whole, usual, first, unit, levels)
+    calls = communication(rows, table, first)
+    span, paces = _span(table, scope), rank_paces(table, first)
+    stages = {directory.rank: directory.manifest.pipeline_stage for directory in run.directories}
+    known = devices(table, first, root, min(each.began for each in run.directories), hours, rows.problems)
+    found = Performance(
+        run=run,
+        hours=hours,
+        span=span,
+        paces=paces,
+        rates=rates,
+        levels=levels,
+        drops=[drop for drop in levels.drops if drop.last_step >= first],
+        phases=phase_times(table, first),
+        phases_left_out=table.left_out,
+        communication=calls,
+        slow=slow_ranks(table, first, calls is not None, stages, span.median),
+        stretches=loss_stretches(scope.steps, scope.rates, scope.losses, scope.not_finite),
+        devices=known,
+        efficiency=efficiency(known.utilization_percent, rates[0].average, rates[0].best),
+        costs=rank_costs(rows.connection, run.directories, first),
+        series=whole,
+        speeds=speeds,
+        usual=usual,
+    )
+    table.close()
+    return found
+
+
+def _judged_unit(series: RunSeries) -> tuple[str, Numbers]:
+    """Return the throughput that is judged: tokens, else samples, if most steps have them, else steps a second."""
+    for unit, speeds in ((TOKENS, series.tokens), (SAMPLES, series.samples)):
+        if 2 * np.isfinite(speeds).sum() > len(speeds):
+            return unit, speeds
+    return STEPS, _steps_a_second(series)
+
+
+def _steps_a_second(series: RunSeries) -> Numbers:
+    with np.errstate(divide="ignore"):
+        return 1 / series.seconds
+
+
+def _resuming(run: RecordedRun, series: RunSeries) -> Flags:
+    """Return the steps that follow upon a resume."""
+    begins = sorted({directory.first_step for directory in run.directories})[1:]
+    later = {directory.first_step for rank in run.ranks for directory in run.of(rank)[1:]}
+    after = np.zeros(len(series.steps), dtype=np.bool_)
+    for begin in begins:
+        if begin in later:
+            at = int(np.searchsorted(series.steps, begin))
+            after[at : at + AFTER_RESUME] = True
+    return after
+
+
+def _rates(
+    table: StepTable, series: RunSeries, usual: Flags, first: int, unit: str, levels: ThroughputLevels
+) -> list[Rate]:
+    """Return the rates that are known, the one that is judged first."""
+    columns = {
+        TOKENS: ("tokens_per_second", series.tokens),
+        SAMPLES: ("throughput", series.samples),
+        STEPS: ("step_seconds", _steps_a_second(series)),
+    }
+    rates = []
+    for name, (column, speeds) in sorted(columns.items(), key=lambda pair: pair[0] != unit):
+        own = levels if name == unit else judged(series.steps, speeds, usual)
+        kept = (series.steps >= first) & np.isfinite(speeds) & np.isfinite(series.seconds)
+        if kept.any():
+            average = float((speeds * series.seconds)[kept].sum() / series.seconds[kept].sum())
+            ranks = sum(1 for _, number in table.of_ranks(f"count({column})", first) if number)
+            rates.append(Rate(name, ranks, average, own.best.speed if own.best else NAN, own.now))
+    return rates or [Rate(unit, 0, NAN, NAN, NAN)]
+
+
+def _span(table: StepTable, scope: RunSeries) -> StepSpan:
+    known = scope.seconds[np.isfinite(scope.seconds)]
+    skipped = table.skipped(int(scope.steps[0]))
+    half, high = (float(value) for value in np.quantile(known, (0.5, 0.95))) if len(known) else (NAN, NAN)
+    longest = int(np.nanargmax(scope.seconds)) if len(known) else 0
+    return StepSpan(
+        int(scope.steps[0]),
+        int(scope.steps[-1]),
+        len(scope.steps),
+        float(known.sum()),
+        skipped,
+        half,
+        high,
+        float(scope.seconds[longest]),
+        int(scope.steps[longest]),
+    )

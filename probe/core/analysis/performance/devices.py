@@ -1,0 +1,171 @@
+"""Memory and utilisation as far as they are known: numbers that the program has logged, and the readings of a
+performance monitor."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from probe.core.analysis.performance.step_table import HOUR, TABLE, StepTable
+from probe.core.storage.performance_file import DeviceReading, PerformanceReading, readings
+from probe.core.storage.problems import Problems
+
+DEVICE_USE = re.compile(r"(?:^|[/_.\-])(?:gpu|npu|cuda|device)[/_.\-]?\d*[/_.\-](?:util|utili[sz]ation)", re.IGNORECASE)
+"""Names of numbers that are the utilisation of a GPU or NPU, in percent or as a ratio up to 1."""
+PERCENT = re.compile(r"percent|pct|%", re.IGNORECASE)
+
+
+class LoggedUse(NamedTuple):
+    """Number about memory or utilisation, over all ranks and steps."""
+
+    name: str
+    mean: float
+    highest: float
+    rank: int
+    """Rank with the highest value."""
+
+
+class DeviceUse(NamedTuple):
+    """Readings of one device."""
+
+    source: str
+    """File of the readings."""
+    id: str
+    name: str
+    readings: int
+    utilization_percent: float
+    """Mean; NaN if it is unknown, as the others are."""
+    memory_percent: float
+    """Mean."""
+    highest_memory_percent: float
+    highest_temperature_celsius: float
+
+
+class HostUse(NamedTuple):
+    """Readings of one machine."""
+
+    source: str
+    readings: int
+    cpu_percent: float
+    """Mean."""
+    memory_percent: float
+    """Mean."""
+    highest_memory_percent: float
+
+
+class Devices(NamedTuple):
+    """All that is known about memory and utilisation."""
+
+    logged: tuple[LoggedUse, ...]
+    devices: tuple[DeviceUse, ...]
+    hosts: tuple[HostUse, ...]
+
+    @property
+    def utilization_percent(self) -> float:
+        """Mean utilisation of all devices: as read by a performance monitor, else as logged; NaN if it is unknown."""
+        read = _mean([device.utilization_percent for device in self.devices])
+        if math.isfinite(read):
+            return read
+        return _mean([_percent(number) for number in self.logged if DEVICE_USE.search(number.name)])
+
+
+def devices(table: StepTable, first: int, root: Path, began: float, hours: float | None, problems: Problems) -> Devices:
+    """Return memory and utilisation from step ``first`` on.
+
+    Args:
+        began: time at which the run began, before which readings are another run's; 0 if it is unknown.
+        hours: readings of so many hours before the last one count; all if None.
+        problems: receives the lines of files of readings that cannot be parsed.
+    """
+    return Devices(_logged(table, first), *_read(root, began, hours, problems))
+
+
+def _logged(table: StepTable, first: int) -> tuple[LoggedUse, ...]:
+    found = []
+    for name, column in table.uses.items():
+        query = (
+            f"SELECT avg({column}), max({column}), arg_max(rank, {column}) FROM {TABLE} "  # noqa: S608 - our own words
+            f"WHERE step >= ? AND isfinite({column})"
+        )
+        mean, highest, rank = table.connection.execute(query, [first]).fetchone() or (None, None, None)
+        if mean is not None:
+            found.append(LoggedUse(name, mean, highest, rank))
+    return tuple(found)
+
+
+def _percent(number: LoggedUse) -> float:
+    is_ratio = number.highest <= 1 and not PERCENT.search(number.name)
+    return 100 * number.mean if is_ratio else number.mean
+
+
+class _Average:
+    """Mean and highest of some finite numbers."""
+
+    def __init__(self) -> None:
+        self._sum, self._number, self.highest = 0.0, 0, math.nan
+
+    def add(self, value: float) -> None:
+        if math.isfinite(value):
+            self._sum, self._number = self._sum + value, self._number + 1
+            self.highest = value if math.isnan(self.highest) else max(self.highest, value)
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._number if self._number else math.nan
+
+
+class _DeviceSums:
+    def __init__(self) -> None:
+        self.readings, self.use, self.memory, self.temperature = 0, _Average(), _Average(), _Average()
+
+    def add(self, device: DeviceReading) -> None:
+        self.readings += 1
+        self.use.add(device.utilization_percent)
+        self.memory.add(device.memory_percent)
+        self.temperature.add(device.temperature_celsius)
+
+
+class _HostSums:
+    def __init__(self) -> None:
+        self.readings, self.cpu, self.memory = 0, _Average(), _Average()
+
+    def add(self, reading: PerformanceReading) -> None:
+        self.readings += 1
+        self.cpu.add(reading.cpu_percent)
+        self.memory.add(reading.memory_percent)
+
+
+def _read(
+    root: Path, began: float, hours: float | None, problems: Problems
+) -> tuple[tuple[DeviceUse, ...], tuple[HostUse, ...]]:
+    """Return the use of each device and of each machine, from the files in ``root``, which are read twice."""
+    if hours is not None:
+        last = max((reading.time for _, reading in readings(root, Problems())), default=0.0)
+        began = max(began, last - hours * HOUR)
+    hosts: dict[str, _HostSums] = {}
+    found: dict[tuple[str, str, str], _DeviceSums] = {}
+    for source, reading in readings(root, problems):
+        if reading.time < began:
+            continue
+        hosts.setdefault(source, _HostSums()).add(reading)
+        for device in reading.devices:
+            found.setdefault((source, device.id, device.name), _DeviceSums()).add(device)
+    return (
+        tuple(
+            DeviceUse(*place, own.readings, own.use.mean, own.memory.mean, own.memory.highest, own.temperature.highest)
+            for place, own in sorted(found.items())
+        ),
+        tuple(
+            HostUse(source, own.readings, own.cpu.mean, own.memory.mean, own.memory.highest)
+            for source, own in sorted(hosts.items())
+        ),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    average = _Average()
+    for value in values:
+        average.add(value)
+    return average.mean

@@ -1,0 +1,281 @@
+"""Monitor of the performance of a machine and of the training on it, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probe.core.analysis.performance.efficiency import efficiency
+from probe.core.analysis.performance.loss_stretches import robust_slope
+from probe.core.errors import missing
+from probe.core.storage.files import append, open_for_append
+from probe.core.storage.performance_file import MOST_BYTES, PerformanceReading, line, mean, older
+from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
+from probe.services.performance.sources import MachineSource, TrainingSource
+
+TRAINING_FILE = Path("/tmp/training_metrics.json")  # noqa: S108 - where older programs write it
+DEADLINE = 5.0
+FIRST_SECONDS = 5.0
+"""Longest wait for the first readings of devices, after which training alone is read."""
+LOOK_SECONDS = 0.05
+END_SECONDS = 5.0
+"""Longest wait for the thread at the end: a file system that does not answer cannot be interrupted."""
+HOUR = 3600.0
+GPU_TARGET, MEMORY_TARGET = 85.0, 80.0
+"""Utilisation and memory of GPUs in percent that a run should reach."""
+
+_log = logging.getLogger("probe.performance")
+
+
+class PerformanceMonitor:
+    """Readings of all GPUs, the machine and training at an interval; their summary, anomalies and score.
+
+    No call waits for a driver: devices are read by processes of their own, and a reading that is late is left out.
+
+    Args:
+        history_size: readings that are kept.
+        training_file: numbers of training: JSON with any of ``throughput``, ``loss``, ``learning_rate``,
+            ``gradient_norm`` and ``step``, which the program replaces, or the mapped file of a rank (``.metrics``).
+            Neither needs to be there.
+        readings_file: file to which each reading is appended as a line of JSON, for ``probe performance``; none if
+            missing.
+        deadline: longest time in seconds by which a reading of devices may be late.
+        commands: programs to be run instead of the usual readers, by source (``nvml``, ``npu``, ``host``).
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        history_size: int = 1000,
+        training_file: str | Path = TRAINING_FILE,
+        readings_file: str | Path | None = None,
+        deadline: float = DEADLINE,
+        commands: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        if isinstance(history_size, bool) or not isinstance(history_size, int) or history_size < 1:
+            raise ValueError(f"history_size: expected a whole number of at least 1, got {history_size!r}")
+        self._deadline = _positive("deadline", deadline)
+        self.history_size = history_size
+        self._training_file = Path(training_file)
+        self._readings_file = None if readings_file is None else Path(readings_file)
+        self._commands = commands
+        self._history = deque[PerformanceReading](maxlen=history_size)
+        self._lock = threading.Lock()
+        self._healthy = HealthyThroughput()
+        self._anomalies = AnomalyLog(history_size)
+        self._failed: str | None = None
+        self._session: _Session | None = None
+
+    @property
+    def monitoring_active(self) -> bool:
+        """True between :meth:`start_monitoring` and :meth:`stop_monitoring`."""
+        return self._session is not None and self._session.thread.is_alive()
+
+    def start_monitoring(self, interval: float = 10.0) -> None:
+        """Begin to read every ``interval`` seconds; do nothing if that has begun already.
+
+        Raises:
+            ValueError: if ``interval`` is no positive number.
+            ImportError: if psutil is missing.
+        """
+        _positive("interval", interval)
+        if self.monitoring_active:
+            return
+        if find_spec("psutil") is None:
+            raise ImportError(missing("PerformanceMonitor", "psutil", "services"))
+        machine = MachineSource(interval, self._deadline, self._commands)
+        self._session = _Session(interval, machine, TrainingSource(self._training_file), self._take)
+        self._session.thread.start()
+
+    def stop_monitoring(self) -> None:
+        """End the readings; do nothing if there are none. The readings so far are kept."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _take(self, reading: PerformanceReading) -> None:
+        """Keep, judge and write a reading. Called on the thread."""
+        with self._lock:
+            self._history.append(reading)
+            self._healthy.add(reading.throughput)
+            self._anomalies.judge(reading, self._healthy.level)
+        if self._readings_file is not None:
+            self._write(self._readings_file, reading)
+
+    def _write(self, path: Path, reading: PerformanceReading) -> None:
+        try:
+            with open_for_append(path) as file:
+                append(file, line(reading).encode())
+                full = file.tell() > MOST_BYTES
+            if full:
+                path.replace(older(path))
+            self._failed = None
+        except OSError as error:
+            if self._failed is None:  # once until a write succeeds
+                _log.warning("%s: readings are not written: %s", path, error.strerror)
+            self._failed = str(error)
+
+    # Results.
+
+    @property
+    def readings(self) -> list[PerformanceReading]:
+        """Readings that are kept, the oldest first."""
+        with self._lock:
+            return list(self._history)
+
+    @property
+    def anomalies(self) -> list[dict[str, Any]]:
+        """Anomalies so far, at most ``history_size``, each with the time at which it began."""
+        with self._lock:
+            return list(self._anomalies.kept)
+
+    @property
+    def metrics_history(self) -> dict[str, list[Any]]:
+        """Readings by number; of several devices the mean. None for a number that is unknown."""
+        kept = self.readings
+        columns: dict[str, Callable[[PerformanceReading], float]] = {
+            "gpu_utilization": lambda reading: reading.utilization_percent,
+            "gpu_memory_usage": lambda reading: reading.device_memory_percent,
+            "cpu_usage": lambda reading: reading.cpu_percent,
+            "memory_usage": lambda reading: reading.memory_percent,
+            "training_throughput": lambda reading: reading.throughput,
+            "loss_value": lambda reading: reading.loss,
+            "learning_rate": lambda reading: reading.learning_rate,
+        }
+        times = [datetime.fromtimestamp(reading.time) for reading in kept]
+        return {
+            "timestamp": times,
+            **{name: [_known(value(reading)) for reading in kept] for name, value in columns.items()},
+        }
+
+    @property
+    def performance_baselines(self) -> dict[str, float | None]:
+        """Targets in percent, the healthy throughput, and the change of the loss in an hour (None if unknown)."""
+        pairs = np.array([(each.time / HOUR, each.loss) for each in self.readings if math.isfinite(each.loss)])
+        return {
+            "gpu_utilization_target": GPU_TARGET,
+            "memory_efficiency_target": MEMORY_TARGET,
+            "throughput_baseline": self._healthy.level,
+            "loss_convergence_rate": _known(robust_slope(pairs[:, 0], pairs[:, 1])) if len(pairs) > 1 else None,
+        }
+
+    def get_performance_summary(self, hours: float = 24) -> dict[str, Any]:
+        """Return averages and extremes of the last ``hours``, by device and of all, and the efficiency; an empty dict
+        without readings. A number that is unknown is None."""
+        end = time.time()
+        begin = end - hours * HOUR
+        some = [reading for reading in self.readings if begin <= reading.time <= end]
+        if not some:
+            return {}
+        devices = {(device.id, device.name): None for reading in some for device in reading.devices}
+        return {
+            "time_range": {"start": _iso(begin), "end": _iso(end), "duration_hours": hours},
+            "readings": len(some),
+            "gpu_utilization": _extremes(reading.utilization_percent for reading in some),
+            "memory_usage": _extremes(reading.device_memory_percent for reading in some),
+            "gpus": [_of_device(some, *place) for place in devices],
+            "cpu_usage": _extremes(reading.cpu_percent for reading in some),
+            "host_memory_usage": _extremes(reading.memory_percent for reading in some),
+            "training_efficiency": self._efficiency(some),
+            "anomalies": len(self.anomalies),
+        }
+
+    def _efficiency(self, some: Sequence[PerformanceReading]) -> dict[str, Any]:
+        throughput = mean(reading.throughput for reading in some)
+        if not math.isfinite(throughput):
+            return {}
+        best = self._healthy.best
+        found = efficiency(
+            mean(reading.utilization_percent for reading in some), throughput, math.nan if best is None else best
+        )
+        return {
+            "average_throughput": throughput,
+            "average_gpu_utilization": _known(found.gpu_utilization),
+            "best_throughput": best,
+            "efficiency_score": _known(found.score),
+            "rating": found.rating,
+        }
+
+
+class _Session:
+    """Thread of one start: it takes a reading at each interval until it is closed."""
+
+    def __init__(
+        self,
+        interval: float,
+        machine: MachineSource,
+        training: TrainingSource,
+        take: Callable[[PerformanceReading], None],
+    ) -> None:
+        self._interval, self._machine, self._training, self._take = interval, machine, training, take
+        self._closing = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="probe-performance", daemon=True)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._machine.close()
+        if self.thread is not threading.current_thread():
+            self.thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        self._machine.start()
+        patience = time.monotonic() + FIRST_SECONDS
+        while not self._machine.is_ready and time.monotonic() < patience:
+            if self._closing.wait(LOOK_SECONDS):
+                break
+        due = time.monotonic()
+        while not self._closing.is_set():
+            try:
+                numbers = self._training.look()
+                self._take(PerformanceReading(time.time(), *self._machine.look(), **numbers))
+            except Exception:  # noqa: BLE001 - the next reading may succeed
+                _log.exception("a reading has failed")
+            due = max(due + self._interval, time.monotonic())
+            self._closing.wait(due - time.monotonic())
+        self._training.close()
+
+
+def _of_device(some: Sequence[PerformanceReading], identity: str, name: str) -> dict[str, Any]:
+    own = [device for reading in some for device in reading.devices if (device.id, device.name) == (identity, name)]
+    return {
+        "gpu_id": identity,
+        "gpu_name": name,
+        "utilization": _extremes(device.utilization_percent for device in own),
+        "memory_usage": _extremes(device.memory_percent for device in own),
+        "temperature": _extremes(device.temperature_celsius for device in own),
+        "power_watts": _extremes(device.power_usage_watts for device in own),
+    }
+
+
+def _extremes(values: Iterable[float]) -> dict[str, float | None]:
+    """Return the average, the highest and the lowest of the finite ``values``; None if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return {"average": None, "max": None, "min": None}
+    return {"average": sum(finite) / len(finite), "max": max(finite), "min": min(finite)}
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name}: expected a number of seconds above 0, got {value!r}")
+    return float(value)
