@@ -24,6 +24,7 @@ ORDER = (
     "run_state",
     "stack",
     "dashboards",
+    "logs",
     "exporter",
 )
 

@@ -238,7 +238,7 @@ class _Session:
         due = time.monotonic()
         while not self._closing.is_set():
             try:
-                numbers = self._training.look()
+                numbers: dict[str, Any] = dict(self._training.look())
                 self._take(PerformanceReading(time.time(), *self._machine.look(), **numbers))
             except Exception:  # noqa: BLE001 - the next reading may succeed
                 _log.exception("a reading has failed")

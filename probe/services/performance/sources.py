@@ -89,7 +89,8 @@ def _devices(samples: Sequence[Sample]) -> list[DeviceReading]:
             identity, name = sample.labels[:2]
             found.setdefault((kind, identity, name), {})[number] = sample.value
         elif kind in KINDS and len(sample.labels) >= 2:
-            found.setdefault((kind, *sample.labels[:2]), {})
+            identity, name = sample.labels[:2]
+            found.setdefault((kind, identity, name), {})
     several = len({kind for kind, _, _ in found}) > 1
     return [
         DeviceReading(f"{kind}{identity}" if several else identity, name, **numbers)

@@ -90,7 +90,7 @@ def _logged(table: StepTable, first: int) -> tuple[LoggedUse, ...]:
             f"WHERE step >= ? AND isfinite({column})"
         )
         mean, highest, rank = table.connection.execute(query, [first]).fetchone() or (None, None, None)
-        if mean is not None:
+        if mean is not None and highest is not None and rank is not None:
             found.append(LoggedUse(name, mean, highest, rank))
     return tuple(found)
 

@@ -69,7 +69,7 @@ def slow_ranks(
         stages: pipeline stage of each rank; ranks are compared within one.
         step_seconds: median seconds of a step.
     """
-    args = RunStragglerArgs()
+    args = RunStragglerArgs.model_validate({})
     groups = stages if len(set(stages.values())) > 1 else None
     found: dict[tuple[int, str], list[SlowRank]] = {}
     for number, expression, source in _compared(table, has_calls):
@@ -98,7 +98,7 @@ def _compared(table: StepTable, has_calls: bool) -> Iterator[tuple[str, str, str
     elif has_calls:
         source = f"(SELECT rank, step, step_seconds - waited AS outside FROM {TABLE} JOIN {WAITS} USING (rank, step))"  # noqa: S608
         yield OUTSIDE_SECONDS, "outside", source
-    for name in RunStragglerArgs().numbers:
+    for name in RunStragglerArgs.model_validate({}).numbers:
         if name in table.phases:
             yield name, table.phases[name], TABLE
 
@@ -108,9 +108,9 @@ def _blocks(table: StepTable, expression: str, source: str, first: int) -> Itera
     known = f"FROM {source} WHERE step >= {first} AND isfinite({expression})"
     ends = table.connection.execute(f"SELECT min(step), max(step), count(DISTINCT step) {known}").fetchone()
     low, high, number = ends or (None, None, 0)
-    if low is None:
+    if low is None or high is None:
         return
-    window = RunStragglerArgs().window
+    window = RunStragglerArgs.model_validate({}).window
     blocks = max(1, min(BLOCKS, number // window))
     width = -(-(high - low + 1) // blocks)
     for begin in range(low, high + 1, width):

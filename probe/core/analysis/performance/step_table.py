@@ -110,7 +110,8 @@ class StepTable:
         found = self.connection.execute(
             f"SELECT min(step), max(step), count(DISTINCT step), count(step_seconds) FROM {TABLE}"  # noqa: S608
         ).fetchone()
-        self.first, self.last, self.number, known = found or (0, 0, 0, 0)
+        first, last, number, known = found or (0, 0, 0, 0)
+        self.first, self.last, self.number = int(first or 0), int(last or 0), int(number)
         if not known:
             self.close()
             raise NoNumbersError("the numbers of the run have no step_seconds")
@@ -156,7 +157,8 @@ class StepTable:
             self.connection.execute(query, [low, low + width - 1]).fetchnumpy()
             for low in range(self.first, self.last + 1, width)
         ]
-        cells = {name: np.ma.concatenate([part[name] for part in parts]) for name in parts[0]}
+        together: Any = np.ma.concatenate  # numpy annotates few functions of masked arrays
+        cells = {name: together([part[name] for part in parts]) for name in parts[0]}
         numbers = {name: _filled(cells[name]) for name in cells if name != "step"}
         return RunSeries(
             np.asarray(cells["step"], dtype=np.int64),
@@ -224,7 +226,8 @@ def _median(column: str) -> str:
 
 def _filled(cells: npt.NDArray[Any]) -> Numbers:
     """Return a column of DuckDB with NaN for its missing values."""
-    return np.asarray(np.ma.filled(cells.astype(np.float64), np.nan), dtype=np.float64)
+    filled: Any = np.ma.filled
+    return np.asarray(filled(cells.astype(np.float64), np.nan), dtype=np.float64)
 
 
 def _usual(phases: Sequence[Flags], number: int) -> Flags:
