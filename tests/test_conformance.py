@@ -35,7 +35,12 @@ def test_every_key_is_there_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "page", "number"), [("MindSpore Transformers' monitor", "004", 55), ("InternEvo's monitor", "000", 34)]
+    ("title", "page", "number"),
+    [
+        ("MindSpore Transformers' monitor", "004", 55),
+        ("InternEvo's monitor", "000", 34),
+        ("The stack around training", "001", 117),
+    ],
 )
 def test_every_requirement_of_another_monitor_has_a_line(title: str, page: str, number: int) -> None:
     """In their order, each with the test that shows it."""
