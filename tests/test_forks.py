@@ -63,7 +63,7 @@ def test_it_ends_as_any_process(server: ForkServer, tmp_path: Path, script: str,
 
 def test_one_that_runs_on_can_be_ended(server: ForkServer, tmp_path: Path) -> None:
     """A signal reaches it; until then there is no exit code, and the server goes on forking."""
-    process, _ = started(server, tmp_path, "import signal; signal.pause()")
+    process, _ = started(server, tmp_path, "import signal\nwhile True:\n    signal.pause()")
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)

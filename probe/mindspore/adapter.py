@@ -7,7 +7,7 @@ import mindspore
 from probe.core.backend import numpy_ops
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.monitor.trainer_mon import Monitor
-from probe.mindspore import collectives, groups, hooks, tensors
+from probe.mindspore import collectives, compiled_steps, groups, hooks, tensors
 from probe.mindspore.optimizers.nn_cell import on_every_step
 
 ADAPTER = FrameworkAdapter(
@@ -26,3 +26,9 @@ class TrainerMon(Monitor):
     """Monitor of the training of a ``mindspore.nn.Cell``. See :class:`probe.core.monitor.trainer_mon.Monitor`."""
 
     framework = ADAPTER
+
+    def end_compiled_step(self) -> None:
+        """Count a step of training in graph mode, in which no hook runs; without effect elsewhere. ``RunCallback`` calls
+        it at the end of each step."""
+        if self._collector is not None and self._collector.session is not None:
+            compiled_steps.ended(self._collector.session)

@@ -11,14 +11,15 @@ import mindspore
 from mindspore import nn
 
 from probe.core.backend.call_stack import callers
-from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove
+from probe.core.backend.protocols import ForwardKind, Guard, Listen, Remove, StepListener
 from probe.core.backend.pytree import leaves
 from probe.core.config.schema import Settings
-from probe.mindspore import autograd, cell_hooks, gradients, input_gradients, tensors
+from probe.core.instrumentation.signals.sources import chosen
+from probe.mindspore import autograd, cell_hooks, compiled_steps, gradients, input_gradients, tensors
 from probe.mindspore import loss_scale as scaling
 from probe.mindspore.optimizers import table
 
-adam, on_step, owned, state, state_names = table.adam, table.on_step, table.owned, table.state, table.state_names
+adam, owned, state, state_names = table.adam, table.owned, table.state, table.state_names
 gradient, holds, on_gradient = gradients.gradient, gradients.holds, gradients.on_gradient
 learning_rate = table.learning_rate
 held_scale, loss_scale = scaling.held_scale, scaling.loss_scale
@@ -33,16 +34,18 @@ RECOMPUTING = ("_RecomputeCell", "_WrapCell")
 
 
 def check_model(model: Any, settings: Settings) -> None:
-    """Refuse graph mode, an object that is no cell, and, if activations are recorded, a model with a compiled cell.
+    """Refuse tensors in graph mode, an object that is no cell, and, if activations are recorded, a model with a compiled
+    cell.
 
     Raises:
         ValueError: naming the expectation, the actual value and the remedy.
     """
-    if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+    if _in_graph_mode() and (settings.print_struct or settings.cc_distribution.enable or chosen(settings)):
         raise ValueError(
             "set_monitor: MindSpore runs in GRAPH_MODE, which compiles cells and optimizers whole, so that no hook "
             "runs: call mindspore.set_context(mode=mindspore.PYNATIVE_MODE) first. There, functions compiled by "
-            "mindspore.jit keep their speed; all but the activations inside them can be monitored"
+            "mindspore.jit keep their speed; all but the activations inside them can be monitored. In GRAPH_MODE only "
+            "numbers of the run can be recorded, by RunCallback: switch all signals off"
         )
     if settings.compiled == "record":
         raise ValueError(
@@ -64,6 +67,15 @@ def check_model(model: Any, settings: Settings) -> None:
             "not run. Weight gradients, parameters and optimizer state can be monitored (xy_distribution: false); "
             "for activations take the decorator away"
         )
+
+
+def _in_graph_mode() -> bool:
+    return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
+
+
+def on_step(optimizer: Any, listener: StepListener) -> Remove:
+    """Listen to training steps; in graph mode to those that :class:`probe.mindspore.callbacks.RunCallback` counts."""
+    return (compiled_steps if _in_graph_mode() else table).on_step(optimizer, listener)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probe.mindspore import MFLossMonitor, TrainingStateMonitor, from_yaml
+from probe.mindspore import MFLossMonitor, TrainerMon, TrainingStateMonitor, from_yaml
 from probe.mindspore.callbacks import RunCallback
 from tests.core.test_transformers_monitor import scalars_of, texts_of
 from tests.mindspore.toys import TinyNet, X, ms, nn, tensor, weights
@@ -71,12 +72,14 @@ class Step(nn.TrainOneStepCell):
         return loss, ms.Tensor(False), ms.Tensor(1024.0, ms.float32), ms.Tensor(0.001, ms.float32), norm
 
 
-def trained(callbacks: list[Any], epochs: int = 2, **options: Any) -> Any:
-    """Train a small net with ``Model``, four steps an epoch; return the net."""
+def trained(callbacks: list[Any], epochs: int = 2, monitor: TrainerMon | None = None, **options: Any) -> Any:
+    """Train a small net with ``Model``, four steps an epoch, watched by ``monitor``; return the net."""
     net = TinyNet()
     net.fc2.weight.set_data(tensor([[1e-6, -1e-6, 2e-6]]))
     step = Step(WithLoss(net), nn.AdamWeightDecay(net.trainable_params(), learning_rate=0.001))
     step.set_train()
+    if monitor is not None:
+        monitor.set_monitor(net, step.optimizer)
     data = {"x": np.concatenate([X * (number + 1) for number in range(4)])}
     dataset = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
     ms.train.Model(step).train(epochs, dataset, callbacks=callbacks, dataset_sink_mode=False, **options)
@@ -201,3 +204,31 @@ def test_in_graph_mode_all_but_gradients_is_recorded(lines: Callable[[], list[st
     assert [{*values} for values in received] == [{"loss", "loss_scale", "learning_rate", "grad_norm"}] * 4
     assert [float(values["loss"]) for values in received] == [value for _, value in found["loss"]]
     assert lines()
+
+
+@pytest.mark.usefixtures("graph_mode")
+def test_numbers_of_the_run_are_recorded_in_graph_mode(
+    lines: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A monitor without signals attaches; its steps are those of the callback, with the numbers of the training cell,
+    and weights stay those of a training without it."""
+    received: list[float] = []
+
+    class Run:
+        def log_ended(self, **values: Any) -> None:
+            received.append(float(values["loss"]))
+
+    monitor = TrainerMon({"run": {"enable": True}, "wg_distribution": False})
+    watched = trained([RunCallback(monitor), RunCallback(Run())], 2, monitor)
+    assert monitor.step == 8
+    monitor.stop()
+    assert monitor.faults == {}
+    with next(Path(str(monitor.output_directory)).glob("run_*.csv")).open(newline="") as file:
+        rows = [(int(row["step"]), float(row["value"])) for row in csv.DictReader(file) if row["name"] == "loss"]
+    assert rows == [(step, pytest.approx(value, abs=1e-6)) for step, value in enumerate(received)]
+    assert weights(watched) == weights(trained([], 2))
+    trained([RunCallback(again := TrainerMon({"run": {"enable": True}}))], 1, again)
+    again.stop()
+    assert again.step == 4
+    assert not [record for record in caplog.records if "sunk" in record.getMessage()]
+    assert not lines()

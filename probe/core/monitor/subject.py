@@ -166,7 +166,8 @@ def warnings_for(settings: Settings, ranks: int, environ: Mapping[str, str]) -> 
     Args:
         ranks: number of processes.
     """
-    if not dynamic(environ) and not chosen(settings) and not settings.cc_distribution.enable:
+    nothing = not (chosen(settings) or settings.cc_distribution.enable or settings.run.enable)
+    if nothing and not dynamic(environ):
         yield (
             "the configuration collects nothing: switch on wg_distribution, xy_distribution, param_distribution or "
             "mv_distribution; `probe config check FILE` says what a file collects"

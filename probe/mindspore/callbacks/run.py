@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
+import mindspore
 from mindspore.train import Callback
 
+from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, values_of
+
+
+_log = logging.getLogger("probe")
 
 
 class RunReceiver(Protocol):
@@ -17,8 +23,10 @@ class RunReceiver(Protocol):
 
 
 class RunCallback(Callback):
-    """Callback that logs loss, loss scale, learning rate and global norm of each step. It places no hook, so that it
-    also works in graph mode, and waits for no device.
+    """Callback that logs loss, loss scale, learning rate and global norm of each step. It places no hook and waits for
+    no device. It also works in graph mode, where it counts the steps of a monitor without signals.
+
+    If the dataset is sunk to the device, the callback is called once for many steps, which count as one in graph mode.
 
     Args:
         monitor: receives the values, such as a ``TrainerMon``.
@@ -27,10 +35,23 @@ class RunCallback(Callback):
     def __init__(self, monitor: RunReceiver) -> None:
         super().__init__()
         self._monitor = monitor
+        self._warned = False
 
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
+        if mindspore.get_context("mode") == mindspore.GRAPH_MODE and isinstance(self._monitor, TrainerMon):
+            self._monitor.end_compiled_step()
+            self._warn_of_sinking(params)
         values = values_of(params.net_outputs)
         values.setdefault("learning_rate", learning_rate_of(optimizer_of(params)))
         values.pop("overflow", None)
         self._monitor.log_ended(**{name: value for name, value in values.items() if value is not None})
+
+    def _warn_of_sinking(self, params: Any) -> None:
+        if not self._warned and params.dataset_sink_mode and int(params.batch_num) > 1:
+            self._warned = True
+            _log.warning(
+                "RunCallback: the dataset is sunk to the device, so that %d steps end together: they are recorded as "
+                "one step, with the numbers of the last; dataset_sink_mode=False shows each",
+                int(params.batch_num),
+            )

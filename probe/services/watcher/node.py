@@ -156,7 +156,7 @@ class NodeWatcher:
         """Watch until no rank has been there for a while."""
         _log.info("the watch over %s begins", self.folder)
         self.look()
-        while time.monotonic() - self._alone_since < self.settings.linger_seconds:
+        while self._ranks or time.monotonic() - self._alone_since < self.settings.linger_seconds:
             self._wait()
             self.look()
         if self._hang:
