@@ -28,7 +28,9 @@ class TrainerMon(Monitor):
     framework = ADAPTER
 
     def end_compiled_step(self) -> None:
-        """Count a step of training in graph mode, in which no hook runs; without effect elsewhere. ``RunCallback`` calls
-        it at the end of each step."""
+        """Count a step of training in graph mode, in which no hook runs; without effect elsewhere.
+
+        ``RunCallback`` calls it at the end of each step.
+        """
         if self._collector is not None and self._collector.session is not None:
             compiled_steps.ended(self._collector.session)

@@ -1,5 +1,5 @@
-"""Steps of training in graph mode: MindSpore compiles cells and optimizers whole, so that no hook runs in an update, and
-a callback counts the steps instead."""
+"""Steps of training in graph mode: MindSpore compiles cells and optimizers whole, so that no hook runs in an update,
+and a callback counts the steps instead."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ RECOMPUTING = ("_RecomputeCell", "_WrapCell")
 
 
 def check_model(model: Any, settings: Settings) -> None:
-    """Refuse tensors in graph mode, an object that is no cell, and, if activations are recorded, a model with a compiled
-    cell.
+    """Refuse signals in graph mode, an object that is no cell, and activations of a model with a compiled cell.
 
     Raises:
         ValueError: naming the expectation, the actual value and the remedy.

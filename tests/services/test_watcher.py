@@ -107,7 +107,7 @@ def test_a_stopped_rank_and_one_that_holds_the_lock(node: Node) -> None:
 )
 def test_a_standstill_in_a_phase(node: Node, script: list, words: str) -> None:
     """The start and a save have budgets of their own, and standing still in them is found too; stacks stay on the node
-    if the output directory cannot be written. The watcher stays as long as a rank lives, however long its looks take."""
+    if the output directory cannot be written. The watcher stays as long as a rank lives, however long a look takes."""
     (node.output / "hang").touch()
     node.signal("saved")
     node.signal("still")

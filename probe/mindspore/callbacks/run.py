@@ -11,7 +11,6 @@ from mindspore.train import Callback
 from probe.mindspore.adapter import TrainerMon
 from probe.mindspore.callbacks.outputs import learning_rate_of, optimizer_of, values_of
 
-
 _log = logging.getLogger("probe")
 
 
