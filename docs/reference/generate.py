@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -34,6 +35,7 @@ from probe.core.control.command_requests import (  # noqa: E402
     RollbackCheckpoint,
 )
 from probe.core.errors import TrainingStopped  # noqa: E402
+from probe.core.fields import describe  # noqa: E402
 from probe.core.monitor.trainer_mon import Monitor  # noqa: E402
 from probe.core.output.sinks.context import SinkContext  # noqa: E402
 from probe.core.records import Batch, Coverage, Finding, Key, Snapshot  # noqa: E402
@@ -256,6 +258,12 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _type(annotation: Any) -> str:
     annotation = getattr(annotation, "__forward_arg__", annotation)
+    if get_origin(annotation) is Annotated:
+        return describe(annotation).type
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(map(_type, get_args(annotation)))
+    if annotation is NoneType:
+        return "None"
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
 
 
@@ -268,7 +276,18 @@ def _fields(of: type) -> Iterator[tuple[str, str, str]]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
             below = after.value if isinstance(after, ast.Expr) else None
             text = below.value if isinstance(below, ast.Constant) and isinstance(below.value, str) else ""
-            yield node.target.id, ast.unparse(node.annotation), inline(" ".join(text.split()))
+            yield node.target.id, _plain(of, node), inline(" ".join(text.split()))
+
+
+def _plain(of: type, node: ast.AnnAssign) -> str:
+    """The annotation of a field as its source has it; of an annotated one the values that it takes."""
+    source = ast.unparse(node.annotation)
+    assert isinstance(node.target, ast.Name)
+    if "Annotated[" not in source:
+        return source
+    hint = get_type_hints(of, include_extras=True)[node.target.id]
+    bare = next((each for each in get_args(hint) if get_origin(each) is Annotated), hint)
+    return f"{_type(hint)}, {describe(bare).range}".rstrip(", ")
 
 
 def markdown(docstring: str) -> str:

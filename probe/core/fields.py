@@ -220,7 +220,10 @@ def describe(annotation: Any, metadata: Sequence[object] = ()) -> Form:
 def _range(metadata: Sequence[object]) -> str:
     low = next((item.ge for item in metadata if isinstance(item, ranges.Ge)), None)
     high = next((item.le for item in metadata if isinstance(item, ranges.Le)), None)
-    above = next((item.gt for item in metadata if isinstance(item, ranges.Gt)), None)
     if low is not None and high is not None:
         return f"{low}..{high}"
-    return f">= {low}" if low is not None else f"> {above}" if above is not None else ""
+    limits = [f">= {low}"] if low is not None else []
+    limits += [f"> {item.gt}" for item in metadata if isinstance(item, ranges.Gt)]
+    limits += [f"<= {high}"] if high is not None else []
+    limits += [f"< {item.lt}" for item in metadata if isinstance(item, ranges.Lt)]
+    return " and ".join(limits)
