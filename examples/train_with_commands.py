@@ -54,7 +54,7 @@ class Checkpoint:
         """Put back the weights and the optimizer's state; the learning rate stays."""
         rates = [group["lr"] for group in optimizer.param_groups]
         model.load_state_dict(self._model)
-        optimizer.load_state_dict(self._optimizer)
+        optimizer.load_state_dict(copy.deepcopy(self._optimizer))  # it takes tensors over, and changes them
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
@@ -116,7 +116,7 @@ def main() -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         monitor.log(loss=loss, grad_norm=norm, batch_size=len(batch))  # probe
         optimizer.step()
-        if step % CHECKPOINT_STEPS == 0 and bool(torch.isfinite(loss)):
+        if step % CHECKPOINT_STEPS == 0 and bool(torch.isfinite(loss) and torch.isfinite(norm)):  # of all ranks
             with monitor.phase("checkpoint"):  # probe
                 kept = [*kept[-2:], Checkpoint(step, model, optimizer)]
         time.sleep(max(0.0, args.step_seconds - (time.perf_counter() - began)))

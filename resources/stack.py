@@ -57,6 +57,10 @@ ACTIONS = {
 }
 
 
+SAME_ALERT_SECONDS = 5.0
+"""Time after an action in which the next fault does not have it: few, so that several can be tried in a row."""
+
+
 class StackError(Exception):
     """Error of a part that cannot be started, for the person who starts it."""
 
@@ -252,6 +256,7 @@ class Stack:
                     "dry_run": False,
                     "jobs": {JOB: {"configuration": str(self.configuration), "ranks": 2}},
                     "actions": ACTIONS,
+                    "limits": {"same_alert_seconds": SAME_ALERT_SECONDS},
                 }
             )
         )

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from probe.core.control.command_requests import (
     folder_of,
     read_request,
 )
+from probe.services.remediation.store import ActionStore, NewRow
 from tests.required import require
 from tests.services.remediation_process import (
     HOST,
@@ -288,6 +290,23 @@ def test_the_same_alert_acts_once(stage: Stage) -> None:
     assert lines_of(stage.calls).count("-i 9 -pl 200") == 1
     assert stage.service.outcome(alert("GPUTemperatureHigh", start=1, gpu_id="9"))["state"] == "done"
     assert lines_of(stage.calls).count("-i 9 -pl 200") == 2
+
+
+def test_an_alert_that_fires_anew_and_goes_on_is_not_known_for_ever(tmp_path: Path) -> None:
+    """Within the limit after an action a new beginning is taken for the same alert, later not; the same beginning is
+    known however old the action is."""
+    store = ActionStore(tmp_path / "history.sqlite")
+    now, begin = time.time(), 1_000.0
+    with store.admission() as admission:
+        for fingerprint, age in (("old", 301.0), ("new", 1.0)):
+            row = NewRow(now - age, "Alert", {}, fingerprint, begin, "act", "target", False, "done", "")
+            admission.insert(row)
+            assert admission.known(fingerprint, "act", begin, 300.0)
+            assert not admission.known(fingerprint, "act", begin + 301.0, 300.0)
+        assert admission.known("new", "act", begin + 60.0, 300.0)
+        assert not admission.known("old", "act", begin + 60.0, 300.0)
+        assert not admission.known("new", "other", begin, 300.0)
+    store.close()
 
 
 def test_a_resolved_alert_does_nothing(stage: Stage) -> None:

@@ -112,7 +112,7 @@ def test_actions_are_rehearsed_unless_the_configuration_has_it_otherwise(tmp_pat
         ),
         ({"a": {**COMMAND, "do": "command_trainig"}}, {}, "did you mean command_training?"),
         ({"a": {**COMMAND, "alerts": []}}, {}, "actions.a.alerts: expected a list of strings, got []"),
-        ({"a": {**COMMAND, "seconds": 0}}, {}, "actions.a.seconds: expected a number > 0, got 0"),
+        ({"a": {**COMMAND, "seconds": 0}}, {}, "actions.a.seconds: expected a number > 0 and <= 86400, got 0"),
         ({"a": {**COMMAND, "args": {"commands": []}}}, {}, "actions.a.args.commands: expected a list"),
         (
             {"a": {**COMMAND, "args": {"commands": [{"command": "reduce_learning_rate", "args": {"factor": 2}}]}}},

@@ -101,8 +101,8 @@ class LimitSettings(Section):
     history: Annotated[Integer, ranges.Ge(100), ranges.Le(10_000_000)] = 100_000
     """Most entries of the history; beyond that the oldest are removed, those without an action first."""
     same_alert_seconds: Annotated[Number, ranges.Ge(0)] = 300.0
-    """Distance in time below which two beginnings of one alert count as the same one: two Alertmanagers, fed by two
-    Prometheus, differ a little."""
+    """Time after an action in which an alert that fires anew does not have it again: two Alertmanagers, fed by two
+    Prometheus, differ in its beginning. If it still fires then, it has the action when Alertmanager repeats it."""
 
 
 def _args_of_action(value: object, info: ValidationInfo) -> Any:

@@ -11,6 +11,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ MOST_LABEL = 1_000
 MOST_MESSAGE = 4_000
 """Most characters of a message that are kept."""
 HOUR = 3_600.0
+SAME_SECONDS = 0.001
+"""Difference below which two beginnings of an alert are one."""
 
 ActionState = Literal["ignored", "planned", "refused", "started", "done", "failed", "interrupted"]
 """``ignored``: no action is configured for the alert; ``interrupted``: the service ended before the action did."""
@@ -104,12 +107,14 @@ class Admission:
         self._cursor = cursor
 
     def known(self, fingerprint: str, action: str, starts: float, tolerance: float) -> bool:
-        """Return whether the alert has had this action since it fires. An action that a killed service had not begun
-        does not count."""
+        """Return whether the alert has had this action since it fires: with the same beginning, or a moment ago with
+        one that differs by at most ``tolerance`` seconds. If it fires anew within that time and goes on, it has the
+        action later. An action that a killed service had not begun does not count."""
         row = self._cursor.execute(
-            "SELECT 1 FROM actions WHERE fingerprint = ? AND action = ? AND abs(starts - ?) <= ? "
+            "SELECT 1 FROM actions WHERE fingerprint = ? AND action = ? "
+            "AND (abs(starts - ?) < ? OR (abs(starts - ?) <= ? AND time > ?)) "
             "AND NOT (state = 'interrupted' AND started IS NULL) LIMIT 1",
-            (fingerprint, action, starts, tolerance),
+            (fingerprint, action, starts, SAME_SECONDS, starts, tolerance, time.time() - tolerance),
         ).fetchone()
         return row is not None
 
