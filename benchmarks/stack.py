@@ -44,6 +44,11 @@ class Notices(ThreadingHTTPServer):
         """Time, name and state of each alert."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def server_close(self) -> None:
+        """End the thread, then close."""
+        self.shutdown()
+        super().server_close()
+
     def wait(self, name: str, state: str, since: float) -> float:
         """Time at which an alert came after ``since``."""
         deadline = time.monotonic() + WAIT_SECONDS
