@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.core.control import commands as commands_of_runs
 from probe.core.control.command_requests import (
     COMMANDS,
     MOST_WAITING,
@@ -31,6 +32,12 @@ from probe.core.distributed.announcements import FolderNotices
 from probe.core.faults import Faults
 
 SECONDS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is looked at a hundred times a second, so that no test waits for a look."""
+    monkeypatch.setattr(commands_of_runs, "LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture
