@@ -94,6 +94,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             "run_program", "Own", args={"argv": [str(arguments), "--job={name}", "a b;$HOME"], "fields": fields}
         ),
         "talk": action("run_program", "Talk", args={"argv": [str(talker)]}),
+        "secret": action("run_program", "Secret", args={"argv": [str(arguments), SECRET]}),
+        "secret_dry": action("run_program", "DrySecret", args={"argv": [str(arguments), SECRET]}, dry_run=True),
         "labelled": action("run_program", "Labelled", args={"argv": [str(arguments)]}, labels={"severity": "critical"}),
     }
     token = folder / "token"
@@ -267,6 +269,15 @@ def test_the_output_of_a_program_is_bounded(stage: Stage) -> None:
     assert entry["state"] == "failed"
     assert len(entry["message"]) < 2_000
     assert entry["message"].endswith("password=***")
+
+
+def test_a_secret_of_the_configuration_is_an_argument_alone(stage: Stage) -> None:
+    """Neither the history nor the log has it, while the program runs, at its end, or in a rehearsal."""
+    for name in ("Secret", "DrySecret"):
+        entry = stage.service.outcome(alert(name))
+        assert entry["state"] == "done"
+        assert "password=***" in entry["message"]
+    assert "hunter2" not in json.dumps(stage.service.get("/history")) + stage.service.errors.read_text()
 
 
 def test_an_alert_without_an_action_is_recorded(stage: Stage) -> None:
