@@ -102,13 +102,12 @@ class Part:
         self.log = folder / f"{name}.log"
         self._folder, self._environment = folder, {**os.environ, **environment}
         self.process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        """Whether the program has been asked to end."""
 
     def start(self) -> None:
-        """Start the program and wait until it is ready.
-
-        Raises:
-            StackError: if it ends, or is not ready in time.
-        """
+        """Start the program."""
+        self._asked = False
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - commands of this script
                 self._command,
@@ -119,6 +118,14 @@ class Part:
                 env=self._environment,
                 start_new_session=True,
             )
+
+    def wait_until_ready(self) -> None:
+        """Wait until the program is ready.
+
+        Raises:
+            StackError: if it ends, or is not ready in time.
+        """
+        assert self.process is not None, "it has been started"
         deadline = time.monotonic() + START_SECONDS
         while self._ready is not None and not _answers(self._ready):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -132,12 +139,18 @@ class Part:
         if self.process is not None:
             self.process.wait()
 
+    def end(self) -> None:
+        """Ask the program to end, once."""
+        if self.process is not None and self.process.poll() is None and not self._asked:
+            self._asked = True
+            self._signal(signal.SIGTERM)
+
     def stop(self) -> int | None:
         """End the program; return its exit status."""
         if self.process is None:
             return None
         if self.process.poll() is None:
-            self._signal(signal.SIGTERM)
+            self.end()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)
         self._signal(signal.SIGKILL)  # what it has started, too
@@ -273,7 +286,7 @@ class Stack:
 
     @contextmanager
     def running(self, started: Callable[[Part], None] = lambda _: None) -> Iterator[Stack]:
-        """Start every part in order, and stop them all at the end.
+        """Start all parts at one time, wait for each, and stop them all at the end.
 
         Raises:
             StackError: if a part cannot be started.
@@ -282,6 +295,9 @@ class Stack:
             for part in self.parts.values():
                 stack.callback(part.stop)
                 part.start()
+            for part in self.parts.values():
+                stack.callback(part.end)  # all of them before the first wait
+                part.wait_until_ready()
                 started(part)
             yield self
 

@@ -1,8 +1,8 @@
-"""Sixty deliberate breaks over all rooms, which the tests named beside each must notice: ``python -m tests.mutations``.
+"""A hundred deliberate breaks over all rooms, which the tests named beside each must notice.
 
-Each is made in a copy of the tree, one after the other, and printed with the first test that fails. The exit code is 1
-if one was not noticed, or if its tests fail without it, too, which proves nothing. With ``--tests TREE`` the tests are
-those of another tree.
+``python -m tests.mutations`` makes each in a copy of the tree, one after the other, and prints it with the first test
+that fails. The exit code is 1 if one was not noticed, or if its tests fail without it, too, which proves nothing. With
+``--tests TREE`` the tests are those of another tree.
 
 Raises:
     ValueError: if a text that is to be broken is not there exactly once.
@@ -26,9 +26,10 @@ SECONDS = 300.0
 
 
 class Mutation(NamedTuple):
-    """A break: in ``file``, below ``probe``, ``old`` becomes ``new``."""
+    """A break: in ``file``, ``old`` becomes ``new``."""
 
     file: str
+    """Below ``probe``, or below the tree if it begins with ``resources``."""
     old: str
     new: str
     tests: str
@@ -73,7 +74,7 @@ MUTATIONS = (
     Mutation("core/storage/csv_reader.py", "_next_line(source, max(0, begin - 1))", "_next_line(source, max(0, begin))", "test_reading.py test_readers.py test_reading_directories.py test_directories.py test_csv2tb.py test_csv2db.py"),
     # config
     Mutation("core/config/lint.py", "if settings.forward_only and settings.backward_only:", "if settings.forward_only or settings.backward_only:", "test_settings.py test_settings_mistakes.py test_config_cli.py"),
-    Mutation("core/config/errors.py", "text[: LONGEST_NAME - 3]", "text[:LONGEST_NAME]", "test_settings_mistakes.py test_settings.py"),
+    Mutation("core/config/errors.py", "text[: most - 3]", "text[:most]", "test_settings_mistakes.py test_settings.py"),
     Mutation("core/config/edit.py", "_past_blanks(bare, at) + 1)  # past the colon", "_past_blanks(bare, at) + 2)  # past the colon", "test_settings_edit.py"),
     Mutation("core/config/load.py", "return asked == \"true\"", "return asked != \"false\"", "test_settings.py test_settings_mistakes.py matrix/test_dynamic.py", "not pytorch and not mindspore"),
     # distributed
@@ -108,6 +109,41 @@ MUTATIONS = (
     Mutation("core/analysis/diagnosis/causality.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
     Mutation("core/analysis/convert/curves.py", "while number > 0x7F:", "while number > 0xFF:", "test_csv2tb.py"),
     Mutation("core/analysis/report/payload.py", "<= low and high < 1 << (8 * size - 1))", "<= low and high <= 1 << (8 * size - 1))", "test_report_cells.py test_report_sizes.py test_report.py"),
+    # services beside training
+    Mutation("services/exporter/rank_processes.py", "return begin == started and state not in \"ZX\"", "return state not in \"ZX\"", "test_exporter_ranks.py", "reused or later or nobody"),
+    Mutation("services/exporter/rank_processes.py", "return begin == started and state not in \"ZX\"", "return begin == started", "test_exporter_ranks.py", "nobody"),
+    Mutation("services/exporter/reading_process.py", "return last if last is not None and self.age < self._interval + self._deadline else None", "return last", "test_exporter_devices.py", "hangs or command"),
+    Mutation("services/exporter/reading_process.py", "if len(self._left) < MOST_LEFT:", "if True:", "test_exporter_devices.py", "killed"),
+    Mutation("services/exporter/rank_text.py", ".replace(\"\\\\\", r\"\\\\\").replace('\"', r\"\\\"\")", ".replace(\"\\\\\", r\"\\\\\")", "test_exporter_ranks.py", "hostile or client"),
+    Mutation("services/exporter/ranks.py", "metrics.read() if metrics is not None and up is not False else", "metrics.read() if metrics is not None else", "test_exporter_ranks.py", "killed"),
+    Mutation("services/exporter/ranks.py", "age = (view.up is not False, rank.process[1])", "age = (True, rank.process[1])", "test_exporter_ranks.py", "lives"),
+    Mutation("services/exporter/readings/host.py", "self._asked.get(disk) or _Answer(disk.mountpoint)", "_Answer(disk.mountpoint)", "test_exporter_devices.py", "hangs_is_asked"),
+    Mutation("services/remediation/webhook.py", "_identity(alert, labels, place), status == \"firing\")", "_identity(alert, labels, place), True)", "test_remediation.py", "resolved"),
+    Mutation("services/remediation/workers.py", "            if action.dry_run:", "            if False:", "test_remediation.py", "rehears or rehearsal"),
+    Mutation("services/remediation/workers.py", "self._record(action, state, printable(redact(message)))", "self._record(action, state, printable(message))", "test_remediation.py", "secret"),
+    Mutation("services/remediation/workers.py", "if action.planned.target not in self._busy:", "if True:", "test_remediation_limits.py", "at_a_time"),
+    Mutation("services/remediation/child_process.py", "            _kill_group(process.pid)\n", "            process.kill()\n", "test_remediation_limits.py", "deadline"),
+    Mutation("services/remediation/child_process.py", "if not pid.isdecimal() or identity_of(int(pid)) != identity:", "if not pid.isdecimal():", "test_remediation_limits.py", "later_process"),
+    Mutation("services/remediation/stale_files.py", "(\"hard link\", about.st_nlink > 1)", "(\"hard link\", about.st_nlink > 2)", "test_remediation_files.py", "links"),
+    Mutation("services/remediation/training_actions.py", "all(len(found) >= job.ranks for found in by_name)", "all(len(found) >= 1 for found in by_name)", "test_remediation.py", "deadline"),
+    Mutation("core/control/command_requests.py", "f\"{answer.request}.rank{answer.rank}.ack\"", "f\"{answer.request}.rank0.ack\"", "control/test_commands.py"),
+    Mutation("core/control/commands.py", "if accepts and type(command) not in accepts:", "if False:", "control/test_commands.py", "types"),
+    Mutation("core/control/commands.py", "while self._to_announce and not self._outstanding and step >= self._first:", "while self._to_announce and step >= self._first:", "control/test_commands.py", "read_back"),
+    Mutation("core/output/metrics/mapped_file.py", "if len(data) == size and _checksum(generation, data) == checksum else", "if len(data) == size else", "test_metrics_file.py", "torn or half"),
+    Mutation("core/output/metrics/mapped_file.py", "if table is None or table[0] != generation:", "if table is None:", "test_metrics_file.py", "earlier_set"),
+    Mutation("core/output/metrics/prometheus_text.py", "{\"rank\": str(name.rank)}\n\n    def send", "{}\n\n    def send", "test_metrics_writers.py", "gateway"),
+    Mutation("services/logs/json_lines.py", "text = redact(_text(value)).encode(", "text = _text(value).encode(", "test_logs_json_lines.py", "secrets"),
+    Mutation("services/logs/json_lines.py", "content = (\"\\n\" if self._broken else \"\") + line", "content = line", "test_logs_json_lines.py", "cannot_be_written or full or counted"),
+    Mutation("services/logs/anomalies.py", "NEGATED.search(low[max(0, start - 64) : start]) is not None or ", "", "test_logs_anomalies.py"),
+    Mutation("services/logs/followed_file.py", "return os.pread(self._file, len(self._beginning), 0) != self._beginning", "return False", "test_logs_files.py", "truncation"),
+    Mutation("services/logs/log_scan.py", "record[\"timestamp\"] = origin.time if time is None else time", "record[\"timestamp\"] = time", "test_logs_files.py", "latest_line"),
+    Mutation("services/performance/anomalies.py", "if self.level is None or self.level < HEALTHY * level:", "if True:", "test_performance_monitor.py", "baseline"),
+    Mutation("services/performance/anomalies.py", "        if not (math.isfinite(throughput) and throughput > 0):\n            return\n", "", "test_performance_monitor.py", "without_a_throughput"),
+    Mutation("services/performance/sources.py", "self._reader.inode != self._path.stat().st_ino:", "False:", "test_performance_monitor.py", "mapped"),
+    Mutation("resources/prometheus/rules/training.yml", "          unless on (job) (probe_rank_info offset 5m and on (instance) up == 0)\n", "", "test_prometheus_rules.py", "unit_tests"),
+    Mutation("resources/prometheus/rules/training.yml", "count by (job) (max by (job, rank) (last_over_time(probe_rank_up[30s])) == 0)", "count by (job) (min by (job, rank) (last_over_time(probe_rank_up[30s])) == 0)", "test_prometheus_rules.py", "unit_tests"),
+    Mutation("resources/prometheus/rules/gpu.yml", "max_over_time(probe_exporter_devices[1h])", "min_over_time(probe_exporter_devices[1h])", "test_prometheus_rules.py", "unit_tests"),
+    Mutation("resources/alertmanager/alertmanager.yml", "    equal: [cluster, node]\n", "    equal: [cluster]\n", "test_alertmanager.py", "inhibition"),
     # frameworks, command line, demonstration
     Mutation("pytorch/host_moments.py", "squares - total * total / x.numel()", "squares - total / x.numel()", "test_moments.py test_numbers.py", "torch"),
     Mutation("mindspore/device_moments.py", "_POWERS = {\"sum\": 1, \"sumsq\": 2, \"m2\": 2}", "_POWERS = {\"sum\": 1, \"sumsq\": 2, \"m2\": 1}", "test_moments.py test_tensors.py", "mindspore-device or device"),
@@ -129,6 +165,11 @@ def files_of(tests: Path, mutation: Mutation) -> list[str]:
     if not found:
         raise ValueError(f"{mutation.file}: no test file is called {mutation.tests}")
     return found
+
+
+def place(tree: Path, file: str) -> Path:
+    """The path of the file of a break."""
+    return tree / file if file.startswith("resources/") else tree / "probe" / file
 
 
 def broken(text: str, mutation: Mutation) -> str:
@@ -182,10 +223,10 @@ def main() -> int:
     noticed, unbroken = 0, {}
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of(ROOT, options.tests / "tests", Path(folder, "probe"))
-        texts = {each.file: (copy / "probe" / each.file).read_text(encoding="utf-8") for each in chosen}
+        texts = {each.file: place(copy, each.file).read_text(encoding="utf-8") for each in chosen}
         changed = [(each, broken(texts[each.file], each)) for each in chosen]
         for number, (mutation, text) in enumerate(changed, 1):
-            path, began = copy / "probe" / mutation.file, time.monotonic()
+            path, began = place(copy, mutation.file), time.monotonic()
             about = (mutation.tests, mutation.only)
             if about not in unbroken:
                 unbroken[about] = failure(copy, mutation)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.mutations import MUTATIONS, Mutation, broken, files_of, place
 from tests.required import require
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -370,6 +371,14 @@ def test_the_table_names_the_edits(addition: Addition) -> None:
     assert f"`{addition.touched}`" in row
     assert not addition.file or f"`{Path(addition.file).parent}/<name>.py`" in row
     assert re.search(rf"`{addition.lines[-1][0].split(':')[0]}`", row)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[f"{number}" for number, _ in enumerate(MUTATIONS)])
+def test_each_deliberate_break_can_be_made(mutation: Mutation) -> None:
+    """Its text is there once, and its test files are there: the list moves with the package."""
+    text = place(ROOT, mutation.file).read_text("utf-8")
+    assert broken(text, mutation) != text
+    assert files_of(ROOT / "tests", mutation)
 
 
 def test_what_any_framework_uses_is_added_by_these_edits(copy: Path, tmp_path: Path) -> None:

@@ -24,12 +24,8 @@ FOLDER = RESOURCES / "logging" / "elk"
 STACK = {"elasticsearch", "logstash", "kibana", "filebeat"}
 
 
-def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
-    return found
-
-
-SERVICES = compose()["services"]
+COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -63,9 +59,9 @@ def test_the_four_are_there_and_none_has_its_security_switched_off() -> None:
         secret = re.search(r"(?i)password(?:_FILE)?[\"']?\s*(?::|=>)\s*(\S+)", line)
         assert secret is None or secret[1].startswith(("/run/secrets/", '"${', "{file:", "${")), line
     for name in ("elastic_password", "kibana_password", "shipper_password", "kibana_key"):
-        assert compose()["secrets"][name] == {"file": f"./secrets/{name}"}
+        assert COMPOSE["secrets"][name] == {"file": f"./secrets/{name}"}
     used = {secret for service in SERVICES.values() for secret in service.get("secrets", [])}
-    assert used == set(compose()["secrets"])
+    assert used == set(COMPOSE["secrets"])
 
 
 def test_ports_that_need_no_network_are_on_this_machine_alone() -> None:
@@ -99,8 +95,8 @@ def test_every_file_that_the_stack_refers_to_is_there(prepared: Path) -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
-            assert source in compose()["volumes"] or source.startswith("/var/") or (prepared / source).exists(), source
-    for secret in compose()["secrets"].values():
+            assert source in COMPOSE["volumes"] or source.startswith("/var/") or (prepared / source).exists(), source
+    for secret in COMPOSE["secrets"].values():
         assert (prepared / secret["file"]).stat().st_mode & 0o777 == 0o600
     for path in ("compose.yaml", "logstash/pipeline/probe.conf", "filebeat/filebeat.yml"):
         for name in re.findall(r"certificates/(\w+\.\w+)", (FOLDER / path).read_text("utf-8")):

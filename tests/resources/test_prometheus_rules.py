@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from shutil import copytree
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 from probe.core.output.metrics.catalogue import METRICS, SHOWN_BY_NODE
-from tests.required import require_program
 from tests.resources.monitoring_process import (
     ALERTMANAGER,
     PROMETHEUS,
@@ -27,6 +24,7 @@ from tests.resources.monitoring_process import (
     prometheus,
     wait_for,
 )
+from tests.resources.rule_cases import contents, judged, names_in, promtool
 
 GUIDE = (ROOT / "docs" / "guides" / "prometheus.md").read_text("utf-8")
 RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.yml"))
@@ -70,23 +68,20 @@ class Rule(NamedTuple):
     content: dict[str, Any]
 
 
+RULES: dict[str, Any] = {path.name: contents(path) for path in RULE_FILES}
+
+
 def rules() -> Iterator[Rule]:
     """Every rule of every file."""
-    for path in RULE_FILES:
-        for group in yaml.safe_load(path.read_text("utf-8"))["groups"]:
+    for name, content in RULES.items():
+        for group in content["groups"]:
             for each in group["rules"]:
-                yield Rule(path.name, group["name"], group["interval"], each)
+                yield Rule(name, group["name"], group["interval"], each)
 
 
 ALERTS = {rule.content["alert"]: rule for rule in rules() if "alert" in rule.content}
 RECORDS = {rule.content["record"] for rule in rules() if "record" in rule.content}
-CASES = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in TEST_FILES}
-
-
-def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run promtool."""
-    command = [require_program("promtool"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+CASES = {path.name: contents(path) for path in TEST_FILES}
 
 
 def test_configuration_and_rules_are_accepted() -> None:
@@ -100,11 +95,17 @@ def test_configuration_and_rules_are_accepted() -> None:
 
 
 @pytest.mark.slow
-def test_rules_pass_their_unit_tests() -> None:
-    """Every case of every file, in promtool."""
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(lambda path: promtool("test", "rules", path), TEST_FILES):
-            assert done.returncode == 0, done.stdout + done.stderr
+def test_rules_pass_their_unit_tests(tmp_path: Path) -> None:
+    """Every case of every file, in promtool; the files that a file of cases names are there."""
+    for path in TEST_FILES:
+        assert all((path.parent / name).is_file() for name in CASES[path.name]["rule_files"])
+        groups = {
+            group["name"] for name in CASES[path.name]["rule_files"] for group in RULES[Path(name).name]["groups"]
+        }
+        assert groups >= set(CASES[path.name].get("group_eval_order", ()))
+    done = judged(tmp_path, RULES, CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("SUCCESS") > len(TEST_FILES)
 
 
 def test_every_alert_has_cases_in_which_it_fires_and_in_which_it_does_not() -> None:
@@ -136,23 +137,6 @@ def test_cases_have_gaps_resets_and_values_that_are_no_numbers() -> None:
             if re.match(r"\w+_total\b|node_vmstat_oom_kill", each["series"])
         ]
         assert any(re.search(r"[1-9]\d*x\d+ 0x", each) for each in counters), name
-
-
-WORDS = {
-    *("and", "or", "unless", "on", "by", "without", "group_left", "group_right", "bool", "offset", "Inf"),
-    *("abs", "absent", "avg", "avg_over_time", "changes", "count", "count_over_time", "exp", "histogram_quantile"),
-    *("increase", "label_replace", "last_over_time", "max", "max_over_time", "min", "min_over_time", "predict_linear"),
-    *("quantile", "quantile_over_time", "rate", "round", "sqrt", "sum", "time", "vector"),
-}
-"""Words of PromQL in the rules."""
-
-
-def names_in(expression: str) -> set[str]:
-    """Names of metrics in an expression of PromQL."""
-    for left_out in (r'"(?:[^"\\]|\\.)*"', r"\{[^}]*\}", r"\[[^\]]*\]", r"\b(?:by|on|without|group_\w+)\s*\([^)]*\)"):
-        expression = re.sub(left_out, " ", expression)
-    expression = re.sub(r"\boffset\s+\w+|\b[\d.]+(?:e\d+)?\w*", " ", expression)
-    return set(re.findall(r"[a-zA-Z_:][\w:]*", expression)) - WORDS
 
 
 def test_every_metric_is_one_that_is_exported() -> None:
@@ -211,25 +195,26 @@ NO_THRESHOLD = {
 @pytest.mark.slow
 def test_a_rule_that_is_a_little_too_sensitive_fails_its_test(tmp_path: Path) -> None:
     """With bounds that are met a little earlier in every rule, some case in which an alert does not fire fails."""
-    copytree(PROMETHEUS, tmp_path / "p")
-    for path in (tmp_path / "p" / "rules").glob("*.yml"):
-        content = yaml.safe_load(path.read_text("utf-8"))
-        for group in content["groups"]:
-            for rule in group["rules"]:
-                if "alert" in rule:
-                    rule["expr"] = COMPARISON.sub(_weaker, rule["expr"])
-        path.write_text(yaml.safe_dump(content), "utf-8")
-    assert ALERTS.keys() - NO_THRESHOLD - failing(tmp_path / "p" / "tests", "does not fire") == set()
+    changed = deepcopy(RULES)
+    for rule in _alerts_of(changed):
+        rule["expr"] = COMPARISON.sub(_weaker, rule["expr"])
+    assert ALERTS.keys() - NO_THRESHOLD - failing(tmp_path, changed, "does not fire") == set()
 
 
 @pytest.mark.slow
 def test_a_rule_that_fires_at_once_fails_its_test(tmp_path: Path) -> None:
     """Without their times, alerts fire in cases in which they must not."""
-    copytree(PROMETHEUS, tmp_path / "p")
-    for path in (tmp_path / "p" / "rules").glob("*.yml"):
-        path.write_text(re.sub(r"^        for: .*\n", "", path.read_text("utf-8"), flags=re.MULTILINE), "utf-8")
+    changed = deepcopy(RULES)
+    for rule in _alerts_of(changed):
+        rule.pop("for", None)
     lasting = {name for name, rule in ALERTS.items() if "for" in rule.content}
-    assert lasting - failing(tmp_path / "p" / "tests", " fires: ") == set()
+    assert lasting - failing(tmp_path, changed, " fires: ") == set()
+
+
+def _alerts_of(files: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every alert of files of rules."""
+    for content in files.values():
+        yield from (rule for group in content["groups"] for rule in group["rules"] if "alert" in rule)
 
 
 def _weaker(found: re.Match[str]) -> str:
@@ -239,17 +224,15 @@ def _weaker(found: re.Match[str]) -> str:
     return f"{found[1]}= {float(found[2]) * (0.85 if found[1] == '>' else 1.15):g}"
 
 
-def failing(folder: Path, kind: str) -> set[str]:
-    """Alerts that fire, in the test files of ``folder``, where they must not, in cases with ``kind`` in their names."""
-    for path in folder.glob("*.yml"):
-        content = yaml.safe_load(path.read_text("utf-8"))
+def failing(folder: Path, changed: Mapping[str, Any], kind: str) -> set[str]:
+    """Alerts of ``changed`` rules that fire where they must not, in cases with ``kind`` in their names."""
+    cases = deepcopy(CASES)
+    for content in cases.values():
         content["tests"] = [each for each in content["tests"] if kind in each["name"] and "alert_rule_test" in each]
         for case in content["tests"]:  # no further than the last time at which it must not fire
             case["alert_rule_test"] = [check for check in case["alert_rule_test"] if not check["exp_alerts"]]
-        path.write_text(yaml.safe_dump(content), "utf-8")
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda path: promtool("test", "rules", path).stderr, sorted(folder.iterdir())))
-    return {name for text in found for name in re.findall(r"alertname: ?(\w+), time", text)}
+        content["tests"] = [each for each in content["tests"] if each["alert_rule_test"]]
+    return set(re.findall(r"alertname: ?(\w+), time", judged(folder, changed, cases).stderr))
 
 
 COPIED = """

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tests.forks import Forked
 from tests.required import require
-from tests.services.server_process import PATIENCE, ROOT
+from tests.services.server_process import PATIENCE, listening
 
 parser = require("prometheus_client.parser")
+MODULES = ("probe.cli.exporter", "probe.services.exporter.app", "uvicorn.protocols.http.h11_impl", "psutil")
 TEXT = "text/plain; version=0.0.4"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -54,7 +53,7 @@ def parsed(text: str) -> Scrape:
 class Exported(NamedTuple):
     """A running exporter."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     address: str
     errors: Path
     """What it writes to standard error."""
@@ -94,22 +93,6 @@ class Exported(NamedTuple):
 @contextmanager
 def exporting(errors: Path, *options: str, **environment: str) -> Iterator[Exported]:
     """An exporter that is killed at the end, if it still runs."""
-    command = [sys.executable, "-m", "probe", "exporter", *options]
-    command += [] if "--port" in options else ["--port", "0"]
-    with (
-        errors.open("a") as file,
-        subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("probe: listening at http://"), errors.read_text()
-            yield Exported(process, line.split()[-1].removesuffix("/metrics"), errors)
-        finally:
-            process.kill()
+    arguments = ["-m", "probe.__main__", "exporter", *options, *([] if "--port" in options else ["--port", "0"])]
+    with listening(arguments, MODULES, errors, environment) as (process, address):
+        yield Exported(process, address.removesuffix("/metrics"), errors)

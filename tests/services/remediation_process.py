@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import http.client
 import json
-import os
 import signal
 import ssl
 from collections.abc import Iterator, Sequence
@@ -14,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from tests.forks import Forked, ForkServer
-from tests.services.server_process import PATIENCE, ROOT, wait_for
+from tests.forks import Forked
+from tests.services.server_process import PATIENCE, listening, wait_for
 
 LAST = ("ignored", "refused", "done", "failed", "interrupted")
 HOST = "node1"
@@ -89,12 +87,6 @@ class Remediating(NamedTuple):
         return self.process.wait(PATIENCE)
 
 
-@functools.cache
-def fork_server() -> ForkServer:
-    """A process that has imported what the service needs."""
-    return ForkServer(MODULES, {**os.environ, "PYTHONPATH": str(ROOT)})
-
-
 @contextmanager
 def remediating(
     configuration: Path, *options: str, token: str | None = None, tls: ssl.SSLContext | None = None, prelude: str = ""
@@ -103,19 +95,8 @@ def remediating(
     errors, script = configuration.with_suffix(".errors"), configuration.with_suffix(".py")
     script.write_text(f"{prelude}\nfrom probe.cli import main\nmain()\n")
     arguments = [str(script), "remediate", "--config", str(configuration), *options]
-    reading, writing = os.pipe()
-    with errors.open("a") as file, os.fdopen(reading) as output:
-        process = fork_server().start(arguments, environment=os.environ, cwd="/", stdout=writing, stderr=file.fileno())
-        os.close(writing)
-        try:
-            line = ""
-            while not line.startswith("probe: listening at "):
-                line = output.readline()
-                assert line, errors.read_text()
-            yield Remediating(process, line.split()[-1], token, errors, tls)
-        finally:
-            process.kill()
-            process.wait(PATIENCE)
+    with listening(arguments, MODULES, errors) as (process, address):
+        yield Remediating(process, address, token, errors, tls)
 
 
 def configured(folder: Path, actions: dict[str, Any], **more: Any) -> Path:

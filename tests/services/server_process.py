@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import probe
-from tests.forks import Forked
+from tests.forks import Forked, ForkServer
 
 ROOT = Path(probe.__file__).parents[1]
 PATIENCE = 30.0
 """Seconds after which something that must happen counts as missing."""
+MODULES = ("probe.cli.serve", "probe.services.server.service", "uvicorn.protocols.http.h11_impl")
 Found = TypeVar("Found")
 
 
 class Served(NamedTuple):
     """A running server."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     address: str
     token: str | None
     errors: Path
@@ -76,26 +77,50 @@ class Served(NamedTuple):
         return self.process.wait(PATIENCE)
 
 
+@functools.cache
+def fork_server(modules: Sequence[str]) -> ForkServer:
+    """A process that has imported what services need: that takes longer than their start."""
+    return ForkServer(modules, {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+
+
+@contextmanager
+def listening(
+    arguments: Sequence[str], modules: Sequence[str], errors: Path, environment: Mapping[str, str] = {}
+) -> Iterator[tuple[Forked, str]]:
+    """A service in a process of its own that is killed at the end, if it still runs; and its address.
+
+    Args:
+        arguments: those of Python.
+        modules: all that it imports.
+        errors: file to which its standard error is appended.
+    """
+    reading, writing = os.pipe()
+    with errors.open("a") as file, os.fdopen(reading) as output:
+        own = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        process = fork_server(tuple(modules)).start(
+            arguments, environment=own, cwd="/", stdout=writing, stderr=file.fileno()
+        )
+        os.close(writing)
+        try:
+            line = ""
+            while not line.startswith("probe: listening at "):
+                line = output.readline()
+                assert line, errors.read_text()
+            yield process, line.split()[-1]
+        finally:
+            process.kill()
+            process.wait(PATIENCE)
+
+
 @contextmanager
 def serving(database: Path, *options: str, token: str | None = None) -> Iterator[Served]:
     """A server that is killed at the end, if it still runs."""
     errors = database.with_suffix(".errors")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"PROBE_SERVER_TOKEN": token} if token else {})
-    command = [sys.executable, "-m", "probe", "serve", "--database", str(database)]
-    command += [*options] if "--port" in options else ["--port", "0", *options]
-    with (
-        errors.open("a") as file,
-        subprocess.Popen(
-            command, env=environment, stdout=-1, stderr=file, text=True, start_new_session=True
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("probe: listening at http://"), errors.read_text()
-            yield Served(process, line.split()[-1], token, errors)
-        finally:
-            process.kill()
+    environment = {"PROBE_SERVER_TOKEN": token} if token else {}
+    arguments = ["-m", "probe.__main__", "serve", "--database", str(database)]
+    arguments += [*options] if "--port" in options else ["--port", "0", *options]
+    with listening(arguments, MODULES, errors, environment) as (process, address):
+        yield Served(process, address, token, errors)
 
 
 def wait_for(find: Callable[[], Found], process: subprocess.Popen[str] | Forked | None = None) -> Found:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from probe.services.exporter.reading_process import parsed
+from probe.services.exporter import reading_process
+from probe.services.exporter.reading_process import ReadingProcess, parsed
 from probe.services.exporter.readings.ascend import parsed as npus
-from probe.services.exporter.readings.host import disks
+from probe.services.exporter.readings.host import HostReader, disks
 from tests.required import require, require_program
 from tests.services.exporter_process import Exported, exporting
 from tests.services.metrics_rank import rank
@@ -239,7 +241,8 @@ def test_without_a_gpu_the_rest_is_served(tmp_path: Path) -> None:
 COMMAND = """\
 import itertools, json, os, sys, time
 mode = open(sys.argv[1]).read()
-line = {"series": [["gpu_utilization_percent", {"gpu_id": "7", "gpu_name": "x", "gpu_uuid": "u"}, 50]], "devices": 1}
+gpu = {"gpu_id": "7", "gpu_name": "x", "gpu_uuid": "u"}
+line = {"series": [["gpu_utilization_percent", gpu, 50], ["probe_host_cpus", {}, 1]], "devices": 1}
 while sys.stdin and mode:
     mode = open(sys.argv[1]).read()
     if mode == "garbage":
@@ -257,7 +260,8 @@ while sys.stdin and mode:
 
 
 def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
-    """Garbage, a line without an end and its death are counted, and it is started again."""
+    """Garbage, a line without an end and its death are counted, and it is started again; a series that the machine has
+    too stands once on the page."""
     (tmp_path / "command.py").write_text(COMMAND)
     mode = tmp_path / "mode"
     mode.write_text("good")
@@ -266,6 +270,7 @@ def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
         assert exporter.wait_for("gpu_utilization_percent", 50).labels("gpu_utilization_percent") == [
             {"gpu_id": "7", "gpu_name": "x", "gpu_uuid": "u"}
         ]
+        assert exporter.wait_for("probe_host_memory_total_bytes").one("probe_host_cpus") in (1, os.cpu_count())
         mode.write_text("garbage")
         wait_for(lambda: exporter.scrape().one("probe_exporter_malformed_readings_total", probe="command") >= 4)
         mode.write_text("endless")
@@ -279,6 +284,44 @@ def test_a_command_takes_the_place_of_the_readings(tmp_path: Path) -> None:
         assert len(children) == 2
         assert exporter.end() == 0
         wait_for(lambda: all(map(is_over, children)))
+
+
+def test_a_line_without_an_end_is_not_kept() -> None:
+    """Beyond its limit the process is ended, long before its reading is late."""
+    endless = "import os\nwhile True: os.write(1, bytes(65536))"
+    process = ReadingProcess("command", 1.0, 2.0, [sys.executable, "-c", endless])
+    process._follow()
+    assert (process.malformed, process.hung) == (1, False)
+
+
+class Turns(threading.Event):
+    """Event that is set after a number of waits, none of which takes time."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self._remaining = left
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._remaining -= 1
+        if not self._remaining:
+            self.set()
+        return self.is_set()
+
+
+def test_processes_that_cannot_be_killed_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside two that hang in a driver no further one is started, until one of them has ended."""
+    with monkeypatch.context() as driver:
+        driver.setattr(reading_process, "_kill", lambda _: None)
+        process = ReadingProcess("nvml", 0.01, 0.01, ["sleep", "1000"])
+        process._closing = Turns(5)
+        process._run()
+    assert process.starts == len(process._left) == reading_process.MOST_LEFT
+    for left in process._left:
+        left.kill()
+        left.wait()
+    process._closing = Turns(1)
+    process._run()
+    assert process.starts == reading_process.MOST_LEFT + 1
 
 
 def test_a_table_of_npus_names_their_processes() -> None:
@@ -306,9 +349,35 @@ def test_a_line_that_is_no_reading_is_refused(line: bytes) -> None:
 )  # fmt: skip
 def test_a_series_that_is_none_of_the_catalogue_is_left_out(row: bytes) -> None:
     """The others of the line are kept."""
-    reading, malformed = parsed(b'{"series": [' + row + b', ["probe_host_cpus", {}, 2]]}')
-    assert [(each.metric, each.value) for each in reading.samples] == [("probe_host_cpus", 2.0)]
+    reading, malformed = parsed(b'{"series": [' + row + b', ["probe_host_load1", {}, 2]]}')
+    assert [(each.metric, each.value) for each in reading.samples] == [("probe_host_load1", 2.0)]
     assert malformed == 1
+
+
+def test_a_file_system_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it answers: each question that gets no answer holds a thread."""
+    answers, asked, real = threading.Event(), list[str](), os.statvfs
+
+    def statvfs(path: str) -> os.statvfs_result:
+        asked.append(path)
+        if path == "/":
+            answers.wait(60)
+        return real(path)
+
+    monkeypatch.setattr("probe.services.exporter.readings.host.os.statvfs", statvfs)
+    reader = HostReader(0.02)
+    for _ in range(3):
+        found = {(name, labels.get("mountpoint")): value for name, labels, value in reader.read().series}
+        assert found["probe_host_disk_hung", "/"] == 1
+        assert ("probe_host_disk_total_bytes", "/") not in found
+    assert asked.count("/") == 1
+    answers.set()
+    wait_for(
+        lambda: (
+            ("probe_host_disk_hung", {"mountpoint": "/"}, 0)
+            in [(name, {"mountpoint": labels.get("mountpoint")}, value) for name, labels, value in reader.read().series]
+        )
+    )
 
 
 def test_each_file_system_with_data_is_taken_once() -> None:

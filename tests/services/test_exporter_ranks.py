@@ -273,10 +273,40 @@ def test_a_rank_that_was_gone_before_the_exporter_began(tmp_path: Path, ago: flo
     assert [each.up for each in NodeRanks(lambda: [tmp_path]).look()] == ups
 
 
+def test_of_a_rank_that_lives_and_one_that_is_gone_the_first_is_shown(tmp_path: Path) -> None:
+    """Whichever of them began later: a launch that was tried and has failed does not stand for the one that runs."""
+    process = {"pid": os.getpid(), "started": _ticks(os.getpid())}
+    for name, facts in (("a", process), ("b", {"pid": GONE_PID, "started": process["started"] + 1})):
+        written(place(tmp_path, name), "twice", 0, {(LAST_STEP.name,): time.time()}, **facts)
+    ranks = NodeRanks(lambda: [tmp_path])
+    assert [(each.up, each.pid) for each in ranks.look()] == [(True, os.getpid())]
+    assert ranks.hidden == 1
+
+
+def test_more_files_than_a_node_has_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs the exporter memory and a descriptor, and anybody may put files there."""
+    monkeypatch.setattr("probe.services.exporter.rank_files.MOST_FILES", 3)
+    for number in range(5):
+        written(tmp_path, "many", number, {(STEP.name,): 1.0})
+    assert len(NodeRanks(lambda: [tmp_path]).look()) == 3
+
+
 def test_the_id_of_a_process_that_came_later_is_no_sign_of_life(tmp_path: Path) -> None:
     """The start of the process counts."""
     written(tmp_path, "reused", 0, {(STEP.name,): 1.0}, pid=os.getpid(), started=BEGUN)
     assert [each.up for each in NodeRanks(lambda: [tmp_path]).look()] == [False]
+
+
+def test_a_process_that_nobody_has_waited_for_is_down(tmp_path: Path) -> None:
+    """A launcher that hangs leaves ranks that were killed in the list of processes."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        file = written(tmp_path, "zombie", 0, {(STEP.name,): 1.0}, pid=process.pid, started=_ticks(process.pid))
+        ranks = NodeRanks(lambda: [tmp_path])
+        assert [each.up for each in ranks.look()] == [True]
+        process.kill()
+        wait_for(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        assert [each.up for each in ranks.look()] == [False]
+    file.close()
 
 
 def test_a_rank_of_a_container_that_cannot_be_seen_is_neither_up_nor_down(tmp_path: Path) -> None:
@@ -284,6 +314,15 @@ def test_a_rank_of_a_container_that_cannot_be_seen_is_neither_up_nor_down(tmp_pa
     written(tmp_path, "pod", 0, {(STEP.name,): 1.0}, pid=GONE_PID, started=BEGUN, host="another")
     (found,) = NodeRanks(lambda: [tmp_path]).look()
     assert (found.up, found.host, found.values.tolist()) == (None, "another", [1.0])
+
+
+def test_a_rank_of_a_container_is_shown_for_15_minutes_after_its_last_sign(tmp_path: Path) -> None:
+    """It has perhaps been killed, and then nobody removes its files."""
+    for number, ago in enumerate((GONE_SECONDS - 60, GONE_SECONDS + 60)):
+        values, facts = {(LAST_STEP.name,): time.time() - ago}, {"pid": GONE_PID + number, "host": "another"}
+        file = written(tmp_path, "pod", number, values, started=BEGUN, **facts)
+        os.utime(file.path, (time.time() - ago,) * 2)
+    assert [(each.rank, each.up) for each in NodeRanks(lambda: [tmp_path]).look()] == [(0, None)]
 
 
 def test_a_rank_in_a_container_is_found_by_the_id_that_it_has_there(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> Non
         (("--device-command", "'open"), "expected a program with its arguments"),
         (("--device-command", "there-is-no-such-program"), "expected a program that can be run"),
         (("--interval", "nan"), "--interval"),
+        (("--deadline", "0"), "--deadline: expected a positive number of seconds, got 0"),
     ]
     for options, expected in refused:
         done = CliRunner().invoke(app, ["exporter", "--port", "0", *options])
@@ -162,16 +163,16 @@ def test_files_that_do_not_answer_delay_a_page_by_their_deadline_alone(tmp_path:
 
 
 def test_numbers_are_read_from_whatever_a_program_writes(tmp_path: Path) -> None:
-    """Numbers, also as texts, NaN and infinities; nothing else."""
+    """Numbers, NaN and infinities, also as texts; nothing else."""
     path = tmp_path / "numbers.json"
     path.write_text(
         '{"loss": NaN, "throughput": "5.5e2", "gradient_norm": "Infinity", "learning_rate": "fast", "step": true,'
-        ' "epoch": null, "accuracy": [1], "val_loss": 1' + "0" * 400 + ', "step_time": -Infinity, "timestamp": "now"}'
+        ' "epoch": "nan", "accuracy": [1], "val_loss": 1' + "0" * 400 + ', "step_time": -Infinity, "timestamp": "now"}'
     )
     (found,) = JsonNumbers([path]).look()
     assert found.job == "unknown"
-    assert math.isnan(found.values["loss"])
-    assert {key: value for key, value in found.values.items() if key != "loss"} == {
+    assert {key for key, value in found.values.items() if math.isnan(value)} == {"loss", "epoch"}
+    assert {key: value for key, value in found.values.items() if not math.isnan(value)} == {
         "throughput": 550.0,
         "gradient_norm": math.inf,
         "step_time": -math.inf,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,11 @@ require("torch")
 require("starlette")
 require("httpx")
 
-from tests.services.server_process import serving, wait_for  # noqa: E402
+from tests.forks import Forked  # noqa: E402
+from tests.services.server_process import PATIENCE, fork_server, serving, wait_for  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
+MODULES = ("torch", "torch.distributed", "probe.pytorch")
 SCRIPT = """
 import sys, torch
 from probe.pytorch import TrainerMon
@@ -39,20 +40,35 @@ print(monitor.faults)
 """
 
 
+def trained(folder: Path, script: str, ends: Sequence[Sequence[str]], **environment: str) -> list[tuple[int, str]]:
+    """Exit code and output of a script run side by side with the arguments ``ends``."""
+    (folder / "train.py").write_text(script)
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder)}
+    processes = list[tuple[Forked, Path]]()
+    for number, arguments in enumerate(ends):
+        output = folder / f"output{number}"
+        with output.open("w") as file:
+            process = fork_server(MODULES).start(
+                [str(folder / "train.py"), *arguments],
+                environment={**own, **environment},
+                cwd=str(folder),
+                stdout=file.fileno(),
+                stderr=file.fileno(),
+            )
+        processes.append((process, output))
+    try:
+        return [(process.wait(4 * PATIENCE), output.read_text()) for process, output in processes]
+    finally:
+        for process, _ in processes:
+            process.kill()
+
+
 @pytest.mark.parametrize("end", ["stop", "raise"])
 def test_a_run_is_seen_at_the_server(tmp_path: Path, end: str) -> None:
     """Its last step, its findings, its end; an exception with its type."""
     with serving(tmp_path / "heartbeats.db") as server:
-        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, server.address, end],
-            env={**os.environ, **own},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == (1 if end == "raise" else 0), done.stderr
+        ((code, output),) = trained(tmp_path, SCRIPT, [[server.address, end]])
+        assert code == (1 if end == "raise" else 0), output
         events, stored = json.dumps(server.get("/v1/events")), server.stored("toy")
     losses = [each["values"]["loss"] for each in stored if each["kind"] == "train_metrics"]
     assert len(losses) == 30
@@ -95,16 +111,9 @@ def test_a_slow_rank_is_found_while_training_runs(tmp_path: Path) -> None:
     channel = {"channel": "file", "args": {"path": str(alerts)}}
     config.write_text(json.dumps({"alert": {"channels": [channel], "group_seconds": 0.1}}))
     with serving(tmp_path / "heartbeats.db", "--config", str(config)) as server:
-        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(tmp_path)}
-        own["PROBE_LAUNCH"] = "one"  # as launchers name it
-        command = [sys.executable, "-c", RANK, server.address]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(tmp_path / "store")], env={**os.environ, **own}, text=True, stdout=-1
-            )
-            for rank in range(2)
-        ]
-        assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["{}\n", "{}\n"]
+        ends = [(server.address, str(rank), str(tmp_path / "store")) for rank in range(2)]
+        ranks = trained(tmp_path, RANK, ends, PROBE_LAUNCH="one")  # as launchers name it
+        assert [(code, output.splitlines()[-1]) for code, output in ranks] == [(0, "{}")] * 2, ranks
         wait_for(alerts.exists)
     told = [json.loads(line) for line in alerts.read_text().splitlines()]
     assert [each["title"] for each in told if "Straggler" in each["title"]] == [

@@ -125,6 +125,8 @@ CLEAN = [
     "disk space: 20 % full of 3 TB; full disks are not expected",
     "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
     "git commit e10001 EI0006 without a colon",
+    '{"loss": 2.5, "loss_scale": Infinity}',
+    "iteration 3/10 | lm loss: 2.5 | loss scale: inf |",
     "watchdog started, hang detection enabled",
 ]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from probe.services.logs.first_anomalies import MOST, FirstAnomalies
 from probe.services.logs.followed_file import FollowedFile
 from probe.services.logs.log_scan import LogScan
 from probe.services.logs.parser import TrainingLogParser
@@ -99,6 +100,28 @@ def test_a_message_without_a_time_has_that_of_the_line_before(tmp_path: Path) ->
         "line before",
         2,
     )
+
+
+def test_numbers_without_a_time_have_that_of_the_latest_line(tmp_path: Path) -> None:
+    """Lines of a progress bar or of Hugging Face Trainer state none; before the first time there is none."""
+    (tmp_path / "a.log").write_text("loss: 1\n2024-01-15 10:30:15 INFO loss: 2\n{'loss': 3.0}\nloss: 4\n")
+    _, records = scanned(tmp_path / "a.log")
+    assert [(each["timestamp"], each["timestamp_source"]) for each in records] == [
+        (None, None),
+        ("2024-01-15T10:30:15", "line"),
+        *[("2024-01-15T10:30:15", "line before")] * 2,
+    ]
+
+
+def test_first_anomalies_are_bounded() -> None:
+    """Of ranks without end those that came first are kept, and the others counted."""
+    first = FirstAnomalies()
+    record = TrainingLogParser().record(b"CUDA out of memory")
+    for rank in range(MOST + 10):
+        first.add({**record, "rank": rank})
+    first.add({**record, "rank": 0})
+    assert (len(first), first.number, first.left_out) == (MOST, MOST + 11, 10)
+    assert next(each.number for each in first if each.rank == 0) == 2
 
 
 def test_first_anomalies_come_by_time_and_rank(tmp_path: Path) -> None:

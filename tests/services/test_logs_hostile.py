@@ -72,6 +72,14 @@ def test_hostile_lines_are_parsed_in_bounded_time(line: str) -> None:
     assert time.process_time() - begin < 5
 
 
+def test_json_that_is_nested_deeply_is_text() -> None:
+    """Whoever reads the output could not process it."""
+    for depth, expected in ((60, True), (70, False)):
+        record = checked('{"loss": 1, "a": ' + "[" * depth + "]" * depth + "}")
+        assert bool(record["structured_data"]) is expected
+        assert record["metrics"] == {"loss": 1}
+
+
 def test_random_lines_are_parsed() -> None:
     """Random bytes, and real lines that are cut, joined and changed at random."""
     generator = random.Random(16)

@@ -80,6 +80,18 @@ def test_secrets_are_redacted(path: Path) -> None:
     assert (record["error.type"], record["error.message"]) == ("ValueError", "***")
 
 
+def test_secrets_are_redacted_in_records_of_any_logger(tmp_path: Path) -> None:
+    """Of the program itself, and in labels: the filter of our own loggers sees neither."""
+    register("a-secret-of-ours")
+    own = logging.getLogger("program.of.a.user")
+    handler = structured(tmp_path / "a.jsonl", job="of a-secret-of-ours", logger=own.name)
+    own.warning("with %s", "a-secret-of-ours", extra={"phase": "a-secret-of-ours"})
+    own.removeHandler(handler)
+    handler.close()
+    (record,) = lines(tmp_path / "a.jsonl")
+    assert (record["message"], record["labels.phase"], record["labels.job"]) == ("with ***", "***", "of ***")
+
+
 class _Unprintable:
     def __str__(self) -> str:
         raise RuntimeError("no text")

@@ -20,9 +20,10 @@ import pytest
 from probe.core.output.metrics.catalogue import NUMBERS, STEP
 from probe.core.storage.performance_file import DeviceReading, PerformanceReading, parsed, readings
 from probe.core.storage.problems import Problems
+from probe.services.exporter.reading_process import Sample
 from probe.services.performance import PerformanceMonitor
 from probe.services.performance.anomalies import AnomalyLog, HealthyThroughput
-from probe.services.performance.sources import TrainingSource
+from probe.services.performance.sources import TrainingSource, _devices
 from tests.required import require
 from tests.services.metrics_rank import written
 from tests.services.server_process import wait_for
@@ -139,6 +140,16 @@ def test_the_baseline_is_the_first_healthy_stretch() -> None:
     for _ in range(15):
         healthy.add(200.0)
     assert (healthy.level, healthy.best) == (200.0, 200.0)
+
+
+def test_readings_without_a_throughput_do_not_count() -> None:
+    """Most have none, since a step takes longer than the interval; and the first three of a run are not judged."""
+    healthy = HealthyThroughput()
+    for throughput in (*[100.0] * 2, *[100.0, math.nan, 0.0] * 15):
+        healthy.add(throughput)
+    assert healthy.level is None
+    healthy.add(100.0)
+    assert healthy.level == 100.0
 
 
 def test_anomalies_are_logged_as_they_begin_and_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -271,6 +282,27 @@ def test_a_disk_that_is_full_ends_nothing(
         monitor._take(PerformanceReading(float(n)))
     assert len(monitor.readings) == 3
     assert caplog.text.count("readings are not written") == 1
+
+
+def test_a_file_of_readings_is_bounded(
+    monitor: PerformanceMonitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full one takes the place of the older one; both are read."""
+    monkeypatch.setattr("probe.services.performance.monitor.MOST_BYTES", 1_000)
+    for n in range(50):
+        monitor._take(PerformanceReading(float(n)))
+    sizes = [path.stat().st_size for path in tmp_path.glob("performance*.jsonl")]
+    assert len(sizes) == 2
+    assert max(sizes) < 1_500
+    times = [reading.time for _, reading in readings(tmp_path, Problems())]
+    assert sorted(times) == [float(n) for n in range(50 - len(times), 50)]
+
+
+def test_devices_of_two_kinds_have_names_of_their_own() -> None:
+    """GPU 0 and NPU 0 of one machine are two devices; where there is one kind, its numbers are enough."""
+    gpu, npu = (Sample(f"{kind}_temperature_celsius", ("0", "x", "u"), 50.0) for kind in ("gpu", "npu"))
+    assert [each.id for each in _devices([npu, gpu])] == ["gpu0", "npu0"]
+    assert [each.id for each in _devices([npu])] == ["0"]
 
 
 def test_readings_survive_a_line_of_another_version() -> None:

@@ -86,7 +86,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         "smaller": action(
             "command_training", "GPUMemoryUsageHigh", args={"commands": [{"command": "reduce_batch_size"}]}
         ),
-        "late": action("command_training", "Late", args=halves, seconds=0.5),
+        "late": action("command_training", "Late", args=halves, seconds=0.3),
         "busy_cpu": action("relieve_host", "BusyCPU", args={"cpu_percent": 0, "memory_percent": 100}, dry_run=True),
         "full_memory": action("relieve_host", "FullMemory", args={"cpu_percent": 100, "memory_percent": 0}),
         "idle": action("relieve_host", "Idle", args={"cpu_percent": 100, "memory_percent": 100}),
@@ -96,6 +96,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             "run_program", "Own", args={"argv": [str(arguments), "--job={name}", "a b;$HOME"], "fields": fields}
         ),
         "talk": action("run_program", "Talk", args={"argv": [str(talker)]}),
+        "secret": action("run_program", "Secret", args={"argv": [str(arguments), SECRET]}),
+        "secret_dry": action("run_program", "DrySecret", args={"argv": [str(arguments), SECRET]}, dry_run=True),
         "labelled": action("run_program", "Labelled", args={"argv": [str(arguments)]}, labels={"severity": "critical"}),
     }
     token = folder / "token"
@@ -208,15 +210,18 @@ def test_a_rank_that_refuses_is_recorded(stage: Stage) -> None:
 
 
 def test_ranks_that_do_not_answer_are_waited_for_until_the_deadline(stage: Stage) -> None:
-    """Then the action has failed, and the history says which have answered."""
-    _, body = stage.service.send(alert("Late", job="pretrain"))
-    first, second = requested(stage, "rollback_checkpoint", "reduce_learning_rate")
-    answer(stage, first, "done")
-    entry = stage.service.ended(body["actions"][0]["id"])
-    assert entry["message"].startswith("not every rank was done within 0.5 s: ")
-    assert "done by rank 0" in entry["message"]
-    assert "no rank has answered" in entry["message"]
-    answer(stage, second, "failed")
+    """Then the action has failed, and the history says which have answered; one rank does not stand for all."""
+    for answers, expected in (((), "no rank has answered"), (("done",), "done by rank 0 before")):
+        _, body = stage.service.send(alert("Late", job="pretrain", answers=str(len(answers))))
+        first, second = requested(stage, "rollback_checkpoint", "reduce_learning_rate")
+        answer(stage, first, "done")
+        answer(stage, second, *answers)
+        entry = stage.service.ended(body["actions"][0]["id"])
+        assert entry["state"] == "failed"
+        one, _, other = entry["message"].removeprefix("not every rank was done within 0.3 s: ").partition("; ")
+        assert one == f"rollback_checkpoint() as {first.id}: done by rank 0 before step 12"
+        assert other.startswith(f"reduce_learning_rate(factor=0.5) as {second.id}: {expected}")
+        answer(stage, second, "failed")
 
 
 def test_a_rehearsed_command_is_not_requested(stage: Stage) -> None:
@@ -269,6 +274,15 @@ def test_the_output_of_a_program_is_bounded(stage: Stage) -> None:
     assert entry["state"] == "failed"
     assert len(entry["message"]) < 2_000
     assert entry["message"].endswith("password=***")
+
+
+def test_a_secret_of_the_configuration_is_an_argument_alone(stage: Stage) -> None:
+    """Neither the history nor the log has it, while the program runs, at its end, or in a rehearsal."""
+    for name in ("Secret", "DrySecret"):
+        entry = stage.service.outcome(alert(name))
+        assert entry["state"] == "done"
+        assert "password=***" in entry["message"]
+    assert "hunter2" not in json.dumps(stage.service.get("/history")) + stage.service.errors.read_text()
 
 
 def test_an_alert_without_an_action_is_recorded(stage: Stage) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from probe.services.remediation.child_process import identity_of, kill_left_over
 from tests.required import require, require_program
 from tests.services.remediation_process import Remediating, alert, configured, lines_of, program, remediating
 from tests.services.server_process import wait_for
@@ -147,6 +148,20 @@ def test_a_killed_service_interrupts_and_repeats_nothing(tmp_path: Path) -> None
     assert [line for line in lines_of(tmp_path / "calls") if "begin" in line][1:] == [
         f"begin 1 {begun(tmp_path, 1)[2]}"
     ]
+
+
+def test_a_later_process_with_the_number_of_a_program_is_not_killed() -> None:
+    """Nor one of another boot: numbers are used again."""
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as other:
+        try:
+            number, boot, began = identity_of(other.pid).split()
+            for wrong in (f"{number} {boot} {int(began) - 1}", f"{number} another-boot {began}", number, "", "x y z"):
+                assert not kill_left_over(wrong)
+            assert other.poll() is None
+            assert kill_left_over(f"{number} {boot} {began}")
+            assert other.wait(60) == -signal.SIGKILL
+        finally:
+            other.kill()
 
 
 def test_an_end_in_order_waits_for_a_program(tmp_path: Path) -> None:

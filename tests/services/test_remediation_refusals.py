@@ -158,6 +158,13 @@ def test_a_malformed_body_is_refused_with_the_place(service: Remediating, conten
     assert service.get("/history") == before
 
 
+def test_an_answer_has_no_secret_of_a_body(service: Remediating) -> None:
+    """Whoever sends a wrong value sees it again, and so does a log of the sender's."""
+    for wrong in ({"startsAt": "password=hunter2"}, {"fingerprint": "password=hunter2 "}, {"status": "token=hunter2"}):
+        status, answer = service.request("POST", "/webhook", json.dumps(webhook(alert("A") | wrong)).encode())
+        assert (status, b"=***" in answer, b"hunter2" in answer) == (400, True, False)
+
+
 def test_a_body_that_is_too_large_is_refused(service: Remediating) -> None:
     """By its declared length at once, by its real one if it has none; a body of just the limit is read."""
     assert service.request("POST", "/webhook", b" " * (4 * MEBIBYTE + 1))[0] == 413

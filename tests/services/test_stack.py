@@ -93,16 +93,19 @@ def test_a_fault_is_undone_by_a_command_before_one_step(tmp_path: Path, receiver
     require_program("prometheus")
     require_program("prometheus-alertmanager", "alertmanager")
     stack = loaded(ROOT / "resources" / "stack.py").Stack(
-        tmp_path / "stack", step_seconds=0.02, fault_at=None, webhook=receiver.address
+        tmp_path / "stack", step_seconds=0.05, fault_at=None, webhook=receiver.address
     )
     with stack.running():
         training = stack.parts["training"].process
-        wait_for(lambda: len(stack.query("probe_training_step > 20")) == 2)
-        for name in ("exporter", "remediation", "alertmanager", "prometheus"):
-            stack.parts[name].kill()
-            stack.parts[name].start()
-        (step, *_) = (value for _, value in wait_for(lambda: stack.query("max(probe_training_step)")))
-        wait_for(lambda: stack.query(f"min(probe_training_step) > {step + 50}"))
+        wait_for(lambda: len(stack.query("probe_training_step > 0")) == 2)
+        (step,) = (value for _, value in stack.query("max(probe_training_step)"))
+        servers = [stack.parts[name] for name in ("exporter", "remediation", "alertmanager", "prometheus")]
+        for server in servers:
+            server.kill()
+            server.start()
+        for server in servers:
+            server.wait_until_ready()
+        wait_for(lambda: stack.query(f"min(probe_training_step) > {step + 20}"))
 
         stack.fault.touch()
         wait_for(lambda: "firing" in receiver.states("TrainingLossNaN"))

@@ -82,7 +82,8 @@ def anomalies_of(low: bytes, metrics: Metrics, searched: bool, language: str) ->
     """
     anomalies = {kind: _anomaly(kind, severity, language) for kind, severity in _of_numbers(metrics)}
     counted = b"number of nan iterations" in low
-    for sign, match in signs_in(low, NAN if counted or anomalies else NOTHING) if searched else ():
+    of_scale = not isfinite(metrics.get("loss_scale", 0.0))  # it is no loss, though the word stands beside the number
+    for sign, match in signs_in(low, NAN if counted or of_scale or anomalies else NOTHING) if searched else ():
         if sign.kind == "gpu_xid":
             anomaly = _xid(match, language)
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.core.control import commands as commands_of_runs
 from probe.core.control.command_requests import (
     COMMANDS,
     MOST_WAITING,
@@ -27,10 +28,17 @@ from probe.core.control.command_requests import (
     waiting,
 )
 from probe.core.control.commands import CommandInbox
-from probe.core.distributed.announcements import FolderNotices
+from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
+from tests.core.distributed.test_announcements import Kept, exchanged, ranks
 
 SECONDS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is looked at a hundred times a second, so that no test waits for a look."""
+    monkeypatch.setattr(commands_of_runs, "LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -38,10 +46,18 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "monitor.json"
 
 
-def inbox(file: Path, rank: int = 0, ahead: int = 0, first: int = 0, began: float = 0.0) -> CommandInbox:
+def inbox(
+    file: Path,
+    rank: int = 0,
+    ahead: int | Callable[[int], int] = 0,
+    first: int = 0,
+    began: float = 0.0,
+    notices: Notices | None = None,
+) -> CommandInbox:
     """Commands as one rank gets them; announcements lie in a folder that all ranks see."""
-    notices = FolderNotices(file.parent / "announced", rank)
-    return CommandInbox(folder_of(file), rank, rank == 0, lambda _: ahead, notices, first, began, Faults())
+    steps = ahead if callable(ahead) else lambda _: ahead
+    notices = notices or FolderNotices(file.parent / "announced", rank)
+    return CommandInbox(folder_of(file), rank, rank == 0, steps, notices, first, began, Faults())
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -112,6 +128,46 @@ def test_nothing_is_announced_before_every_rank_has_begun(file: Path) -> None:
     assert lead.due(3, ()) == late.due(3, ()) == [ReduceBatchSize()]
     for rank in (lead, late):
         rank.close()
+
+
+def test_a_command_is_announced_when_the_one_before_was_read_back(file: Path) -> None:
+    """A store keeps one announcement at a place: of two that are sent at one time the second would be lost."""
+    store, (notices,) = Kept(), ranks(1)
+    commands, got = inbox(file, notices=notices), list[Command]()
+    for factor in (0.5, 0.25):
+        request(file, ReduceLearningRate(factor=factor), "test")
+    until(lambda: commands._thread.found.qsize() == 2)
+    for step in range(4):
+        got += commands.due(step, ())
+        exchanged(store, notices)
+    commands.close()
+    assert got == [ReduceLearningRate(factor=0.5), ReduceLearningRate(factor=0.25)]
+
+
+def test_a_later_command_comes_in_no_earlier_step(file: Path) -> None:
+    """Also if fewer steps are needed by then, since steps have become slower; neither counts as too late."""
+    steps = iter([5, 0])
+    commands = inbox(file, ahead=lambda _: next(steps))
+    request(file, ReduceBatchSize(), "test")
+    until(lambda: commands.due(0, ()) or commands._pending)
+    request(file, RollbackCheckpoint(), "test")
+    until(lambda: commands.due(1, ()) or len(commands._pending) == 2)
+    assert [commands.due(step, ()) for step in range(2, 6)] == [[], [], [], [ReduceBatchSize(), RollbackCheckpoint()]]
+    commands.close()
+    assert commands._faults.counts == {}
+
+
+def test_files_that_are_no_answers_and_hidden_files_are_left_out(file: Path) -> None:
+    """Halves, states that there are none of, and copies that another program is about to rename."""
+    name = request(file, ReduceBatchSize(), "test")
+    folder = folder_of(file)
+    (folder / f".{name}.json").write_text((folder / f"{name}.json").read_text())
+    assert waiting(folder) == [name]
+    answer = Acknowledgement(name, 0, "done", 1, "", 0.0)._asdict()
+    for rank, content in enumerate((answer, {**answer, "state": "perhaps"}, {**answer, "more": 1}, [1])):
+        (folder / f"{name}.rank{rank}.ack").write_text(json.dumps(content))
+    (folder / f"{name}.rank9.ack").write_text('{"request": ')
+    assert states(file, name) == [(0, "done", 1)]
 
 
 def test_types_that_the_program_does_not_take_are_refused(file: Path) -> None:

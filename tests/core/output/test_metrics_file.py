@@ -43,6 +43,7 @@ def test_what_is_stored_is_read(tmp_path: Path) -> None:
     reader = MetricsReader(file.path)
     assert reader.header == header()
     assert reader.read()[0] == ()
+    assert file.path.stat().st_mode & 0o077 == 0, "numbers of a run are for its user"
     one = (Series("probe_training_loss"), Series("probe_tensor_norm", ("actv", 'a"\n\u4e2d')))
     assert file.store(one, np.array([1.0, np.nan])) == 0
     series, values = reader.read()
@@ -107,6 +108,18 @@ def test_a_torn_file_has_no_series(tmp_path: Path) -> None:
     data[mapped_file._places(200)[1] + mapped_file.PART.size] ^= 1
     file.path.write_bytes(data)
     assert MetricsReader(file.path).read()[0] == ()
+
+
+def test_values_of_an_earlier_set_have_no_names(tmp_path: Path) -> None:
+    """A process that has ended between its names and its values leaves values that belong to other names."""
+    file = MetricsFile(tmp_path / "rank3.metrics", header())
+    file.store([Series("a")], np.array([1.0]))
+    before = file.path.read_bytes()
+    file.store([Series("b")], np.array([2.0]))
+    at = mapped_file._places(200)[1]
+    (tmp_path / "torn.metrics").write_bytes(file.path.read_bytes()[:at] + before[at:])
+    assert MetricsReader(tmp_path / "torn.metrics").read()[0] == ()
+    assert MetricsReader(file.path).read()[0] == (Series("b"),)
 
 
 def test_a_later_monitor_keeps_its_file(tmp_path: Path) -> None:
