@@ -140,7 +140,8 @@ def _exchange(
                     if len(answer) >= LARGEST:
                         break
         except Exception as error:  # noqa: BLE001 - its text may hold the address: it goes no further
-            text = f"no answer within {timeout:.3g} s" if deadline.over else _short(error)
+            is_late = deadline.over or isinstance(error, httpx.TimeoutException)  # either may come first
+            text = f"no answer within {timeout:.3g} s" if is_late else _short(error)
         else:
             if not deadline.over:  # an answer without a length may end where the deadline has cut it
                 return response.status_code, response.headers, answer[:LARGEST]
