@@ -119,7 +119,7 @@ def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path) -> Non
         (("--device-command", "'open"), "expected a program with its arguments"),
         (("--device-command", "there-is-no-such-program"), "expected a program that can be run"),
         (("--interval", "nan"), "--interval"),
-        (("--deadline", "0"), "--deadline: expected a positive number of seconds, got 0"),
+        (("--deadline", "nan"), "--deadline"),
     ]
     for options, expected in refused:
         done = CliRunner().invoke(app, ["exporter", "--port", "0", *options])
