@@ -103,7 +103,9 @@ def pushgateway() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with subprocess.Popen([program, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL) as process:
+    # Debian's keeps its groups on the disk of the machine otherwise, from one test to the next.
+    command = [program, f"--web.listen-address={address}", "--persistence.file="]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(partial(ready, f"http://{address}/-/ready"))
             yield f"http://{address}"
