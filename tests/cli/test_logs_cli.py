@@ -33,7 +33,7 @@ def parsed(*arguments: object, content: bytes | None = None) -> tuple[int, list[
 def run(*arguments: object, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """A command in a process of its own."""
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, input=content, env=ENVIRONMENT, capture_output=True, check=False, timeout=30)
+    return subprocess.run(command, input=content, env=ENVIRONMENT, capture_output=True, check=False, timeout=120)
 
 
 def test_anomalies_make_exit_code_1(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_reader_that_closes_ends_it_quietly(tmp_path: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     process.stderr.close()
 
 
@@ -180,7 +180,7 @@ def test_followed_logs_are_read_on_until_a_signal(number: signal.Signals, tmp_pa
         with other.open("a") as more:
             more.write("ory")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 1
@@ -196,7 +196,7 @@ def test_a_fifo_is_read(tmp_path: Path) -> None:
         [*COMMAND, str(tmp_path / "fifo")], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     (tmp_path / "fifo").write_text("loss: 7\n")
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=120)
     assert json.loads(output)["metrics"] == {"loss": 7}
     assert process.returncode == 0
 

@@ -27,7 +27,7 @@ def deliveries() -> set[threading.Thread]:
 
 def collected(threads: set[threading.Thread]) -> None:
     """Collect garbage until ``threads`` have written everything, and have ended."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
         gc.collect()
         for thread in threads:

@@ -14,7 +14,7 @@ from tests.matrix.harness import Harness, train_step
 from tests.matrix.models import X, tiny_net
 from tests.matrix.watching import LR, MOMENTUM
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 @pytest.mark.parametrize("written", ["api", "csv"])

@@ -292,7 +292,7 @@ def test_a_step_that_cannot_be_read_does_not_hold_training_up() -> None:
     with from_yaml({"check_for_nan_in_loss_and_grad": True}) as callbacks:
         for loss in ("a", "b", "c", 1.0):
             callbacks.step_end(loss=loss)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert callbacks[0].faults == {"TrainingStateMonitor: ValueError": 3}
 
 
@@ -336,7 +336,7 @@ def test_training_does_not_wait_for_lines_and_files(
     class Blocking(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             blocked.set()
-            assert release.wait(30)
+            assert release.wait(120)
 
     logger, handler = logging.getLogger("probe.transformers"), Blocking()
     logger.addHandler(handler)
@@ -344,7 +344,7 @@ def test_training_does_not_wait_for_lines_and_files(
         monitor = MFLossMonitor()
         for step in range(50):
             monitor.step_end(loss=torch.tensor(float(step)))
-        assert blocked.wait(30)
+        assert blocked.wait(120)
         assert not monitor.flush(0.0)
         release.set()
         assert monitor.flush()

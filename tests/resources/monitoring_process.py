@@ -19,7 +19,7 @@ from tests.required import require_program
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, ALERTMANAGER = ROOT / "resources" / "prometheus", ROOT / "resources" / "alertmanager"
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds after which something that must happen counts as missing."""
 Found = TypeVar("Found")
 

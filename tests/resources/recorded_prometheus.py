@@ -20,7 +20,7 @@ import yaml
 from tests.required import require_program
 from tests.resources.recording import Recording
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds after which something that must happen counts as missing."""
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 

@@ -269,8 +269,18 @@ def test_inhibition_is_by_node_and_by_gpu(
 ) -> None:
     """A node that is down silences its own alerts alone; a hot GPU its own low utilization, on no other node."""
     cluster = {"cluster": request.node.name, "severity": "warning"}
+    other = {"cluster": f"other {request.node.name}", "severity": "warning", "node": "n1"}
     station.send({**cluster, **source}, {**cluster, **target})
-    found = station.server.get("/api/v2/alerts")
-    (status,) = [each["status"] for each in found if each["labels"] == {**cluster, **target}]
+    station.send({**other, "alertname": "NodeDown"}, {**other, "alertname": "DiskSpaceLow"})
+    wait_for(lambda: _status(station, {**other, "alertname": "DiskSpaceLow"})["inhibitedBy"])  # and all before it
+    if silenced:
+        wait_for(lambda: _status(station, {**cluster, **target})["inhibitedBy"])
+    status = _status(station, {**cluster, **target})
     assert bool(status["inhibitedBy"]) is silenced
     assert status["state"] == ("suppressed" if silenced else status["state"])
+
+
+def _status(station: Station, labels: dict[str, str]) -> Any:
+    found = station.server.get("/api/v2/alerts")
+    (status,) = [each["status"] for each in found if each["labels"] == labels]
+    return status

@@ -16,7 +16,7 @@ from probe.core.run_state.progress_file import ProgressReader
 from probe.core.run_state.watcher_process import watcher_pid
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 40.0
+SECONDS = 120.0
 FAST = {"floor_seconds": 1.0, "startup_seconds": 4.0, "poll_seconds": 0.1, "linger_seconds": 0.5, "grace_seconds": 0.5}
 
 

@@ -19,7 +19,7 @@ import probe
 from tests.forks import Forked, ForkServer
 
 ROOT = Path(probe.__file__).parents[1]
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something that must happen counts as missing."""
 MODULES = ("probe.cli.serve", "probe.services.server.service", "uvicorn.protocols.http.h11_impl")
 Found = TypeVar("Found")

@@ -138,7 +138,7 @@ def test_files_that_do_not_answer_delay_a_page_by_their_deadline_alone(tmp_path:
 
     def folders() -> list[Path]:
         asked.set()
-        answers.wait(30)
+        answers.wait(120)
         return [tmp_path]
 
     file = written(tmp_path, "job", 0, {("probe_training_loss",): 2.5})
@@ -148,7 +148,7 @@ def test_files_that_do_not_answer_delay_a_page_by_their_deadline_alone(tmp_path:
         for _ in range(3):
             began = time.monotonic()
             text, _ = await page.text("")
-            assert time.monotonic() - began < 10  # of 30
+            assert time.monotonic() - began < 60  # of 120
             assert b'probe_exporter_probe_hung{probe="files"} 1.0' in text
             assert b"probe_training_loss" not in text
         assert asked.is_set()

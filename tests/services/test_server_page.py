@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.analysis.browsing import browser, errors, requested, wait_until
 from tests.required import require
-from tests.services.server_process import Served, batch, serving
+from tests.services.server_process import Served, batch, serving, wait_for
 
 pytestmark = pytest.mark.browser
 
@@ -51,13 +51,14 @@ def test_the_page_shows_jobs_ranks_and_findings(driver: Any, server: Served) -> 
     """After the token is typed: 300 ranks as a line, the worst of them below; hostile texts stay texts; it renews
     itself; nothing is asked of another place."""
 
-    def send(rank: int) -> int:
+    def send(rank: int) -> None:
         slow, loss = 5.0 if rank == 77 else 1.0, "NaN" if rank == 88 else 2.5
         values = {"loss": loss, "grad_norm": 0.25, "step_seconds": slow, "phase": EVIL}
-        return server.post(batch(EVIL, rank=rank, run=f"{rank}", numbers=[5], values=values, world=300))[0]
+        message = batch(EVIL, rank=rank, run=f"{rank}", numbers=[5], values=values, world=300)
+        wait_for(lambda: server.post(message)[0] == 200)  # a busy server asks for another attempt
 
-    with ThreadPoolExecutor(32) as clients:
-        assert set(clients.map(send, range(300))) == {200}
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(send, range(300)))
     server.post(
         batch(EVIL, run="0", numbers=[9], kind="finding", values={"rule": "Rule", "text": EVIL}), "/v1/findings"
     )

@@ -21,7 +21,7 @@ require("torch")
 require("starlette")
 require("prometheus_client")
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 90.0
+SECONDS = 240.0
 Found = TypeVar("Found")
 
 

@@ -53,7 +53,7 @@ def test_a_standstill_its_end_and_another_one(node: Node) -> None:
     assert first["severity"] == "critical"
     assert first["labels"].items() >= {"job": "toy", "rank": "0", "phase": "step"}.items()
     assert int(first["labels"]["seconds"]) >= 1
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 60
     assert "load_batch (toy_rank.py:" in first["title"]
     texts = stacks(node, first)
     assert texts.keys() == {"rank0.txt", "rank1.txt", f"node-{os.uname().nodename}.txt"}
@@ -176,7 +176,7 @@ def test_the_end_of_a_standstill_by_force(node: Node) -> None:
     node.ranks[0].send_signal(signal.SIGSTOP)
     alert = node.alert("hang")
     assert "The ranks of this node are ended" in alert["text"]
-    assert [rank.wait(20) for rank in node.ranks] == [-signal.SIGKILL, -signal.SIGTERM]
+    assert [rank.wait(120) for rank in node.ranks] == [-signal.SIGKILL, -signal.SIGTERM]
     node.alert("closed")
     assert [each["kind"] for each in node.alerts()] == ["hang", "resolved", "closed"]
 

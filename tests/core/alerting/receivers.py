@@ -77,7 +77,7 @@ def serving(receiver: Receiver, certificate: tuple[Path, Path] | None = None) ->
         wait_for(lambda: server.started)
         yield receiver
         server.should_exit = server.force_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def dripping(start: bytes) -> Callable[[socket.socket], None]:
     return drip
 
 
-def wait_for(true: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_for(true: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait until ``true()``."""
     end = time.monotonic() + seconds
     while not true():

@@ -15,7 +15,7 @@ from probe.core.alerting.redaction import LOGGERS, describe_error, install, reda
 from probe.core.config.load import load
 from probe.core.faults import Faults
 from probe.core.messages import lines
-from tests.core.alerting.receivers import Receiver, alert, alerts_to, free_port, serving
+from tests.core.alerting.receivers import Receiver, alert, alerts_to, free_port, serving, wait_for
 from tests.required import require
 
 require("httpx")
@@ -142,6 +142,7 @@ def test_a_whole_delivery_leaves_no_secret_behind(tmp_path: Path, caplog: pytest
         alerts.start()
         later = logging.getLogger("probe.later")  # a module that is imported while training runs
         alerts.send(alert("a", text=f"see {receiver.url(f'/in/{token}')} and b3arer-of-tests"))
+        wait_for(lambda: receiver.requests and len(faults.counts) == 2)
         alerts.close(1)
         assert receiver.requests[0].headers["authorization"] == "Bearer b3arer-of-tests"
         later.error("of a later module: %s", token)

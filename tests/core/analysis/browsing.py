@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.required import require, require_program
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds after which a page counts as broken."""
 ARGUMENTS = (
     "--headless=new",

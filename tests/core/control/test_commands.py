@@ -32,7 +32,7 @@ from probe.core.distributed.announcements import FolderNotices, Notices
 from probe.core.faults import Faults
 from tests.core.distributed.test_announcements import Kept, exchanged, ranks
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from probe.core.distributed.address_store import STRANGERS, Client, Server
 from probe.core.faults import Faults
 
 SECRET = b"of the ranks of this test"
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 class Kept:

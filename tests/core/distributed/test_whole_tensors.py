@@ -18,7 +18,7 @@ from probe.core.output.delivery import Delivery
 from probe.core.records import Batch, Coverage
 from tests.core.distributed.test_global_stats import batch_of
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 class AbsentError(Exception):

@@ -8,7 +8,7 @@ import threading
 from probe.core.faults import Faults
 from probe.core.output.delivery import Delivery
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 class Gate:

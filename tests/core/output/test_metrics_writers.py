@@ -31,7 +31,7 @@ require("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 def hub(folder: Path, faults: Faults | None = None) -> MetricsHub:
@@ -115,7 +115,7 @@ def pushgateway() -> Iterator[str]:
 
 def ready(address: str) -> bool:
     try:
-        with urlopen(address, timeout=1) as answer:
+        with urlopen(address, timeout=10) as answer:
             return bool(answer.status == 200)
     except URLError:
         return False
@@ -222,7 +222,7 @@ def test_a_collector_that_refuses_is_counted(tmp_path: Path, status: int) -> Non
     wait_for(lambda: collector.bodies)
     began = time.monotonic()
     ways.close(1.0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     collector.shutdown()
     assert any(name.startswith("metrics: ") for name in ways.faults.counts)
 
@@ -237,7 +237,7 @@ def test_a_receiver_that_never_answers_does_not_hold_the_end_up(tmp_path: Path) 
         sink.write(run_step(4, loss=1.0))
         began = time.monotonic()
         ways.close(0.5)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25
     assert ways.faults.counts
 
 
