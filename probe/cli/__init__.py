@@ -30,6 +30,7 @@ VERBS: dict[str, str] = {
     "performance": "probe.cli.performance:performance",
     "remediate": "probe.cli.remediate:remediate",
     "report": "probe.cli.report:report",
+    "run": "probe.cli.run:run",
     "serve": "probe.cli.serve:serve",
     "targets": "probe.cli.targets:targets",
 }
@@ -42,12 +43,13 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def _load(verb: str) -> Any:
     module, _, attribute = VERBS[verb].partition(":")
-    target = getattr(import_module(module), attribute)
+    found = import_module(module)
+    target = getattr(found, attribute)
     holder = typer.Typer()
     if isinstance(target, typer.Typer):
         holder.add_typer(target, name=verb)
     else:
-        holder.command(verb)(target)
+        holder.command(verb, context_settings=getattr(found, "CONTEXT", None))(target)
     return get_group(holder).commands[verb]
 
 

@@ -75,10 +75,14 @@ def _checked(attachment: Attachment) -> Attachment:
     if attachment.optimizer is None:
         raise TypeError(f"set_monitor: the optimizer is missing; {_ADVICE}")
     for name, value in (("model", attachment.model), ("optimizer", attachment.optimizer)):
-        if isinstance(value, (list, tuple)) and not value:
+        if isinstance(value, (list, tuple, dict)) and not value:
             raise ValueError(
                 f"set_monitor: {name}: expected one or a list of them, got an empty {type(value).__name__}; {_ADVICE}"
             )
+    if isinstance(attachment.model, dict):
+        for key in attachment.model:
+            if not isinstance(key, str) or not key or key != key.strip(".") or ":" in key:
+                raise ValueError(f"set_monitor: model: expected names such as 'generator', got {key!r}; {_ADVICE}")
     return attachment._replace(
         grad_acc_steps=_count("grad_acc_steps", attachment.grad_acc_steps, 1),
         start_iteration=_count("start_iteration", attachment.start_iteration, 0),

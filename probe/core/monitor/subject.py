@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from probe.core.backend.named_models import NamedModels
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.lint import without_effect
 from probe.core.config.load import dynamic
@@ -40,6 +41,24 @@ class Subject:
     main_grad: bool
     faults: Faults
 
+    @classmethod
+    def of(cls, framework: FrameworkAdapter, attachment: Attachment, main_grad: bool) -> Subject:
+        """Return the subject of an attachment; several models with names have these before the names of their parts."""
+        if isinstance(attachment.model, Mapping):
+            hooks: Any = NamedModels(framework.hooks, attachment.model)
+            framework = framework._replace(hooks=hooks)
+        return cls(framework, attachment, main_grad, Faults())
+
+    @property
+    def is_named(self) -> bool:
+        """True if models were passed with names."""
+        return isinstance(self.attachment.model, Mapping)
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """The models, in their order."""
+        return [*self.attachment.model.values()] if self.is_named else _each(self.attachment.model)
+
     def run(self, plan: Plan, step: int, directory: Path | None = None) -> Run:
         """Return the run that ``plan`` watches from ``step`` on.
 
@@ -47,7 +66,7 @@ class Subject:
             ValueError: if the model, an optimizer or a group cannot be watched.
         """
         settings, passed, hooks = plan.settings, self.attachment, self.framework.hooks
-        chunks = list(enumerate(_each(passed.model)))
+        chunks = [(0, model) for model in self.models] if self.is_named else list(enumerate(self.models))
         optimizers = [self.framework.parallel.acting(optimizer) for optimizer in _each(passed.optimizer)]
         hooked = {"xy_distribution": settings.xy_distribution or settings.print_struct}
         for _, model in chunks:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
@@ -26,6 +27,8 @@ from probe.core.records import Finding
 from probe.core.run_state.rules import RunStep
 
 _log = logging.getLogger("probe")
+_ATTACHED: weakref.WeakSet[Monitor] = weakref.WeakSet()
+"""Monitors that have been attached."""
 
 
 class Monitor(Legacy):
@@ -63,6 +66,9 @@ class Monitor(Legacy):
         self._collector: Collector | None = None
         """The latest attachment."""
         self._listeners: Listeners[SnapshotListener] = Listeners()
+        self._models: list[weakref.ref[Any]] = []
+        self.automatic = False
+        """True for a monitor that ends when the program attaches one of its own to the same model."""
 
     @overload
     def set_monitor(
@@ -92,8 +98,9 @@ class Monitor(Legacy):
 
         Pass ``(model, grad_acc_steps, optimizer, dp_group=None, tp_group=None, start_iteration=0)`` or, with the
         optimizer in second place, ``(model, optimizer, grad_acc_steps=1, tp_group=None, dp_group=None,
-        start_iteration=0)``. ``model`` may be a list of virtual pipeline stages, ``optimizer`` a list: then a training
-        step ends when each optimizer that takes part has stepped once. Attach before ``torch.compile``.
+        start_iteration=0)``. ``model`` may be a list of virtual pipeline stages, or a mapping of names to models, whose
+        rows begin with the name: ``{"generator": generator, "critic": critic}``. ``optimizer`` may be a list: then a
+        training step ends when each optimizer that takes part has stepped once. Attach before ``torch.compile``.
 
         Args:
             grad_acc_steps: checked only: micro batches are counted as they run, so that a step may have fewer or more.
@@ -109,10 +116,23 @@ class Monitor(Legacy):
         """
         if self._attached:
             raise RuntimeError("set_monitor: this monitor is attached already; call stop() before attaching again")
-        subject = Subject(self.framework, attachment.read(*args, **kwargs), self._main_grad, Faults())
+        subject = Subject.of(self.framework, attachment.read(*args, **kwargs), self._main_grad)
+        if not self.automatic:
+            for other in [each for each in _ATTACHED if each.automatic and each._watches_any(subject.models)]:
+                other.stop()
         self._collector = Collector(
             self._configuration, subject, self._collectives, self._process_group, self._listeners
         )
+        self._models = [weakref.ref(model) for model in subject.models]
+        _ATTACHED.add(self)
+
+    @staticmethod
+    def watches(model: Any) -> bool:
+        """Return whether any monitor of this process is attached to ``model``."""
+        return any(monitor._watches_any([model]) for monitor in [*_ATTACHED])
+
+    def _watches_any(self, models: Sequence[Any]) -> bool:
+        return self._attached and any(each() is model for each in self._models for model in models)
 
     def on_snapshot(self, listener: SnapshotListener) -> Remove:
         """Call ``listener`` with each collected step, on the delivery thread: training does not wait for it, and its

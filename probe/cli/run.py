@@ -1,0 +1,96 @@
+"""``probe run``: a training program as it is, watched."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from probe.core.messages import complain
+from probe.launch.environment import watched
+
+CANNOT_RUN, NOT_FOUND = 126, 127
+"""Exit codes of shells for a program that cannot be run, and for one that is not there."""
+CONTEXT = {"allow_interspersed_args": False}
+"""Settings of the command: options after the script are the script's."""
+
+
+def run(
+    program: Annotated[
+        list[str] | None, typer.Argument(help="A script and its arguments; after --, any command and its arguments.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="JSON or YAML file; none: gradients and alerts.")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", "-m", help="A module to run in place of a script, as python -m does.")
+    ] = None,
+) -> None:
+    """Run a training program as it is, and watch it: no line of it is changed.
+
+    `probe run train.py --lr 0.1`, `probe run -m package.train`, `probe run -- torchrun --nproc-per-node 2 train.py`.
+    The exit code is that of the program. PROBE_RUN=0 switches the watching off.
+    """
+    arguments = list(program or [])
+    if module is None and not arguments:
+        complain("expected a script, -m MODULE or, after --, a command; `probe run --help` has examples")
+        raise typer.Exit(2)
+    if config is not None:
+        _check(config)
+    start(command_of(module, arguments, sys.argv), config)
+
+
+def command_of(module: str | None, arguments: list[str], given: list[str]) -> list[str]:
+    """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
+    python = [sys.executable, *flags(sys.orig_argv)]
+    if module is not None:
+        return [*python, "-m", module, *arguments]
+    is_command = len(given) > len(arguments) and given[-len(arguments) - 1] == "--"
+    if is_command:
+        return arguments
+    if not Path(arguments[0]).is_file():
+        expected = f"{arguments[0]}: expected a script; there is no such file"
+        complain(f"{expected}: for another command write `probe run -- {arguments[0]} ...`")
+        raise typer.Exit(2)
+    return [*python, *arguments]
+
+
+def flags(original: list[str]) -> list[str]:
+    """Return the flags of this interpreter, such as ``-O`` and ``-X dev``, from its command line."""
+    found: list[str] = []
+    words = iter(original[1:])
+    for word in words:
+        if not word.startswith("-") or word in ("-m", "-c", "-"):
+            break
+        found.append(word)
+        if word in ("-X", "-W"):
+            found.append(next(words, ""))
+    return found
+
+
+def _check(config: Path) -> None:
+    from probe.core.config.errors import ConfigError
+    from probe.core.config.load import load
+
+    try:
+        load(config)
+    except ConfigError as error:
+        complain(str(error))
+        raise typer.Exit(2) from None
+
+
+def start(command: list[str], config: Path | None) -> None:
+    """Replace this process by the program."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, watched(os.environ, config))
+    except FileNotFoundError:
+        complain(f"{command[0]}: expected a program; there is none of this name")
+        raise typer.Exit(NOT_FOUND) from None
+    except OSError as error:
+        complain(f"{command[0]}: cannot be run: {error.strerror}")
+        raise typer.Exit(CANNOT_RUN) from None

@@ -1,0 +1,44 @@
+"""Environment of a program that is watched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+CONFIG = "PROBE_CONFIG"
+"""Variable with the path of the configuration; ``default`` for :data:`DEFAULTS`. Processes without it are left alone."""
+SWITCH = "PROBE_RUN"
+"""Variable that is 0 where nothing is to be watched."""
+FIRST = "PROBE_RUN_PROCESS"
+"""Variable with the number of the process that was started, which reports if there was nothing to watch."""
+DEFAULT = "default"
+DEFAULTS: Mapping[str, object] = {
+    "wg_distribution": True,
+    "ops": ["norm", "min", "max", "nans"],
+    "max_overhead": 0.01,
+    "format": ["csv"],
+}
+"""Configuration without a file: gradients and alerts, within a hundredth of the time of training."""
+SITE = Path(__file__).resolve().parent / "site"
+"""Folder of the ``sitecustomize`` that prepares each process."""
+_PATH = "PYTHONPATH"
+
+
+def watched(environ: Mapping[str, str], config: Path | None) -> dict[str, str]:
+    """Return ``environ`` with what the processes of a watched program need; what the program has set stays."""
+    others = environ[_PATH].split(os.pathsep) if environ.get(_PATH) else []
+    paths = [str(SITE), *(each for each in others if each != str(SITE))]
+    chosen = DEFAULT if config is None else str(config.resolve())
+    return {**environ, CONFIG: chosen, FIRST: str(os.getpid()), _PATH: os.pathsep.join(paths)}
+
+
+def is_watched(environ: Mapping[str, str]) -> bool:
+    """Return whether the processes of an environment are watched."""
+    return CONFIG in environ and environ.get(SWITCH) != "0"
+
+
+def configuration(environ: Mapping[str, str]) -> Path | Mapping[str, object]:
+    """Return the configuration that an environment names."""
+    chosen = environ[CONFIG]
+    return DEFAULTS if chosen == DEFAULT else Path(chosen)

@@ -1,0 +1,36 @@
+"""First module of each process of a watched program: Python imports it at its start, from a folder in PYTHONPATH."""
+
+import os
+import sys
+
+
+def _prepare():
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [each for each in sys.path if each != here]
+    try:
+        from probe.launch.preparation import prepare
+    except ImportError:  # another Python, or one that does not find the package: it is beside this file
+        root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+        sys.path.append(root)
+        try:
+            from probe.launch.preparation import prepare
+        except ImportError:
+            return
+        finally:
+            sys.path.remove(root)
+    prepare(os.environ)
+
+
+_own = sys.modules.pop("sitecustomize", None)
+try:
+    _prepare()
+except Exception as error:  # the program runs all the same
+    sys.stderr.write("probe: warning: nothing is watched (%s: %s)\n" % (type(error).__name__, error))
+try:
+    import sitecustomize  # noqa: F401 - the one that this file hides
+except ImportError as missing:
+    if missing.name != "sitecustomize":
+        raise
+finally:
+    if _own is not None:
+        sys.modules.setdefault("sitecustomize", _own)

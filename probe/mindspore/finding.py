@@ -1,0 +1,64 @@
+"""Models and optimizers of a program of MindSpore that is watched as it is; :mod:`probe.launch.watch` decides."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from mindspore import nn
+
+from probe.launch.watch import ScriptWatch
+from probe.mindspore import hooks
+from probe.mindspore.adapter import TrainerMon
+
+
+class CellFinder:
+    """See :class:`probe.launch.watch.Finder`."""
+
+    framework = "mindspore"
+    monitor = TrainerMon
+    called = nn.Cell
+
+    def trains(self, model: Any) -> bool:
+        return not isinstance(model, nn.Optimizer)
+
+    def parameters(self, model: Any) -> Iterable[Any]:
+        return (parameter for _, parameter in hooks.parameters(model))
+
+    def owned(self, optimizer: Any) -> Iterable[Any]:
+        return hooks.owned(optimizer)  # type: ignore[no-any-return]
+
+    def models(self) -> list[Any]:
+        found = (each for each in gc.get_objects() if issubclass(type(each), nn.Cell))
+        return [each for each in found if not isinstance(each, nn.Optimizer)]
+
+    def chosen(self, model: Any, wanted: frozenset[int], parents: Callable[[Any], list[Any]]) -> Any:  # noqa: ARG002
+        """Return the network inside cells that hold it beside its optimizer or its loss."""
+        while True:
+            children = [child for _, child in _children(model)]
+            if not any(isinstance(child, nn.Optimizer | nn.LossBase) for child in children):
+                return model
+            inner = [
+                child
+                for child in children
+                if not isinstance(child, nn.Optimizer)
+                and wanted <= {id(parameter) for parameter in self.parameters(child)}
+            ]
+            if not inner:
+                return model
+            model = inner[0]
+
+    def made_steps(self, optimizer: Any) -> int:
+        step = getattr(optimizer, "global_step", None)
+        return int(step.asnumpy().reshape(-1)[0]) if step is not None else 0
+
+
+def _children(model: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(model, "_cells", {}).items()
+
+
+WATCH = ScriptWatch(CellFinder())
+"""Watch of this process; it is made with its first optimizer."""
+atexit.register(WATCH.ended)

@@ -1,0 +1,65 @@
+"""Models and optimizers of a program of torch that is watched as it is; :mod:`probe.launch.watch` decides."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from probe.launch.watch import ScriptWatch
+from probe.pytorch import hooks, parallel
+from probe.pytorch.adapter import TrainerMon
+from probe.pytorch.engines.names import inside
+
+
+class TorchFinder:
+    """See :class:`probe.launch.watch.Finder`."""
+
+    framework = "pytorch"
+    monitor = TrainerMon
+    called = torch.nn.Module
+
+    def trains(self, model: torch.nn.Module) -> bool:
+        if torch.compiler.is_compiling() or hooks.backward_id() != -1:
+            return False
+        return bool(model.training and torch.is_grad_enabled())
+
+    def parameters(self, model: torch.nn.Module) -> Iterable[Any]:
+        return (parameter for _, parameter in hooks.parameters(model))
+
+    def owned(self, optimizer: Any) -> Iterable[Any]:
+        return hooks.owned(parallel.acting(optimizer))  # type: ignore[no-any-return]
+
+    def models(self) -> list[Any]:
+        return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+
+    def chosen(
+        self,
+        model: torch.nn.Module,
+        wanted: frozenset[int],
+        parents: Callable[[Any], list[Any]],  # noqa: ARG002
+    ) -> torch.nn.Module:
+        """Return the outermost wrapper around ``model``, such as DistributedDataParallel; else the model."""
+        while True:
+            around = [each for each in parents(model) if _wraps(each, model)]
+            if not around:
+                return model
+            model = around[0]
+
+    def made_steps(self, optimizer: Any) -> int:
+        states = getattr(optimizer, "state", {})
+        counts = [state.get("step", 0) for state in [*states.values()] if isinstance(state, dict)]
+        return max((int(count) for count in counts), default=0)
+
+
+def _wraps(wrapper: torch.nn.Module, model: torch.nn.Module) -> bool:
+    name = inside(wrapper)
+    return name is not None and getattr(wrapper, name, None) is model
+
+
+WATCH = ScriptWatch(TorchFinder())
+"""Watch of this process; it is made with its first optimizer."""
+atexit.register(WATCH.ended)
