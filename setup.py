@@ -106,7 +106,12 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["probe", "probe.*"]),
-    package_data={"probe": ["py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js", "services/server/page.*"]},
+    package_data={
+        "probe": [
+            *("py.typed", "core/analysis/*/*.css", "core/analysis/*/*.js", "services/server/page.*"),
+            "launch/site/*.py",  # no package: each process of a watched program finds it on its path
+        ]
+    },
     # Plain C, no part of Python; without a compiler the package installs and works all the same, more slowly.
     ext_modules=[
         Extension(

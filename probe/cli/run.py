@@ -26,8 +26,8 @@ def run(
         Path | None, typer.Option("--config", "-c", help="JSON or YAML file; none: gradients and alerts.")
     ] = None,
     module: Annotated[
-        str | None, typer.Option("--module", "-m", help="A module to run in place of a script, as python -m does.")
-    ] = None,
+        bool, typer.Option("--module", "-m", help="Run a module in place of a script, as python -m does.")
+    ] = False,
 ) -> None:
     """Run a training program as it is, and watch it: no line of it is changed.
 
@@ -35,19 +35,19 @@ def run(
     The exit code is that of the program. PROBE_RUN=0 switches the watching off.
     """
     arguments = list(program or [])
-    if module is None and not arguments:
-        complain("expected a script, -m MODULE or, after --, a command; `probe run --help` has examples")
+    if not arguments:
+        complain("expected a script, -m and a module or, after --, a command; `probe run --help` has examples")
         raise typer.Exit(2)
     if config is not None:
         _check(config)
     start(command_of(module, arguments, sys.argv), config)
 
 
-def command_of(module: str | None, arguments: list[str], given: list[str]) -> list[str]:
+def command_of(module: bool, arguments: list[str], given: list[str]) -> list[str]:
     """Return the command of a program: Python with a module or a script, or, if it stands after ``--``, as it is."""
     python = [sys.executable, *flags(sys.orig_argv)]
-    if module is not None:
-        return [*python, "-m", module, *arguments]
+    if module:
+        return [*python, "-m", *arguments]
     is_command = len(given) > len(arguments) and given[-len(arguments) - 1] == "--"
     if is_command:
         return arguments
@@ -87,7 +87,7 @@ def start(command: list[str], config: Path | None) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(command[0], command, watched(os.environ, config))
+        os.execvpe(command[0], command, watched(os.environ, config))  # noqa: S606 - a shell would need quotes
     except FileNotFoundError:
         complain(f"{command[0]}: expected a program; there is none of this name")
         raise typer.Exit(NOT_FOUND) from None

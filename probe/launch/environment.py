@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONFIG = "PROBE_CONFIG"
-"""Variable with the path of the configuration; ``default`` for :data:`DEFAULTS`. Processes without it are left alone."""
+"""Variable with the path of the configuration; ``default`` for :data:`DEFAULTS`. Processes without it are left
+alone."""
 SWITCH = "PROBE_RUN"
 """Variable that is 0 where nothing is to be watched."""
-FIRST = "PROBE_RUN_PROCESS"
-"""Variable with the number of the process that was started, which reports if there was nothing to watch."""
 DEFAULT = "default"
 DEFAULTS: Mapping[str, object] = {
     "wg_distribution": True,
@@ -30,7 +29,7 @@ def watched(environ: Mapping[str, str], config: Path | None) -> dict[str, str]:
     others = environ[_PATH].split(os.pathsep) if environ.get(_PATH) else []
     paths = [str(SITE), *(each for each in others if each != str(SITE))]
     chosen = DEFAULT if config is None else str(config.resolve())
-    return {**environ, CONFIG: chosen, FIRST: str(os.getpid()), _PATH: os.pathsep.join(paths)}
+    return {**environ, CONFIG: chosen, _PATH: os.pathsep.join(paths)}
 
 
 def is_watched(environ: Mapping[str, str]) -> bool:

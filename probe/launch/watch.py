@@ -14,10 +14,8 @@ from typing import Any, Protocol
 from probe.core.backend.patch import Undo, replace
 from probe.core.messages import complain, plural
 from probe.core.monitor.trainer_mon import Monitor
-from probe.launch.environment import FIRST, configuration
+from probe.launch.environment import configuration
 
-SETTLED = 10
-"""Steps of the others after which an optimizer that has made none is dropped."""
 ADVICE = """to watch it, write in the program, after model and optimizer are made:
     from probe.{framework} import TrainerMon
     monitor = TrainerMon("monitor_config.json")
@@ -27,11 +25,17 @@ ADVICE = """to watch it, write in the program, after model and optimizer are mad
 class Finder(Protocol):
     """Models and optimizers of a framework, as far as they must be known before a monitor attaches."""
 
-    framework: str
-    """``pytorch`` or ``mindspore``."""
-    monitor: type[Monitor]
-    called: type
-    """Class of models; each of its objects is called."""
+    @property
+    def framework(self) -> str:
+        """``pytorch`` or ``mindspore``."""
+
+    @property
+    def monitor(self) -> type[Monitor]:
+        """Class of monitors."""
+
+    @property
+    def called(self) -> type:
+        """Class of models; each of its objects is called."""
 
     def trains(self, model: Any) -> bool:
         """Return whether a call of ``model`` now may belong to training."""
@@ -98,11 +102,6 @@ class ScriptWatch:
         each = list(models) if isinstance(models, list | tuple) else [models]
         self._paired.append(([weakref.ref(model) for model in each], weakref.ref(optimizer)))
         self._listen()
-
-    def stepped(self) -> None:
-        """Note a step of an optimizer whose model has not been called: watch what holds its parameters."""
-        if self._undo is not None and (owners := self._waiting()):
-            self._guarded(lambda: self._attach(None, owners))
 
     def _listen(self) -> None:
         if self._undo is None:
@@ -302,16 +301,14 @@ def _variable(model: Any, frame: FrameType | None) -> str:
             for place in places:
                 for name, value in [*place.items()]:
                     if value is model and name != "self" and not name.startswith("_") and name.isidentifier():
-                        return name
+                        return str(name)
         frame = frame.f_back
     return ""
 
 
 def _attached(monitor: Monitor, models: dict[str, Any], optimizers: Sequence[Any], begun: int) -> str:
     """Return the line that is written when a monitor attaches."""
-    what = ", ".join(
-        f"{name}: {type(model).__name__}" if name else type(model).__name__ for name, model in models.items()
-    )
+    what = ", ".join(f"{name}: {type(model).__name__}".removeprefix(": ") for name, model in models.items())
     by = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
     parts = [f"watching {what} with {by}"]
     if begun:
@@ -319,8 +316,3 @@ def _attached(monitor: Monitor, models: dict[str, Any], optimizers: Sequence[Any
     if monitor.output_directory:
         parts.append(f"files in {monitor.output_directory}")
     return "; ".join(parts)
-
-
-def is_first(environ: Any) -> bool:
-    """Return whether this process is the one that was started, and not one of its children."""
-    return bool(environ.get(FIRST) == str(os.getpid()))

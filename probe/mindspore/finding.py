@@ -28,7 +28,7 @@ class CellFinder:
         return (parameter for _, parameter in hooks.parameters(model))
 
     def owned(self, optimizer: Any) -> Iterable[Any]:
-        return hooks.owned(optimizer)  # type: ignore[no-any-return]
+        return hooks.owned(optimizer)
 
     def models(self) -> list[Any]:
         found = (each for each in gc.get_objects() if issubclass(type(each), nn.Cell))

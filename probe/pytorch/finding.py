@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from probe.launch.watch import ScriptWatch
 from probe.pytorch import hooks, parallel
@@ -31,7 +32,7 @@ class TorchFinder:
         return (parameter for _, parameter in hooks.parameters(model))
 
     def owned(self, optimizer: Any) -> Iterable[Any]:
-        return hooks.owned(parallel.acting(optimizer))  # type: ignore[no-any-return]
+        return hooks.owned(parallel.acting(optimizer))
 
     def models(self) -> list[Any]:
         return [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
@@ -39,20 +40,28 @@ class TorchFinder:
     def chosen(
         self,
         model: torch.nn.Module,
-        wanted: frozenset[int],
-        parents: Callable[[Any], list[Any]],  # noqa: ARG002
+        wanted: frozenset[int],  # noqa: ARG002
+        parents: Callable[[Any], list[Any]],
     ) -> torch.nn.Module:
-        """Return the outermost wrapper around ``model``, such as DistributedDataParallel; else the model."""
+        """Return the outermost wrapper around ``model``, such as DistributedDataParallel, else the model; what
+        ``torch.compile`` has wrapped, as if the monitor had come first."""
         while True:
             around = [each for each in parents(model) if _wraps(each, model)]
             if not around:
-                return model
+                break
             model = around[0]
+        while isinstance(model, _COMPILED):
+            model = model._orig_mod
+        return model
 
     def made_steps(self, optimizer: Any) -> int:
         states = getattr(optimizer, "state", {})
         counts = [state.get("step", 0) for state in [*states.values()] if isinstance(state, dict)]
         return max((int(count) for count in counts), default=0)
+
+
+_COMPILED = torch._dynamo.OptimizedModule
+"""Class of what ``torch.compile`` returns for a module; it compiles at the first call."""
 
 
 def _wraps(wrapper: torch.nn.Module, model: torch.nn.Module) -> bool:

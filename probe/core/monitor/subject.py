@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probe.core.backend.named_models import NamedModels
 from probe.core.backend.protocols import FrameworkAdapter
 from probe.core.config.lint import without_effect
 from probe.core.config.load import dynamic
@@ -17,6 +16,7 @@ from probe.core.control.on_anomaly import around, deeper
 from probe.core.faults import Faults
 from probe.core.instrumentation import target_aliases
 from probe.core.instrumentation.context import Clock, Run
+from probe.core.instrumentation.named_models import NamedModels
 from probe.core.instrumentation.overhead import Cost
 from probe.core.instrumentation.plan import Plan
 from probe.core.instrumentation.recorder import Recorder

@@ -4,12 +4,12 @@ import os
 import sys
 
 
-def _prepare():
+def _prepare() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [each for each in sys.path if each != here]
     try:
         from probe.launch.preparation import prepare
-    except ImportError:  # another Python, or one that does not find the package: it is beside this file
+    except ImportError:  # the package is not on the path of this interpreter: it is beside this file
         root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
         sys.path.append(root)
         try:
@@ -25,9 +25,9 @@ _own = sys.modules.pop("sitecustomize", None)
 try:
     _prepare()
 except Exception as error:  # the program runs all the same
-    sys.stderr.write("probe: warning: nothing is watched (%s: %s)\n" % (type(error).__name__, error))
+    sys.stderr.write(f"probe: warning: nothing is watched ({type(error).__name__}: {error})\n")
 try:
-    import sitecustomize  # noqa: F401 - the one that this file hides
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - the one that this file hides
 except ImportError as missing:
     if missing.name != "sitecustomize":
         raise

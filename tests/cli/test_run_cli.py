@@ -1,0 +1,93 @@
+"""``probe run``: what it starts, and wrong use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probe.cli.run import flags
+from probe.launch.environment import SITE, watched
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*words: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    own = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    command = [sys.executable, "-m", "probe", "run", *words]
+    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "expected a script, -m and a module or, after --, a command"),
+        (("no such.py", "--a"), 2, "no such.py: expected a script; there is no such file"),
+        (("--", "no such program"), 127, "no such program: expected a program; there is none of this name"),
+        (("--", "."), 126, "cannot be run: "),
+        (("-c", "no such.json", "train.py"), 2, "no such.json"),
+        (("-c", "wrong.json", "train.py"), 2, "wg_distributio: unknown key; did you mean wg_distribution"),
+    ],
+)
+def test_wrong_use_is_a_line_with_the_advice(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    """Before anything is started."""
+    (tmp_path / "wrong.json").write_text('{"wg_distributio": true}')
+    (tmp_path / "train.py").write_text("print('started')\n")
+    done = run(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_modules_and_commands_get_their_own_options(tmp_path: Path) -> None:
+    """Those after the program are the program's; `-m` runs a module of the working directory."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text("import sys\nprint(__name__, sys.argv[1:], sys.path[0])\n")
+    done = run("-m", "package.train", "-c", "x", "--", "y", cwd=tmp_path)
+    assert done.stdout == f"__main__ ['-c', 'x', '--', 'y'] {tmp_path}\n", done.stderr
+    done = run("--", "sh", "-c", 'echo "$0 $PROBE_CONFIG"', "-m", cwd=tmp_path)
+    assert done.stdout == "-m default\n", done.stderr
+
+
+def test_a_process_without_a_framework_costs_and_says_nothing(tmp_path: Path) -> None:
+    """No module of the monitor but those that wait is imported, and the folder of ours is not on the path."""
+    (tmp_path / "train.py").write_text(
+        "import sys\nprint(sorted(m for m in sys.modules if m.split('.')[0] in ('probe', 'numpy', 'pydantic')))\n"
+        f"print({str(SITE)!r} in sys.path)\n"
+    )
+    done = run("train.py", cwd=tmp_path)
+    modules = ["probe", "probe.launch", "probe.launch.environment", "probe.launch.imports", "probe.launch.preparation"]
+    assert done.stdout == f"{modules}\nFalse\n"
+    assert done.stderr == ""
+
+
+def test_a_sitecustomize_of_the_user_runs_and_its_error_is_shown_as_without(tmp_path: Path) -> None:
+    """As Python itself shows it; the program runs."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("raise ValueError('of the user')\n")
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    own = {**os.environ, "PYTHONPATH": str(tmp_path / "own")}
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
+    )
+    done = run("train.py", cwd=tmp_path, environment={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'own'}"})
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "ValueError: of the user" in plain.stderr
+    assert done.stderr.count("of the user") >= 1
+
+
+def test_flags_of_the_interpreter_are_kept() -> None:
+    """Up to the script or module."""
+    assert flags(["python", "-O", "-X", "dev", "-m", "probe", "run", "-c", "a"]) == ["-O", "-X", "dev"]
+    assert flags(["python", "/bin/probe", "run", "-O"]) == []
+
+
+def test_the_environment_is_the_users_with_ours_first() -> None:
+    """Once, also if a watched program watches another."""
+    once = watched({"PYTHONPATH": "a", "B": "c"}, None)
+    assert once["PYTHONPATH"].split(os.pathsep) == [str(SITE), "a"]
+    assert once["B"] == "c"
+    assert watched(once, None)["PYTHONPATH"] == once["PYTHONPATH"]

@@ -1,0 +1,89 @@
+"""``probe run``: programs of MindSpore as they are, watched as by the three lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.required import require
+
+require("mindspore")
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {"wg_distribution": True, "xy_distribution": True, "all_xy": True, "ops": ["norm"]}
+PROGRAM = """
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn
+ms.set_context(mode=ms.PYNATIVE_MODE)
+ms.set_seed(0)
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = nn.Dense(4, 8), nn.Dense(8, 1)
+    def construct(self, x):
+        return self.head(ms.ops.relu(self.fc(x)))
+net = Net()
+optimizer = nn.Adam(net.trainable_params(), 1e-2)
+x, y = Tensor(np.ones((16, 4), np.float32)), Tensor(np.zeros((16, 1), np.float32))
+# here
+"""
+CELLS = """
+step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+step.set_train()
+for _ in range(3):
+    step(x, y)
+print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameters()))
+"""
+FUNCTIONS = """
+loss = nn.MSELoss()
+gradients = ms.value_and_grad(lambda a, b: loss(net(a), b), None, optimizer.parameters)
+for _ in range(3):
+    optimizer(gradients(x, y)[1])
+print(sum(float(p.asnumpy().astype(np.float64).sum()) for p in net.get_parameters()))
+"""
+ATTACH = """
+from probe.mindspore import TrainerMon
+monitor = TrainerMon("monitor.json")
+monitor.set_monitor(net, 1, optimizer)
+"""
+"""The three lines."""
+
+
+class Ended(NamedTuple):
+    """What a program has left."""
+
+    printed: str
+    errors: str
+    rows: dict[str, str]
+
+
+def ran(folder: Path, text: str, *words: str) -> Ended:
+    """Run a program in a folder of its own, with what stands between ``python`` and its name."""
+    folder.mkdir()
+    (folder / "train.py").write_text(text)
+    (folder / "monitor.json").write_text(json.dumps(CONFIG))
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONITOR_OUTPUT_DIR": str(folder / "out")}
+    command = [sys.executable, *words, "train.py"]
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {path.name: path.read_text() for path in sorted(folder.glob("out/*/*.csv"))}
+    return Ended(done.stdout, done.stderr, rows)
+
+
+@pytest.mark.parametrize("way", [CELLS, FUNCTIONS], ids=["TrainOneStepCell", "value_and_grad"])
+def test_rows_are_those_of_the_three_lines(tmp_path: Path, way: str) -> None:
+    """Names, steps and numbers, to the byte, of the network inside cells with its loss and optimizer."""
+    by_hand = ran(tmp_path / "hand", (PROGRAM + way).replace("# here\n", ATTACH))
+    alone = ran(tmp_path / "alone", PROGRAM + way, "-m", "probe", "run", "-c", "monitor.json")
+    assert alone.printed == by_hand.printed
+    assert alone.rows == by_hand.rows
+    assert len(alone.rows) == 3 * 4
+    assert "probe: info: watching Net with Adam; files in " in alone.errors
+    assert "probe: info: 3 steps watched, 0 findings; files in " in alone.errors
