@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from probe.core.backend.patch import Undo, replace
 from probe.core.messages import complain, plural
-from probe.core.monitor.trainer_mon import Monitor
+from probe.core.monitor.trainer_mon import Monitor, is_watched
 from probe.launch.environment import configuration
 
 ADVICE = """to watch it, write in the program, after model and optimizer are made:
@@ -185,7 +185,7 @@ class ScriptWatch:
                 run.monitor.stop()
                 self._runs.remove(run)
         self._rest()
-        if any(self._finder.monitor.watches(model) for model in models):
+        if any(map(is_watched, models)):
             return  # the program has a monitor of its own
         names = named(models) if prefixed and len(models) > 1 else {}
         begun = max((self._finder.made_steps(optimizer) for optimizer in optimizers), default=0)

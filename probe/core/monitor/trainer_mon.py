@@ -126,11 +126,6 @@ class Monitor(Legacy):
         self._models = [weakref.ref(model) for model in subject.models]
         _ATTACHED.add(self)
 
-    @staticmethod
-    def watches(model: Any) -> bool:
-        """Return whether any monitor of this process is attached to ``model``."""
-        return any(monitor._watches_any([model]) for monitor in [*_ATTACHED])
-
     def _watches_any(self, models: Sequence[Any]) -> bool:
         return self._attached and any(each() is model for each in self._models for model in models)
 
@@ -328,3 +323,8 @@ class Monitor(Legacy):
         self._configuration.settings = self.settings.model_copy(update={key: value})
         if not self._attached and key == "ops":
             self._collectives.stop()  # attaching begins again, with these
+
+
+def is_watched(model: Any) -> bool:
+    """Return whether any monitor of this process is attached to ``model``."""
+    return any(monitor._watches_any([model]) for monitor in [*_ATTACHED])
