@@ -105,7 +105,7 @@ def rank_table(run: RecordedRun) -> RankTable:
 
 def _attributes(latest: Mapping[int, Manifest]) -> list[RankAttribute]:
     """Host (if every manifest names one), pipeline stage and group of replicas of each rank."""
-    hosts = [str(manifest.get(HOST) or "") for manifest in latest.values()]
+    hosts = [manifest.host for manifest in latest.values()]
     stages = [manifest.pipeline_stage for manifest in latest.values()]
     found = []
     if all(hosts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -179,7 +180,8 @@ def _cost(directory: RankDirectory) -> tuple[object, ...]:
 
 def reading(problems: Problems) -> PageSection:
     """Data that could not be read."""
-    lines = problems.lines(MOST_PROBLEMS)
+    kept = sorted(problems.kept, key=lambda problem: (str(problem.path), problem.line or 0, problem.what))
+    lines = replace(problems, kept=kept).lines(MOST_PROBLEMS)  # pieces of a run find them in another order
     if not lines:
         return PageSection("reading", "Problems in reading", '<p class="quiet">None: everything was read.</p>')
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
