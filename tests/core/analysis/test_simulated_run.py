@@ -36,7 +36,7 @@ def assert_named(analysis: Analysis, run: SimulatedRun) -> None:
     assert not analysis.others, told
 
 
-@pytest.mark.parametrize(("kind", "sizes"), zip(KINDS, [*SIZES] * 3, strict=False))
+@pytest.mark.parametrize(("kind", "sizes"), [*zip(KINDS, [*SIZES] * 3, strict=False)])
 def test_each_fault_is_named(kind: str, sizes: str, tmp_path: Path) -> None:
     """Layer, rank and step, among ranks of which some were resumed and some ended early."""
     run = SimulatedRun(SIZES[sizes], kind, seed=len(kind), rows=20, resumed=0.1, dead=0.1)
