@@ -34,8 +34,7 @@ const Farthest = {
     const far = ranks[n];
     Lines.wanted = far.rank;
     if (signal < 0) return drawRanks();
-    const is = ([stage, name]) => name === far.name && stage === far.stage;
-    const row = about.signals[signal].members.findIndex((members) => members.some(is));
+    const row = Lines.rowOf(signal, far.name, far.stage, far.rank);
     return showSignal(signal, op, Math.max(0, row), columnOf(about.columns, far.step));
   },
 };

@@ -75,6 +75,8 @@ class FineSignal(NamedTuple):
     labels: tuple[str, ...]
     row_of: tuple[int, ...]
     """For each row of the page the row here."""
+    stages: tuple[tuple[int, ...], ...]
+    """For each row of the page the pipeline stages that have it."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,10 @@ def _fine(survey: Survey, groupings: Sequence[_Depths], rows: Sequence[RowGroups
     all_ops = sum(len(own) * len(signal.ops) for own, signal in zip(coarse, survey.signals, strict=True)) <= room
     signals = tuple(
         FineSignal(
-            signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops), tuple(own), _row_of(page, own)
+            signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops),
+            tuple(own),
+            _row_of(page, own),
+            tuple(tuple(sorted({member.pp_stage for member in members})) for members in page.values()),
         )
         for signal, page, own in zip(survey.signals, rows, coarse, strict=True)
     )

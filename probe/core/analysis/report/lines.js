@@ -33,6 +33,16 @@ const Lines = {
   // The names of what a line has in common with others: [title, name] of each attribute.
   common: (line) => about.fine.attributes.map(({ title, names }, n) => [title, names[Lines.attributes[n][line * about.fine.ranksALine]]]),
 
+  // The row of a name on a rank: several pipeline stages may have the name. -1 if there is none.
+  rowOf(signal, name, virtualStage, rank) {
+    const at = Lines.ranks.indexOf(rank);
+    const pipeline = about.fine.attributes.findIndex((one) => one.title === "pipeline stage");
+    const stage = at < 0 ? null : Number(about.fine.attributes[pipeline].names[Lines.attributes[pipeline][at]]);
+    const is = (members) => members.some(([own, text]) => text === name && own === virtualStage);
+    const rows = about.signals[signal].members.flatMap((members, row) => (is(members) ? [row] : []));
+    return rows.find((row) => about.fine.signals[signal].stages[row].includes(stage)) ?? rows[0] ?? -1;
+  },
+
   // The place of a rank in the chosen order.
   placeOf(rank) {
     const at = Lines.ranks.indexOf(rank);
@@ -176,9 +186,15 @@ async function drawFine() {
   else byId("fine-cell").replaceChildren();
 }
 
-// A finding leads to its rank, which need not be that of the largest number in its cell.
-const showFindingCell = showFinding;
+// A finding leads to its rank, which need not be that of the largest number in its cell, and to the row of its stage.
 showFinding = async (n) => {
-  Lines.wanted = Page.data("findings")[n].rank;
-  return showFindingCell(n);
+  const mark = Page.data("findings")[n];
+  const signal = about.signals.findIndex((one) => one.signal === mark.signal);
+  if (signal < 0) return false;
+  if (!Lines.orders) await Lines.load();
+  const row = Lines.rowOf(signal, mark.name, mark.vpp_stage, mark.rank);
+  if (row < 0) return false;
+  Lines.wanted = mark.rank;
+  await showSignal(signal, Math.max(0, about.signals[signal].ops.indexOf(mark.op)), row, columnOf(about.columns, mark.step));
+  return true;
 };

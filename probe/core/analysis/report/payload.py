@@ -158,7 +158,12 @@ def about_lines(work: CellWork) -> dict[str, object]:
         "orders": [{"title": order.title, "store": order.store} for order in work.orders],
         "attributes": [{"title": one.title, "names": one.names} for one in work.table.attributes],
         "signals": [
-            {"ops": [signal.ops.index(op) for op in own.ops], "labels": own.labels, "rowOf": own.row_of}
+            {
+                "ops": [signal.ops.index(op) for op in own.ops],
+                "labels": own.labels,
+                "rowOf": own.row_of,
+                "stages": own.stages,
+            }
             for signal, own in zip(work.plan.signals, fine.signals, strict=True)
         ],
     }
