@@ -64,6 +64,15 @@ class RankTable:
         """Index of a rank."""
         return int(np.searchsorted(self.ranks, rank))
 
+    def shares(self) -> dict[int, float]:
+        """Share of the ranks that have been on each pipeline stage."""
+        return {stage: len(self.ranks_of((stage,))) / len(self.ranks) for stage in np.unique(self.stages).tolist()}
+
+    def ranks_of(self, stages: Sequence[int]) -> Whole:
+        """Indices of the ranks that have been on any of the pipeline stages."""
+        there = np.flatnonzero(np.isin(self.stages, stages))
+        return np.unique(np.searchsorted(self.first, there, side="right") - 1)
+
     def groups(self) -> Whole:
         """For each rank the group of ranks that hold the same part of the model."""
         return self.attributes[-1].of

@@ -19,7 +19,7 @@ from probe.core.analysis.report.layout import MOST_LINES, ReportPlan, SignalPlan
 from probe.core.analysis.report.rank_table import RankOrder, RankTable, Whole
 from probe.core.analysis.report.survey import Survey, SurveyPart, list_stages, merged, survey_parts
 from probe.core.messages import plural
-from probe.core.naming import RUN
+from probe.core.naming import OTHER, RUN
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import table_name
@@ -54,6 +54,14 @@ class CellWork:
     def stores(self) -> int:
         """Number of orders in which groups of ranks are different ones."""
         return 1 + max(order.store for order in self.orders)
+
+    def places(self, stages: Sequence[int]) -> Whole:
+        """For each line of the second level its place among those with a rank of ``stages``, -1 for the others."""
+        assert self.plan.fine is not None
+        lines = np.unique(self.table.ranks_of(stages) // self.plan.fine.ranks_a_line)
+        places = np.full(self.plan.fine.lines, -1, dtype=np.int64)
+        places[lines] = np.arange(len(lines))
+        return places
 
     def lines(self, store: int) -> Whole:
         """Line of each rank on the first level, in the order ``store``."""
@@ -100,7 +108,9 @@ def signal_cells(work: CellWork, n: int) -> SignalCells:
         cells.lines.append(LineSums(signal, signal.rank_ops, plan.rank_columns, own, number))
     if plan.fine:
         fine = plan.fine.signals[n]
-        cells.fine = LineSums(signal, fine.ops, plan.fine.columns, fine.row_of, plan.fine.lines)
+        known = {stages: work.places(stages) for stages in set(fine.stages)}
+        places = [known[stages] for stages in fine.stages]
+        cells.fine = LineSums(signal, fine.ops, plan.fine.columns, fine.row_of, plan.fine.lines, places)
     return cells
 
 
@@ -109,7 +119,7 @@ class RunSource(Protocol):
 
     @property
     def run_rows(self) -> Rows:
-        """Rows that have the numbers of the run."""
+        """Rows that have the numbers of the run, and its collectives."""
 
     def survey(self) -> tuple[Survey, RunFiles]:
         """Read the names and steps."""
@@ -152,17 +162,29 @@ class WholeRun:
 
 
 class RunPieces:
-    """A run that is read in pieces, by an engine."""
+    """A run that is read in pieces, by an engine.
+
+    Args:
+        rows: the opened files of the run; None if only the workers open them.
+        run_rows: rows that have the numbers of the run, and its collectives.
+    """
 
     def __init__(
-        self, run: RecordedRun, run_rows: Rows, engine: PieceEngine, table: RankTable, problems: Problems
+        self,
+        run: RecordedRun,
+        rows: Rows | None,
+        run_rows: Rows,
+        engine: PieceEngine,
+        table: RankTable,
+        problems: Problems,
     ) -> None:
-        self._run, self.run_rows, self._engine, self._table, self._problems = run, run_rows, engine, table, problems
-        self._pieces = by_ranks(run, None, least=engine.width, cuts=CUTS)
+        self._run, self._rows, self.run_rows = run, rows, run_rows
+        self._engine, self._table, self._problems = engine, table, problems
+        self._pieces = by_ranks(run, rows, least=engine.width, cuts=CUTS)
 
     def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
         """Apply ``function`` to ranges of steps, in their order."""
-        pieces = [replace(piece, checked=True) for piece in by_steps(self._run, None, least=self._engine.width)]
+        pieces = [replace(piece, checked=True) for piece in by_steps(self._run, self._rows, least=self._engine.width)]
         yield from read_each(self._engine, function, pieces, self._problems)
 
     def survey(self) -> tuple[Survey, RunFiles]:
@@ -191,9 +213,13 @@ def opened_run(
         with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
             yield WholeRun(rows, table)
         return
-    [whole] = by_ranks(run, None, most_bytes=sys.maxsize, signals=(RUN,), manifests=True)
+    if any(directory.packed is not None for directory in run.directories):  # to open it costs one file
+        with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
+            yield RunPieces(run, rows, rows, engine, table, problems)
+        return
+    [whole] = by_ranks(run, None, most_bytes=sys.maxsize, signals=(RUN, OTHER), manifests=True)
     with opened(replace(whole, checked=True), problems) as rows:
-        yield RunPieces(run, rows, engine, table, problems)
+        yield RunPieces(run, None, rows, engine, table, problems)
 
 
 def pieces_of_report(root: Path) -> list[str]:

@@ -72,7 +72,7 @@ def write_report(
     table = rank_table(run)
     with opened_run(run, table, problems, engine) as source:
         known, files = source.survey()
-        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()))
+        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()), table.shares())
         work = CellWork(chosen, table, tuple(table.orders(chosen.fine.ranks_a_line if chosen.fine else 1)))
         data, bad = payload(source.cells(work, observe), run, known, work, files)
         rows = source.run_rows
