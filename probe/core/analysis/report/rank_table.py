@@ -54,7 +54,7 @@ class RankTable:
 
     def numbers(self, directories: Sequence[RankDirectory]) -> list[int]:
         """Number of each of some ranks' directories among those of the run."""
-        numbers = []
+        numbers: list[int] = []
         for n, directory in enumerate(directories):
             again = n > 0 and directories[n - 1].rank == directory.rank
             numbers.append(numbers[-1] + 1 if again else int(self.first[self.position(directory.rank)]))
@@ -71,7 +71,8 @@ class RankTable:
     def ranks_of(self, stages: Sequence[int]) -> Whole:
         """Indices of the ranks that have been on any of the pipeline stages."""
         there = np.flatnonzero(np.isin(self.stages, stages))
-        return np.unique(np.searchsorted(self.first, there, side="right") - 1)
+        ranks: Whole = np.unique(np.searchsorted(self.first, there, side="right") - 1)
+        return ranks
 
     def groups(self) -> Whole:
         """For each rank the group of ranks that hold the same part of the model."""

@@ -13,13 +13,14 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from probe.core.analysis.engines import PieceEngine, read_each
+from probe.core.analysis.performance.time_use import OTHER
 from probe.core.analysis.pieces import Cut, Piece, by_ranks, by_steps, opened
 from probe.core.analysis.report.heatmaps import Found, HeatmapSums, LineSums, list_lines, list_members
 from probe.core.analysis.report.layout import MOST_LINES, ReportPlan, SignalPlan
 from probe.core.analysis.report.rank_table import RankOrder, RankTable, Whole
 from probe.core.analysis.report.survey import Survey, SurveyPart, list_stages, merged, survey_parts
 from probe.core.messages import plural
-from probe.core.naming import OTHER, RUN
+from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import table_name
@@ -67,11 +68,18 @@ class CellWork:
         """Line of each rank on the first level, in the order ``store``."""
         plan, number = self.plan, len(self.table.ranks)
         if plan.fine is None:
-            return np.arange(number) // plan.ranks_a_line
+            return _blocks(number, plan.ranks_a_line)
         order = next(order for order in self.orders if order.store == store)
         place = np.empty(len(order.lines), dtype=np.int64)
         place[order.lines] = np.arange(len(order.lines))
-        return place[np.arange(number) // plan.fine.ranks_a_line] // plan.fine.lines_a_line
+        of_line: Whole = place // plan.fine.lines_a_line
+        return of_line[_blocks(number, plan.fine.ranks_a_line)]
+
+
+def _blocks(number: int, size: int) -> Whole:
+    """Block of each of ``number`` ranks, ``size`` ranks each."""
+    blocks: Whole = np.arange(number) // size
+    return blocks
 
 
 @dataclass
@@ -92,7 +100,9 @@ class SignalCells:
 
     def add(self, found: Sequence[Found]) -> None:
         """Merge the result of :meth:`query` on a piece."""
-        for sums, own in zip([self.heat, *self.lines, *([self.fine] if self.fine else [])], found, strict=True):
+        self.heat.add(found[0])
+        lines = [*self.lines, *([self.fine] if self.fine else [])]
+        for sums, own in zip(lines, found[1:], strict=True):
             sums.add(own)
 
 
