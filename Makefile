@@ -46,7 +46,7 @@ define newline
 
 endef
 
-PACKAGING := setup.py pyproject.toml
+PACKAGING := setup.py pyproject.toml probe/core/backend/fused.c
 # demo_seeds.py takes twenty minutes, with --framework mindspore over an hour, false_alarms.py more, memory.py half an
 # hour, run_rules.py ten minutes; report.py writes 4 GB, dashboards.py 3 GB.
 BENCHMARKS ?= $(filter-out benchmarks/_% benchmarks/demo_seeds.py benchmarks/false_alarms.py benchmarks/memory.py benchmarks/report.py benchmarks/run_rules.py benchmarks/hangs.py benchmarks/dashboards.py benchmarks/stack.py,$(sort $(wildcard benchmarks/*.py)))
@@ -138,7 +138,7 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,analysis,s3,alerts,services,otlp,logs,test,parallel,check,docs]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,analysis,s3,alerts,services,otlp,logs,ray,test,parallel,check,docs]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 

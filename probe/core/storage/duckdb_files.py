@@ -69,6 +69,6 @@ def _found(url: str) -> Location:
         FileNotFoundError: if none does.
     """
     for store in stores():
-        if entry := store.known(url):
+        if f"{url}/".startswith(f"{store.root}/") and (entry := store.entry(url)):
             return Location(url, store, entry)
     raise FileNotFoundError(2, "expected an object of a run that is open", url)

@@ -114,7 +114,11 @@ class Store:
             LocationError: if its folder cannot be listed.
         """
         if url not in self._entries:
-            self._list(url.rpartition("/")[0] if url != self.root else url)
+            folder = url.rpartition("/")[0] if url != self.root else url
+            if folder in self._folders or (self._recursive and f"{url}/".startswith(f"{self.root}/")):
+                self._list(folder)
+            else:
+                self._entries[url] = self._asked(url)
         return self._entries.get(url)
 
     def is_folder(self, url: str) -> bool:
@@ -148,6 +152,16 @@ class Store:
             return {}
         except Exception as error:  # noqa: BLE001 - each storage has errors of its own
             raise LocationError(url, _explained(error, "a folder that can be listed")) from None
+
+    def _asked(self, url: str) -> Entry | None:
+        """Ask for a single object."""
+        try:
+            about = self.fs.info(self._path(url))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+            raise LocationError(url, _explained(error, "an object")) from None
+        return None if about.get("type") == "directory" else _entry(about)
 
     def _take(self, url: str, recursive: bool) -> None:
         """List ``url`` and keep what is there."""
