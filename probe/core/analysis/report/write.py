@@ -19,6 +19,7 @@ from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.files import replacing
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 MEMORY = "400MB"
@@ -43,7 +44,7 @@ class Written(NamedTuple):
 
 
 def write_report(
-    root: Path,
+    root: Place,
     out: Path,
     diagnosis: Diagnosis | None = None,
     observe: Callable[[str], object] = lambda _: None,
@@ -92,7 +93,7 @@ def check_target(out: Path) -> None:
 
 
 def _page(
-    root: Path,
+    root: Place,
     run: RecordedRun,
     plan: ReportPlan,
     known: Survey,
