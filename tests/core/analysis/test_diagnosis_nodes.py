@@ -200,3 +200,24 @@ def test_the_test_finds_a_lost_path() -> None:
         for run in map(made, range(200))
     )
     assert min(without, alone, ends) > 5, (without, alone, ends)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "rank 3"),
+        (range(512), "ranks 0-511"),
+        (range(0, 512, 2), "ranks 0-510:2"),
+        ([0, 1, 5], "ranks 0,1,5"),
+        ([*range(19), 30], "ranks 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,30"),
+        ([*range(20), 30], "ranks 0-19,30 (21 in all)"),
+        (
+            [*range(8), *range(100, 2100, 3), 2101],
+            "ranks 0-7,100,103,106,109,112,115,118,121,124,127,130,133,136,139,142,145,148,151,154 and 649 more "
+            "(676 in all)",
+        ),
+    ],
+)
+def test_many_ranks_in_a_sentence(ranks: list[int], text: str) -> None:
+    """Spans, of which the first 20 are named, with a count; sentences of up to 20 ranks are as they were."""
+    assert explain.on_ranks(list(ranks)) == text

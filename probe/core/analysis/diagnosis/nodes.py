@@ -45,7 +45,7 @@ class CausalPaths:
     ) -> None:
         self.topology = topology
         self._exchanged, self._origins = exchanged or {}, origins or {}
-        self._collectives: dict[int, Collectives] = {}
+        self._collectives: dict[int, CarriedByRank] = {}
 
     def __call__(self, one: Located, other: Located) -> bool:
         """Return whether data can pass from ``one`` to ``other``, which comes later in order."""
@@ -80,10 +80,10 @@ class CausalPaths:
         """Ranks that the run itself reported as sending NaN without having received any."""
         return self._origins.get(step, frozenset())
 
-    def collectives(self, step: int) -> Collectives:
-        """Collectives of a step that carried NaN or Inf."""
+    def collectives(self, step: int) -> CarriedByRank:
+        """CarriedByRank of a step that carried NaN or Inf."""
         if step not in self._collectives:
-            found = Collectives({}, {})
+            found = CarriedByRank({}, {})
             for number, carried in enumerate(self._exchanged.get(step, ())):
                 for by_rank, ranks in zip(found, carried, strict=True):
                     for rank in ranks:
@@ -92,7 +92,7 @@ class CausalPaths:
         return self._collectives[step]
 
 
-class Collectives(NamedTuple):
+class CarriedByRank(NamedTuple):
     """Numbers of collectives by the ranks that sent something bad in them, and by those that received it."""
 
     sent: dict[int, list[int]]
@@ -191,9 +191,8 @@ class Nodes:
                     of_stage.setdefault(alike, {}).setdefault(numbers.peers, point)
 
     def _add_carried(self, located: Located, point: Point) -> None:
-        named = located.rank in self._paths.origins(point.began)
         for number in self._paths.collectives(point.began).sent.get(located.rank, ()):
-            place = point.began, number, named
+            place = point.began, number, located.rank in self._paths.origins(point.began)
             self._carried[place] = min(self._carried.get(place, point.position), point.position)
 
     def explain(self, located: Located) -> bool:
@@ -250,11 +249,10 @@ class Nodes:
         return False
 
     def _in_collectives(self, rank: int, point: Point) -> bool:
-        origins = self._paths.origins(point.began)
         for number in self._paths.collectives(point.began).received.get(rank, ()):
             of_origins = self._carried.get((point.began, number, True))
             others = self._carried.get((point.began, number, False))
-            if rank in origins:
+            if rank in self._paths.origins(point.began):
                 others = None
             elif of_origins is not None:
                 return True
