@@ -49,6 +49,12 @@ class TableFile(NamedTuple):
     """Empty for Parquet files, which contain their schema."""
     torn: int = 0
     """Bytes of an unfinished last line."""
+    ranks: tuple[int, int] | None = None
+    """First and last rank in it; None if it is one rank's own."""
+    rows: int = 0
+    """Number of rows; 0 if unknown."""
+    bytes: int = 0
+    """Size; 0 if unknown."""
 
 
 def tables(directory: Path, problems: Problems) -> list[TableFile]:
