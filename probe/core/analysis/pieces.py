@@ -13,13 +13,13 @@ from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from probe.core.messages import plural
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import table_name
+from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import HIGHEST, Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, each_once
@@ -41,7 +41,7 @@ REQUESTS = 3
 class Piece:
     """A part of a run that is read by itself; it can be pickled, and is small."""
 
-    root: Path
+    root: Place
     directories: tuple[RankDirectory, ...]
     """All directories of its ranks, without their manifests unless they were asked for."""
     files: Files
@@ -201,7 +201,7 @@ def _connection() -> Connection:
     return connect(threads=_THREADS.get() or (1 if in_worker else None))
 
 
-def _gone(piece: Piece, rows: Rows) -> set[Path]:
+def _gone(piece: Piece, rows: Rows) -> set[Place]:
     """Return the files of a piece that its worker does not find."""
     there = {rows.original(file) for files in rows.files.values() for _, file in files}
     return {file.path for files in piece.files.values() for _, file in files} - there
@@ -229,7 +229,7 @@ def _listed(directories: Sequence[RankDirectory]) -> Files:
     """Return the files of each directory by their names, none of them opened."""
     found: dict[str, list[tuple[int, TableFile]]] = {}
     for n, directory in enumerate(directories):
-        named = [(name, path) for path in sorted(directory.path.iterdir()) if (name := table_name(path.name))]
+        named = [(name, path) for path in contents(directory.path) if (name := table_name(path.name))]
         files = [TableFile(path, t.signal, t.first, t.last, t.part, t.format, ()) for t, path in named]
         for file in each_once(sorted(files, key=lambda f: (f.signal, f.first, f.part, f.path.name))):
             found.setdefault(file.signal, []).append((n, _sized(file)))
