@@ -15,6 +15,9 @@ from probe.core.storage.directories import last_run
 from probe.core.storage.problems import Problems
 from tests.core.analysis.causes_data import write_run
 from tests.core.analysis.pieces_data import Marked, OnlyAlone, merged, ranks, table
+from tests.required import require
+
+require("duckdb")
 
 RANKS = 6
 

@@ -21,6 +21,9 @@ from probe.core.storage.problems import Problems
 from tests.core.analysis.causes_data import write_rank, write_run
 from tests.core.analysis.pieces_data import Table, merged, table
 from tests.core.output.sink_data import context, snapshot
+from tests.required import require
+
+require("duckdb")
 
 RANKS, STEPS = 9, 23
 Cutter = Callable[..., list[Piece]]
