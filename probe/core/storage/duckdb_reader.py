@@ -119,7 +119,7 @@ class Rows:
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
         self.blocks: Mapping[str, Sequence[tuple[int, TableFile]]]
-        """As ``files``, but of a packed run its own files, few and large, each with the index of the first directory of
+        """Files as ``files``, but of a packed run its own ones, few and large, each with the index of the first directory of
         which it has rows. Queries of all rows read these."""
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -23,12 +24,13 @@ from probe.core.storage.duckdb_reader import MEMORY, Rows
 from probe.core.storage.layout import PARQUET, is_number
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.pack_blocks import SEALS, BlockWork, Sealed, Source, write_block
+from probe.core.storage.pack_tables import SideTables
 from probe.core.storage.packed_run import (
     INDEX,
-    Block,
     Interned,
+    PackedBlock,
     PackedSignal,
-    Written,
+    WrittenName,
     index_bytes,
     index_fields,
     is_packed,
@@ -131,10 +133,10 @@ class _Names:
     """Numbers of the names that files of a signal have."""
 
     def __init__(self) -> None:
-        self.names: list[Written] = []
-        self._known: dict[Written, int] = {}
+        self.names: list[WrittenName] = []
+        self._known: dict[WrittenName, int] = {}
 
-    def number(self, name: Written) -> int:
+    def number(self, name: WrittenName) -> int:
         at = self._known.setdefault(name, len(self.names))
         if at == len(self.names):
             self.names.append(name)
@@ -142,12 +144,12 @@ class _Names:
 
 
 class _Signal:
-    """What is known of a signal while the run is packed."""
+    """Names, columns and packed files of a signal, collected while the run is packed."""
 
     def __init__(self) -> None:
         self.names = _Names()
         self.columns = Interned()
-        self.blocks: list[Block] = []
+        self.blocks: list[PackedBlock] = []
         self.of: dict[int, list[tuple[int, int, int]]] = {}
         self.groups: dict[tuple[str, tuple[str, ...]], None] = {}
         self.in_band: dict[tuple[int, int], int] = {}
@@ -162,7 +164,7 @@ class _Signal:
         if sealed.steps is None:
             return
         self.in_band[work.ranks] = self.in_band.get(work.ranks, 0) + 1
-        self.blocks.append(Block(work.path, work.ranks, sealed.steps, sealed.rows, sealed.bytes, sealed.columns))
+        self.blocks.append(PackedBlock(work.path, work.ranks, sealed.steps, sealed.rows, sealed.bytes, sealed.columns))
 
     def packed(self, directories: int) -> PackedSignal:
         """Return the entry of the index."""
@@ -210,29 +212,32 @@ class _Pack:
         """Write all files, then the index."""
         (self._out / SEALS).mkdir(parents=True, exist_ok=True)
         kept = set()
-        try:
-            for work, sealed in each(write_block, self._works()):
+        with ExitStack() as stack:
+            side = stack.enter_context(SideTables())
+            stack.callback(lambda: [rows.close() for rows in self._databases])
+            for work, sealed in each(write_block, self._works(side)):
                 if isinstance(sealed, Exception):
-                    raise PackError(f"{self._out / work.path}: {sealed}: pack again to go on") from sealed
+                    what = " ".join(str(sealed).split())[:400]
+                    raise PackError(f"{self._out / work.path}: {what}: pack again to go on") from sealed
                 self._add(work, sealed)
+                side.add_files(work, sealed)
                 kept |= {work.path} if sealed.steps else set()
                 observe(work.ranks[1], self._last.ranks[-1], work.path)
-        finally:
-            for rows in self._databases:
-                rows.close()
+            side.write(self._out)
         self._copy_files()
         self._write_index(complete=True)
         self._remove_others(kept)
         with Rows(last_run(self._out, self._report.problems).directories, self._report.problems):
             return self._report
 
-    def _works(self) -> Iterator[BlockWork]:
+    def _works(self, side: SideTables) -> Iterator[BlockWork]:
         """Yield the files that are to be written, the sources of some ranks looked at when it is their turn."""
         numbered = list(enumerate(self._last.directories))
         band = max(BAND, self._band_of(numbered))
         for _, own in groupby(numbered, key=lambda pair: self._last.ranks.index(pair[1].rank) // band):
             directories = list(own)
             ranks = directories[0][1].rank, directories[-1][1].rank
+            side.add_directories([(directory, self._positions[n]) for n, directory in directories])
             found: dict[str, list[Source]] = {}
             for n, directory in directories:
                 for source in self._sources(n, directory):
@@ -263,7 +268,7 @@ class _Pack:
             except OSError as error:
                 self._opened.append((n, Problem(original, None, f"{error.strerror}: left out", True)))
                 continue
-            name = Written(original.name, file.first, file.last, file.part, file.format)
+            name = WrittenName(original.name, file.first, file.last, file.part, file.format)
             number = self._signals.setdefault(file.signal, _Signal()).names.number(name)
             yield Source(
                 file,

@@ -74,7 +74,7 @@ class BlockWork(NamedTuple):
 
 
 class PackedSource(NamedTuple):
-    """What was packed of one file."""
+    """Rows of one file that were packed."""
 
     source: int
     """Index among the sources."""

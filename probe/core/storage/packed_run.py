@@ -26,6 +26,8 @@ from probe.core.storage.sql import listed
 from probe.core.storage.table_files import PackedRows, TableFile
 
 INDEX = "index.json.gz"
+FILES_TABLE, TEXTS_TABLE = "files.parquet", "texts.parquet"
+"""Tables of a packed run: facts about each file that was packed, and the texts that lay beside these files."""
 SCHEMA = 1
 """Version of the index; increased when a reader of the older one would be wrong."""
 PACKED = "packed"
@@ -35,11 +37,11 @@ RANK, DIRECTORY, FILE = "rank", "directory", "file"
 MOST_BYTES = 1 << 30
 """Bytes of an index, unpacked, at most."""
 STAGES = ("found", "chosen", "opened", "closed")
-"""When a reader of the unpacked run records a problem: as it looks for directories, chooses a run, opens and
-closes files."""
+"""Stages at which a reader of the unpacked run records a problem: it looks for directories, chooses a run,
+opens and closes files."""
 
 
-class Written(NamedTuple):
+class WrittenName(NamedTuple):
     """A name that files of one signal have, on any number of ranks."""
 
     name: str
@@ -49,7 +51,7 @@ class Written(NamedTuple):
     format: str
 
 
-class Block(NamedTuple):
+class PackedBlock(NamedTuple):
     """One file of a packed run."""
 
     path: str
@@ -69,7 +71,7 @@ class PackedSignal:
 
     numbers: tuple[str, ...]
     """Ops and other numbers, in the order of a reader of the run as it was."""
-    names: tuple[Written, ...]
+    names: tuple[WrittenName, ...]
     """In the order of their steps."""
     columns: tuple[tuple[str, ...], ...]
     sets: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -77,17 +79,17 @@ class PackedSignal:
     block among those of the same ranks."""
     of: tuple[int, ...]
     """For each directory the number of its set; -1 if it has no file."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[PackedBlock, ...]
     """In the order of ranks, then steps."""
 
     @cached_property
-    def _bands(self) -> dict[tuple[int, int], list[Block]]:
-        bands: dict[tuple[int, int], list[Block]] = {}
+    def _bands(self) -> dict[tuple[int, int], list[PackedBlock]]:
+        bands: dict[tuple[int, int], list[PackedBlock]] = {}
         for block in self.blocks:
             bands.setdefault(block.ranks, []).append(block)
         return bands
 
-    def blocks_of(self, rank: int) -> list[Block]:
+    def blocks_of(self, rank: int) -> list[PackedBlock]:
         """Return the files that may have rows of a rank, in the order of steps."""
         return next((own for (low, high), own in self._bands.items() if low <= rank <= high), [])
 
@@ -174,12 +176,12 @@ class PackedIndex:
 def _signal(fields: Mapping[str, Any]) -> PackedSignal:
     return PackedSignal(
         tuple(fields["numbers"]),
-        tuple(Written(*each) for each in fields["names"]),
+        tuple(WrittenName(*each) for each in fields["names"]),
         tuple(map(tuple, fields["columns"])),
         tuple(tuple(map(tuple, each)) for each in fields["sets"]),
         tuple(fields["of"]),
         tuple(
-            Block(*(tuple(part) if isinstance(part, list) else part for part in each))  # type: ignore[arg-type]
+            PackedBlock(*(tuple(part) if isinstance(part, list) else part for part in each))  # type: ignore[arg-type]
             for each in fields["blocks"]
         ),
     )

@@ -67,14 +67,29 @@ class TableFile(NamedTuple):
     """Number of rows; None if unknown."""
     bytes: int | None = None
     """Size; None if unknown."""
+    modified_ns: int | None = None
+    """Time of the last change, in nanoseconds since the epoch; None if unknown."""
     packed: PackedRows | None = None
-    """Where the rows of a file that a packed run replaces are."""
+    """Place of the rows in a packed run; None for a file that exists."""
 
 
 def tables(directory: Path, problems: Problems) -> list[TableFile]:
     """Return every file of a rank's directory that can be read, by signal and step."""
     found = (_look(path, problems) for path in sorted(directory.iterdir()) if is_table_suffix(path.suffix))
     return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+
+
+def size_and_time(file: TableFile) -> tuple[int, int]:
+    """Return the size of a file, and the time of its last change in nanoseconds since the epoch; of a packed one as the
+    rank had written it.
+
+    Raises:
+        OSError: if there is no such file.
+    """
+    if file.bytes is not None and file.modified_ns is not None:
+        return file.bytes, file.modified_ns
+    found = file.path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def each_once(found: Sequence[TableFile]) -> list[TableFile]:

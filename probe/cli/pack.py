@@ -1,0 +1,55 @@
+"""``probe pack``: the files of all ranks as few large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from probe.cli import refusing
+from probe.core.messages import complain, printable
+from probe.core.storage.pack import Observer
+
+MOST_PROCESSES = 128
+
+
+@contextmanager
+def _progress() -> Iterator[Observer]:
+    """Progress bar on standard error, shown only in a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("packing", total=None)
+        yield lambda done, total, _: bar.update(task, completed=done, total=total)
+
+
+def pack(
+    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the packed run: new, or one to go on with.")],
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=MOST_PROCESSES, help="Processes that pack.")] = 1,
+) -> None:
+    """Pack the files of all ranks into few large Parquet files with an index, which all analyses read.
+
+    The source is never changed. If it is interrupted, the same command goes on. Exit code 0 if all was packed; 1 if
+    something could not be read, or the folder not be written; 2 for wrong use.
+    """
+    from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+    from probe.core.storage.pack import PackError
+    from probe.core.storage.pack import pack as packed
+
+    try:
+        with refusing(ValueError, ImportError), _progress() as observe:
+            done = packed(directory, out, partial(in_order, processes=jobs), observe)
+    except (PackError, WorkersDiedError, OSError) as error:
+        complain(f"{out}: not all is packed: {error}")
+        raise typer.Exit(1) from None
+    typer.echo(printable(done.summary))
+    for line in done.problems.lines():
+        complain(line, "warning")
+    raise typer.Exit(1 if done.problems.skipped else 0)
