@@ -13,7 +13,7 @@ from probe.core.storage import csv_reader
 from probe.core.storage.csv_reader import PIECE_BYTES
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect, misfit
-from probe.core.storage.layout import KEY, PARQUET, TEXT
+from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.packed_run import FILES_TABLE, PACKED, packed_index, packed_source
 from probe.core.storage.problems import Problems, cannot_be_read
@@ -122,6 +122,8 @@ def files_in(directory: RankDirectory, problems: Problems) -> list[TableFile]:
     files = []
     for signal in index.signals:
         for file in index.files_of(signal, directory.packed):
+            if index.signals[signal].names[file.packed.name if file.packed else 0].format not in FORMATS:
+                continue  # a database: nothing is converted from it
             size, modified_ns, rows = known[signal, file.packed.name if file.packed else 0]
             files.append(file._replace(bytes=size, modified_ns=modified_ns, rows=rows))
     return sorted(files, key=lambda file: (file.signal, file.first, file.part, file.path.name))

@@ -119,11 +119,12 @@ class Rows:
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
         self.blocks: Mapping[str, Sequence[tuple[int, TableFile]]]
-        """Files as ``files``, but of a packed run its own ones, few and large, each with the index of the first directory of
-        which it has rows. Queries of all rows read these."""
+        """Files that queries of all rows read: as ``files``, but of a packed run its own few and large ones, each with the
+        index of the first directory of which it has rows."""
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
         the files that ranks wrote."""
+        self._lost: set[Path] = set()
         self._packed = self._open_packed(files)
         if self._packed is None:
             self.blocks = self.files = self._looked() if files is None else self._known(files)
@@ -135,8 +136,19 @@ class Rows:
     def __enter__(self) -> Rows:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         self.close()
+        if self._packed is not None and error is not None:
+            self._name_damaged(self._packed, error)
+
+    def _name_damaged(self, index: PackedIndex, error: BaseException) -> None:
+        """Raise ValueError with the damaged file, if an error of DuckDB may come from one."""
+        import duckdb
+
+        if isinstance(error, duckdb.Error) and (path := next(index.damaged(), None)):
+            raise ValueError(
+                f"{path}: expected the file as it was packed; it is damaged: pack the run again"
+            ) from error
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -330,7 +342,7 @@ class Rows:
         the rank wrote there."""
         if self._packed is not None:
             number = self.directories[n].packed
-            return tuple(self._packed.files_of(signal, number)) if number is not None else ()
+            return tuple(self._packed.files_of(signal, number, self._lost)) if number is not None else ()
         if signal not in self._by_directory:
             own = self._by_directory[signal] = {}
             for of, file in self.files.get(signal, ()):
@@ -351,9 +363,22 @@ class Rows:
                 for signal in index.signals
             }
             files = {signal: own for signal, own in found.items() if own}
+            files = self._whole(files)
         self.blocks = files
-        self.files = {signal: PackedFiles(index, signal, self.directories) for signal in files}
+        self.files = {signal: PackedFiles(index, signal, self.directories, self._lost) for signal in files}
         return index
+
+    def _whole(self, files: Mapping[str, Files]) -> dict[str, Files]:
+        """Return ``files`` without packed ones that are missing or have another size, which are recorded."""
+        for own in files.values():
+            for _, file in own:
+                size = file.path.stat().st_size if file.path.is_file() else None
+                if size != file.bytes:
+                    there = "there is none" if size is None else f"there are {size}"
+                    self.problems.add(file.path, f"expected {file.bytes} bytes, as the index says; {there}: left out")
+                    self._lost.add(file.path)
+        kept = {signal: [pair for pair in own if pair[1].path not in self._lost] for signal, own in files.items()}
+        return {signal: own for signal, own in kept.items() if own}
 
     def _numbers_of_directories(self) -> set[int]:
         return {directory.packed for directory in self.directories if directory.packed is not None}

@@ -11,6 +11,7 @@ has ``rank``, ``directory``, the position of the directory among those of the ra
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -63,6 +64,7 @@ class PackedBlock(NamedTuple):
     rows: int
     bytes: int
     columns: tuple[str, ...]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,21 @@ class PackedIndex:
                     bytes=block.bytes,
                 )
 
-    def files_of(self, signal: str, number: int) -> Iterator[TableFile]:
+    def damaged(self) -> Iterator[Path]:
+        """Yield the packed files that are not as they were written."""
+        for signal in self.signals.values():
+            for block in signal.blocks:
+                path = self.root / block.path
+                if not path.is_file() or path.stat().st_size != block.bytes or digest(path) != block.sha256:
+                    yield path
+
+    def files_of(self, signal: str, number: int, lost: Collection[Path] = ()) -> Iterator[TableFile]:
         """Yield the files of a signal that the rank has written in a directory, in the order of steps; their rows are
-        read from packed files."""
+        read from packed files.
+
+        Args:
+            lost: packed files that cannot be read.
+        """
         about = self.signals[signal]
         own = about.sets[about.of[number]] if about.of[number] >= 0 else ()
         rank, position = self.directories["rank"][number], self.directories["position"][number]
@@ -161,6 +175,8 @@ class PackedIndex:
         for name, columns, at in own:
             written, block = about.names[name], blocks[at]
             place = PackedRows(self.root / block.path, rank, position, name)
+            if place.path in lost:
+                continue
             yield TableFile(
                 folder / written.name,
                 signal,
@@ -192,31 +208,38 @@ class PackedFiles(Sequence[tuple[int, TableFile]]):
     made as they are asked for.
 
     Args:
-        directories: directories with a method's argument as their index.
+        directories: directories of ranks.
+        lost: packed files that cannot be read.
     """
 
-    def __init__(self, index: PackedIndex, signal: str, directories: Sequence[Any]) -> None:
-        about = index.signals[signal]
-        self._index, self._signal = index, signal
+    def __init__(
+        self, index: PackedIndex, signal: str, directories: Sequence[Any], lost: Collection[Path] = ()
+    ) -> None:
+        self._index, self._signal, self._lost = index, signal, lost
         self._own = [(n, d.packed) for n, d in enumerate(directories) if d.packed is not None]
-        self._counts = [len(about.sets[about.of[number]]) if about.of[number] >= 0 else 0 for _, number in self._own]
 
     def __len__(self) -> int:
-        return sum(self._counts)
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[tuple[int, TableFile]]:
         for n, number in self._own:
-            yield from ((n, file) for file in self._index.files_of(self._signal, number))
+            yield from ((n, file) for file in self._index.files_of(self._signal, number, self._lost))
 
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
+        if isinstance(at, int) and at < 0:  # the last ones: their directories come last
+            backwards = (
+                (n, file)
+                for n, number in reversed(self._own)
+                for file in reversed(list(self._index.files_of(self._signal, number, self._lost)))
+            )
+            found = next(islice(backwards, -1 - at, None), None)
+        elif isinstance(at, int):
+            found = next(islice(iter(self), at, None), None)
+        else:
             return list(self)[at]
-        place = range(len(self))[at]
-        for (n, number), count in zip(self._own, self._counts, strict=True):
-            if place < count:
-                return n, next(islice(self._index.files_of(self._signal, number), place, None))
-            place -= count
-        raise IndexError(at)
+        if found is None:
+            raise IndexError(at)
+        return found
 
 
 def packed_source(files: Sequence[TableFile]) -> str:
@@ -243,6 +266,15 @@ def _among(column: str, numbers: Sequence[int]) -> str:
     if high - low + 1 == len(set(numbers)):
         return f"{column} BETWEEN {low} AND {high}"
     return f"{column} IN ({', '.join(map(str, numbers))})"
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    made = hashlib.sha256()
+    with path.open("rb") as file:
+        for data in iter(lambda: file.read(1 << 20), b""):
+            made.update(data)
+    return made.hexdigest()
 
 
 def is_packed(root: Path) -> bool:

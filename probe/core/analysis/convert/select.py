@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from probe.core.naming import SIGNALS
 from probe.core.storage.chunks import files_in
 from probe.core.storage.directories import RankDirectory, find
-from probe.core.storage.layout import EXAMPLE, table_name
+from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed_run import packed_index
 from probe.core.storage.problems import Problems
@@ -93,7 +93,8 @@ def _kinds_in(directory: RankDirectory) -> Iterator[str]:
     if directory.packed is not None:
         for signal, about in packed_index(directory.path.parent).signals.items():
             number = about.of[directory.packed]
-            yield from repeat(signal, len(about.sets[number]) if number >= 0 else 0)
+            own = about.sets[number] if number >= 0 else ()
+            yield from (signal for name, _, _ in own if about.names[name].format in FORMATS)
         return
     with os.scandir(directory.path) as entries:
         names = [entry.name for entry in entries]
