@@ -12,10 +12,11 @@ import numpy as np
 from probe.core.storage import csv_reader
 from probe.core.storage.csv_reader import PIECE_BYTES
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.duckdb_reader import connect, misfit
+from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.packed_run import FILES_TABLE, PACKED, packed_index, packed_source
+from probe.core.storage.parquet_check import misfit
 from probe.core.storage.problems import Problems, cannot_be_read
 from probe.core.storage.sql import literal, pattern_of, quoted
 from probe.core.storage.table_files import TableFile, tables

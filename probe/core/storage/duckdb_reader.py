@@ -1,5 +1,4 @@
-"""Files of any number of ranks as one table a signal, read by DuckDB; Parquet files are checked first, because a query
-of many files ends at the first one that DuckDB cannot read."""
+"""Files of any number of ranks as one table a signal, read by DuckDB; Parquet files are checked first."""
 
 from __future__ import annotations
 
@@ -23,15 +22,13 @@ from probe.core.storage.layout import (
     FORM,
     KEY,
     MICRO_STEP,
-    MOST_COLUMNS,
-    NEEDED,
     STEP,
-    TEXT,
     is_number,
     type_of,
 )
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.packed_run import DIRECTORY, PACKED, RANK, PackedFiles, PackedIndex, packed_index, packed_source
+from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
 from probe.core.storage.table_files import TableFile, each_once, tables
@@ -119,8 +116,8 @@ class Rows:
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
         self.blocks: Mapping[str, Sequence[tuple[int, TableFile]]]
-        """Files that queries of all rows read: as ``files``, but of a packed run its own few and large ones, each with the
-        index of the first directory of which it has rows."""
+        """Files that queries of all rows read: as ``files``, but of a packed run its own few and large ones, each with
+        the index of the first directory of which it has rows."""
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
         the files that ranks wrote."""
@@ -477,62 +474,3 @@ numbered AS (
     FROM lines)
 SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {NAMED + 1} ORDER BY path, line
 """  # noqa: S608 - no word of it is a user's
-
-
-_WHOLE = ("INT32", "INT64")
-_NUMBERS = ("DOUBLE", "FLOAT", *_WHOLE)
-_SCHEMA = "SELECT file_name, name, type, num_children FROM parquet_schema({files})"
-_ALL = "SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet({files}, union_by_name = true)"
-"""Query that decodes every page, in several threads and without keeping any; a count would read the statistics only."""
-
-
-def readable(connection: Any, files: Sequence[TableFile], problems: Problems) -> list[TableFile]:
-    """Return ``files`` without the Parquet files that are damaged or foreign, which are recorded in ``problems``. Each
-    file is read once; if none is damaged, all in one query."""
-    parquet = [file for file in files if file.format == "parquet"]
-    if not parquet or _wrong(connection, parquet) is None:
-        return list(files)
-    kept = []
-    for file in files:
-        wrong = _wrong(connection, [file]) if file.format == "parquet" else None
-        if wrong is None:
-            kept.append(file)
-        else:
-            problems.add(file.path, f"{wrong}: left out")
-    return kept
-
-
-def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
-    """Return the first defect of any of ``files``; None if there is none."""
-    import duckdb
-
-    paths = [file.path for file in files]
-    try:
-        if wrong := misfit(connection, paths):
-            return wrong
-        connection.execute(_ALL.format(files=listed(paths))).fetchall()
-    except duckdb.Error as error:
-        return f"expected a Parquet file, undamaged; {str(error).splitlines()[0][:200]}"
-    return None
-
-
-def misfit(connection: Any, paths: list[Path]) -> str | None:
-    """Return the first defect of the columns of any of the files; None if there is none."""
-    columns: dict[str, list[tuple[str, str, int | None]]] = {}
-    for path, *column in connection.execute(_SCHEMA.format(files=listed(paths))).fetchall():
-        columns.setdefault(path, []).append(tuple(column))
-    found = (_misfit(described[1:]) for described in columns.values())  # the first is the table itself
-    return next(filter(None, found), None)
-
-
-def _misfit(columns: Sequence[tuple[str, str, int | None]]) -> str | None:
-    names = [name for name, _, _ in columns]
-    if missing := [name for name in NEEDED if name not in names]:
-        return f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}"
-    if len(names) > MOST_COLUMNS:
-        return f"expected at most {MOST_COLUMNS} columns; there are {len(names)}"
-    for name, kind, children in columns:
-        expected = ("BYTE_ARRAY",) if name in TEXT else _WHOLE if name in KEY else _NUMBERS
-        if children or kind not in expected:
-            return f"expected {' or '.join(expected)} in column {name}; there is {kind or 'a structure'}"
-    return None

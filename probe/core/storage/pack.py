@@ -115,7 +115,7 @@ def follow(
 ) -> PackedReport:
     """Pack a run while it trains: the files that no rank writes any more, again and again, and the rest at its end.
 
-    After each time ``out`` is a packed run of the steps so far. If the last wait ends before training does, :func:`pack`
+    After each time ``out`` is a packed run of the steps so far. If following ends before training does, :func:`pack`
     goes on.
 
     Args:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.duckdb_reader import MEMORY, Rows, connect, fill, readable
+from probe.core.storage.duckdb_reader import MEMORY, Rows, connect, fill
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import CSV, KEY, NEEDED, TEXT, type_of
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed_run import DIRECTORY, FILE, RANK, digest
+from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import literal, quoted
 from probe.core.storage.table_files import TableFile

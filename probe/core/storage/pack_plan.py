@@ -79,7 +79,7 @@ class PackPlan:
             yield [n for n, _ in own]
 
     def works(self, numbers: Sequence[int]) -> Iterator[BlockWork]:
-        """Yield the files that the rows of some directories are packed into, signal by signal, in the order of steps."""
+        """Yield the files that the rows of some directories are packed into, by signal, in the order of steps."""
         band = self.run.directories[numbers[0]].rank // self.band
         highest = max(directory.rank for directory in self.run.directories)
         ranks = band * self.band, (band + 1) * self.band - 1
