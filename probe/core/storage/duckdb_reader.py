@@ -365,7 +365,7 @@ class Rows:
         self.files = {signal: PackedFiles(index, signal, self.directories, self._lost) for signal in files}
         return index
 
-    def _whole(self, files: Mapping[str, Files]) -> dict[str, Files]:
+    def _whole(self, files: Mapping[str, Sequence[tuple[int, TableFile]]]) -> dict[str, Files]:
         """Return ``files`` without packed ones that are missing or have another size, which are recorded."""
         for own in files.values():
             for _, file in own:

@@ -104,7 +104,7 @@ def pack(
     return _packed(root, out, PackSettings(block_bytes, memory), each, observe or _ignore)
 
 
-def follow(
+def pack_followed(
     root: Path,
     out: Path,
     wait: Callable[[PackedReport], bool],
