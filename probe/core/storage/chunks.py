@@ -95,7 +95,7 @@ def _number_of_rows(path: Path) -> int:
 
 
 def _number_of_packed_rows(file: TableFile) -> int:
-    if file.rows is not None:
+    if file.rows:
         return file.rows
     with _duckdb() as connection:
         return int(connection.execute(f"SELECT count(*) FROM {packed_source([file])}").fetchall()[0][0])  # noqa: S608

@@ -56,6 +56,13 @@ class Problems:
         if len(self.kept) < MOST:
             self.kept.append(problem)
 
+    def extend(self, others: Problems) -> None:
+        """Record the problems of another reader; equal ones count once."""
+        for problem in others.kept:
+            self.add(problem.path, problem.what, problem.line, problem.skipped)
+        self.number += others.number - len(others.kept)
+        self.skipped |= others.skipped
+
     def lines(self, most: int = 20) -> list[str]:
         """Return the first ``most`` problems as lines for people, and the number of the others."""
         shown = [str(problem) for problem in self.kept[:most]]

@@ -62,13 +62,13 @@ class TableFile(NamedTuple):
     torn: int = 0
     """Bytes of an unfinished last line."""
     ranks: tuple[int, int] | None = None
-    """The first and the last rank in a file of a packed run; None for a file of one rank."""
-    rows: int | None = None
-    """Number of rows; None if unknown."""
-    bytes: int | None = None
-    """Size; None if unknown."""
-    modified_ns: int | None = None
-    """Time of the last change, in nanoseconds since the epoch; None if unknown."""
+    """First and last rank in a file of a packed run; None if it is one rank's own."""
+    rows: int = 0
+    """Number of rows; 0 if unknown."""
+    bytes: int = 0
+    """Size; 0 if unknown."""
+    modified_ns: int = 0
+    """Time of the last change, in nanoseconds since the epoch; 0 if unknown."""
     packed: PackedRows | None = None
     """Place of the rows in a packed run; None for a file that exists."""
 
@@ -86,7 +86,7 @@ def size_and_time(file: TableFile) -> tuple[int, int]:
     Raises:
         OSError: if there is no such file.
     """
-    if file.bytes is not None and file.modified_ns is not None:
+    if file.modified_ns:
         return file.bytes, file.modified_ns
     found = file.path.stat()
     return found.st_size, found.st_mtime_ns

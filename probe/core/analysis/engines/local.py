@@ -1,0 +1,67 @@
+"""Pieces on this machine: in this process, or in several."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+from probe.core.analysis.engines import halved, is_of_memory
+from probe.core.analysis.pieces import Piece
+
+R = TypeVar("R")
+
+APART = 2
+"""Processes to ask for so that one piece is worked on outside of this process."""
+
+
+class LocalEngine:
+    """Processes of this machine; with one, this process does the work."""
+
+    def __init__(self, processes: int) -> None:
+        self.width = processes
+
+    def each(self, function: Callable[[Piece], R], pieces: Iterable[Piece]) -> Iterator[tuple[Piece, R | Exception]]:
+        """Yield results in the order of ``pieces``. If a process is killed, the pieces that it may have had are done
+        again one by one, so that the others' results are kept."""
+        source = iter(pieces)
+        while True:
+            taken: deque[Piece] = deque()
+            try:
+                for piece, result in in_order(function, _recorded(source, taken), self.width):
+                    taken.popleft()
+                    yield from self._settled(function, piece, result)
+                return
+            except WorkersDiedError:
+                suspects = list(taken)
+            for piece in suspects:
+                yield from self._apart(function, piece)
+
+    def _settled(
+        self, function: Callable[[Piece], R], piece: Piece, result: R | Exception
+    ) -> Iterator[tuple[Piece, R | Exception]]:
+        """Yield the result of a piece, or those of its halves if it did not fit into memory."""
+        halves = halved(piece) if _is_too_large(result) else ()
+        if not halves:
+            yield piece, result
+        for half in halves:
+            yield from self._apart(function, half)
+
+    def _apart(self, function: Callable[[Piece], R], piece: Piece) -> Iterator[tuple[Piece, R | Exception]]:
+        """Do one piece in a process of its own, if there are to be any."""
+        try:
+            [(_, result)] = in_order(function, [piece], min(self.width, APART))
+        except WorkersDiedError as died:
+            result = died
+        yield from self._settled(function, piece, result)
+
+
+def _recorded(source: Iterator[Piece], taken: deque[Piece]) -> Iterator[Piece]:
+    for piece in source:
+        taken.append(piece)
+        yield piece
+
+
+def _is_too_large(result: object) -> bool:
+    return isinstance(result, Exception) and (is_of_memory(result) or isinstance(result, WorkersDiedError))

@@ -1,0 +1,328 @@
+"""A run cut into pieces of about equal bytes, by ranks or by ranges of steps, each of which a worker reads alone.
+
+What is computed of a piece must merge: with pieces by ranks over ranks, with pieces by steps over ranges of steps. The
+number of pieces, their order and their limits are no part of a result.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from probe.core.storage.directories import RankDirectory, RecordedRun
+from probe.core.storage.duckdb_reader import Connection, Rows, connect
+from probe.core.storage.layout import table_name
+from probe.core.storage.manifest import HIGHEST, Manifest
+from probe.core.storage.problems import Problems
+from probe.core.storage.table_files import TableFile, each_once
+
+Cut = Literal["ranks", "steps"]
+Files = Mapping[str, tuple[tuple[int, TableFile], ...]]
+
+MOST_BYTES = 64 << 20
+"""Bytes of a piece's files: about a second of judging CSV."""
+OPENING = 32 << 10
+"""Cost of a directory, however little is in it, in bytes of CSV that are read in the time in which it is opened."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a run that is read by itself; it can be pickled, and is small."""
+
+    root: Path
+    directories: tuple[RankDirectory, ...]
+    """All directories of its ranks, without their manifests unless they were asked for."""
+    files: Files
+    """Files by signal, each with the index of its directory in ``directories``."""
+    steps: tuple[int, int] | None = None
+    """First and last step, both included; None for all."""
+    signals: tuple[str, ...] | None = None
+    """Signals that are read; None for all."""
+    bytes: int = 0
+    """Estimate for what is read."""
+    rows: int = 0
+    """Estimate; 0 if unknown."""
+    checked: bool = False
+    """True if its files were opened before, and their problems are recorded."""
+    place: tuple[int, ...] = ()
+    """Number among the pieces of a call, then 0 or 1 for each time that it was halved."""
+    cuts: tuple[Cut, ...] = ()
+    """How it may be cut further, the preferred way first."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(directory.rank for directory in self.directories))
+
+    def halves(self) -> tuple[Piece, ...]:
+        """Return two pieces that hold the same rows together; none if it cannot be cut."""
+        for cut in self.cuts:
+            found = (_parts_of_ranks if cut == "ranks" else _parts_of_steps)(self, 2)
+            if len(found) > 1:
+                return tuple(found)
+        return ()
+
+    def __str__(self) -> str:
+        ranks = self.ranks
+        spread = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
+        return spread if self.steps is None else f"{spread}, steps {self.steps[0]} to {self.steps[1]}"
+
+
+def by_ranks(
+    run: RecordedRun,
+    rows: Rows | None = None,
+    most_bytes: int = MOST_BYTES,
+    signals: Iterable[str] | None = None,
+    least: int = 1,
+    manifests: bool = False,
+    cuts: tuple[Cut, ...] = ("ranks",),
+) -> list[Piece]:
+    """Cut a run into pieces of whole ranks, in order of rank; each has all directories of its ranks.
+
+    Args:
+        rows: the opened files of ``run``; None if they were not opened: then the workers record all problems of files,
+            and here only names are listed.
+        most_bytes: bytes of a piece, unless a single rank has more.
+        least: number of pieces at least, if there are as many ranks.
+        manifests: whether the pieces keep the manifests of their directories.
+        cuts: how a piece may be cut further if it does not fit into memory.
+    """
+    whole = replace(_whole(run, rows, signals, manifests), cuts=cuts)
+    return _parts_of_ranks(whole, _number(whole, most_bytes, least))
+
+
+def by_steps(
+    run: RecordedRun,
+    rows: Rows | None = None,
+    most_bytes: int = MOST_BYTES,
+    signals: Iterable[str] | None = None,
+    least: int = 1,
+    manifests: bool = False,
+    cuts: tuple[Cut, ...] = ("steps",),
+) -> list[Piece]:
+    """Cut a run into ranges of steps, in their order; each piece has all ranks. Together the ranges contain every step
+    from 0 on, whatever steps there are. Arguments as of :func:`by_ranks`."""
+    whole = replace(_whole(run, rows, signals, manifests), cuts=cuts)
+    return _parts_of_steps(whole, _number(whole, most_bytes, least))
+
+
+@contextmanager
+def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
+    """Open the rows of a piece: the views have its ranks, steps and signals alone.
+
+    Problems that are known since the run was opened are not recorded again; a file that has gone since is. The numbers
+    of a signal are those that the files of the piece have. A worker process uses one thread.
+    """
+    opening, conditions = Problems(), {"": "false"}
+    with (
+        closing(_connection()) as connection,
+        Rows(piece.directories, opening, connection, left_out=conditions) as rows,
+    ):
+        gone = _gone(piece, rows)
+        if gone or not piece.checked:
+            problems.extend(opening)
+        for path in sorted(gone - {problem.path for problem in opening.kept}):
+            problems.add(path, "it was there when the run was listed, and cannot be read any more: left out")
+        rows.problems = problems
+        if piece.steps is not None:
+            first, last = piece.steps
+            conditions.update(dict.fromkeys(rows.signals, f"step NOT BETWEEN {first} AND {last}"))
+        rows.files = {signal: list(files) for signal, files in _restricted(rows.files, piece).items()}
+        yield rows
+
+
+@contextmanager
+def with_threads(number: int) -> Iterator[None]:
+    """Let pieces that are opened in the block be read by so many threads."""
+    token = _THREADS.set(number)
+    try:
+        yield
+    finally:
+        _THREADS.reset(token)
+
+
+_THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
+
+
+def _connection() -> Connection:
+    in_worker = multiprocessing.parent_process() is not None
+    return connect(threads=_THREADS.get() or (1 if in_worker else None))
+
+
+def _gone(piece: Piece, rows: Rows) -> set[Path]:
+    """Return the files of a piece that its worker does not find."""
+    there = {rows.original(file) for files in rows.files.values() for _, file in files}
+    return {file.path for files in piece.files.values() for _, file in files} - there
+
+
+def _whole(run: RecordedRun, rows: Rows | None, signals: Iterable[str] | None, manifests: bool) -> Piece:
+    """Return a run as one piece, its directories in order of rank."""
+    directories = run.directories if rows is None else rows.directories
+    files = _listed(directories) if rows is None else _originals(rows)
+    if not manifests:
+        directories = tuple(directory._replace(manifest=Manifest()) for directory in directories)
+    root = directories[0].path.parent
+    piece = Piece(root, directories, files, signals=None if signals is None else tuple(signals))
+    return _filled(replace(piece, files=_restricted(files, piece), checked=rows is not None))
+
+
+def _originals(rows: Rows) -> Files:
+    return {
+        signal: tuple((n, _sized(file._replace(path=rows.original(file)))) for n, file in files)
+        for signal, files in rows.files.items()
+    }
+
+
+def _listed(directories: Sequence[RankDirectory]) -> Files:
+    """Return the files of each directory by their names, none of them opened."""
+    found: dict[str, list[tuple[int, TableFile]]] = {}
+    for n, directory in enumerate(directories):
+        named = [(name, path) for path in sorted(directory.path.iterdir()) if (name := table_name(path.name))]
+        files = [TableFile(path, t.signal, t.first, t.last, t.part, t.format, ()) for t, path in named]
+        for file in each_once(sorted(files, key=lambda f: (f.signal, f.first, f.part, f.path.name))):
+            found.setdefault(file.signal, []).append((n, _sized(file)))
+    return {signal: tuple(files) for signal, files in found.items()}
+
+
+def _sized(file: TableFile) -> TableFile:
+    if file.bytes:
+        return file
+    try:
+        return file._replace(bytes=file.path.stat().st_size)
+    except OSError:  # its worker names it
+        return file
+
+
+def _restricted(files: Mapping[str, Sequence[tuple[int, TableFile]]], piece: Piece) -> Files:
+    """Return the files that may have rows of the signals and steps of a piece; no signal without a file."""
+    chosen = {signal: own for signal, own in files.items() if piece.signals is None or signal in piece.signals}
+    first, last = piece.steps or (0, HIGHEST)
+    kept = {
+        signal: tuple((n, file) for n, file, end in _with_ends(own) if piece.steps is None or first < end)
+        for signal, own in chosen.items()
+    }
+    within = {signal: tuple(pair for pair in own if pair[1].first <= last) for signal, own in kept.items()}
+    return {signal: own for signal, own in within.items() if own}
+
+
+def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[int, TableFile, float]]:
+    """Yield files with the steps before which they end: that at which the directory's next file begins."""
+    firsts: dict[int, list[int]] = {}
+    kept = list(files)
+    for n, file in kept:
+        firsts.setdefault(n, []).append(file.first)
+    after = {n: dict(pairwise(sorted(set(found)))) for n, found in firsts.items()}
+    for n, file in kept:
+        yield n, file, after[n].get(file.first, math.inf) if file.ranks is None else file.last + 1
+
+
+def _filled(piece: Piece) -> Piece:
+    """Return ``piece`` with estimates of its bytes and rows."""
+    spans = _spans(piece)
+    size = sum(size for _, _, size, _ in spans) + OPENING * len(piece.directories)
+    return replace(piece, bytes=int(size), rows=int(sum(rows for _, _, _, rows in spans)))
+
+
+def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
+    """Return the first step of each file within the piece, the step after its last, and its share of bytes and rows."""
+    low, high = piece.steps or (0, HIGHEST)
+    ranks = [directory.rank for directory in piece.directories]
+    found = []
+    for files in piece.files.values():
+        for _, file, end in _with_ends(files):
+            stop = int(max(file.first + 1, min(end, file.last + 1)))
+            first, after = max(file.first, low), min(stop, high + 1)
+            share = max(0, after - first) / (stop - file.first) * _share_of_ranks(file, ranks)
+            found.append((first, max(first + 1, after), file.bytes * share, file.rows * share))
+    return found
+
+
+def _share_of_ranks(file: TableFile, ranks: Sequence[int]) -> float:
+    if file.ranks is None:
+        return 1.0
+    first, last = file.ranks
+    return sum(first <= rank <= last for rank in ranks) / (last - first + 1)
+
+
+def _number(whole: Piece, most_bytes: int, least: int) -> int:
+    return max(least, math.ceil(whole.bytes / most_bytes))
+
+
+def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:
+    """Return about ``number`` pieces of whole ranks, of about equal bytes; fewer if there are fewer ranks."""
+    size = dict.fromkeys(sorted(piece.ranks), 0.0)
+    for directory in piece.directories:
+        size[directory.rank] += OPENING
+    for files in piece.files.values():
+        for n, file in files:
+            if file.ranks is None:
+                size[piece.directories[n].rank] += file.bytes
+            else:
+                own = [rank for rank in size if file.ranks[0] <= rank <= file.ranks[1]]
+                size.update((rank, size[rank] + file.bytes / len(own)) for rank in own)
+    bounds = _cut(list(size.values()), number)
+    ranks = list(size)
+    return [_of_ranks(piece, ranks[first:end]) for first, end in bounds]
+
+
+def _cut(sizes: Sequence[float], number: int) -> list[tuple[int, int]]:
+    """Return at most ``number`` ranges of positions, none of them empty, whose sizes are about equal."""
+    goal, at, found = sum(sizes) / number, 0.0, [0]
+    for n, size in enumerate(sizes):
+        if n > found[-1] and at + size / 2 > goal * len(found) and len(found) < number:
+            found.append(n)
+        at += size
+    return list(pairwise([*found, len(sizes)]))
+
+
+def _of_ranks(piece: Piece, ranks: Iterable[int]) -> Piece:
+    chosen = frozenset(ranks)
+    places = [n for n, directory in enumerate(piece.directories) if directory.rank in chosen]
+    new = {old: n for n, old in enumerate(places)}
+    files: dict[str, tuple[tuple[int, TableFile], ...]] = {}
+    for signal, own in piece.files.items():
+        kept = tuple((new.get(n, 0), file) for n, file in own if _is_of(file, n, new, chosen))
+        if kept:
+            files[signal] = kept
+    return _filled(replace(piece, directories=tuple(piece.directories[n] for n in places), files=files))
+
+
+def _is_of(file: TableFile, n: int, new: Mapping[int, int], ranks: frozenset[int]) -> bool:
+    if file.ranks is None:
+        return n in new
+    return any(file.ranks[0] <= rank <= file.ranks[1] for rank in ranks)
+
+
+def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
+    """Return about ``number`` pieces of ranges of steps, of about equal bytes, which begin where files begin if they
+    can."""
+    spans = _spans(piece)
+    low, high = piece.steps or (0, HIGHEST)
+    if not spans:
+        return [replace(piece, steps=(low, high))]
+    edges = sorted({edge for first, after, _, _ in spans for edge in (first, after)})
+    change = dict.fromkeys(edges, 0.0)
+    for first, after, size, _ in spans:
+        change[first] += size / (after - first)
+        change[after] -= size / (after - first)
+    cells: list[tuple[int, float]] = []
+    density, most = 0.0, sum(size for _, _, size, _ in spans) / number
+    for first, after in pairwise(edges):
+        density += change[first]
+        parts = min(after - first, max(1, math.ceil(density * (after - first) / max(most, 1))))
+        inner = [first + (after - first) * part // parts for part in range(parts + 1)]
+        cells += [(begin, density * (end - begin)) for begin, end in pairwise(inner)]
+    begins = [cells[first][0] for first, _ in _cut([size for _, size in cells], number)]
+    limits = [low, *begins[1:], high + 1]
+    return [_of_steps(piece, first, after - 1) for first, after in pairwise(limits)]
+
+
+def _of_steps(piece: Piece, first: int, last: int) -> Piece:
+    part = replace(piece, steps=(first, last))
+    return _filled(replace(part, files=_restricted(piece.files, part)))
