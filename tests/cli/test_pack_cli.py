@@ -1,4 +1,4 @@
-"""``probe pack`` as people and scripts use it; and every other command on a packed run: the same bytes as on the run."""
+"""``probe pack`` as people and scripts use it; other commands give the same bytes on a packed run as on the run."""
 
 from __future__ import annotations
 

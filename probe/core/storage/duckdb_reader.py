@@ -115,16 +115,14 @@ class Rows:
         self._places: list[tuple[str, int]] = [
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
-        self.blocks: Mapping[str, Sequence[tuple[int, TableFile]]]
-        """Files that queries of all rows read: as ``files``, but of a packed run its own few and large ones, each with
-        the index of the first directory of which it has rows."""
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
         the files that ranks wrote."""
         self._lost: set[Path] = set()
+        self._blocks: Mapping[str, Sequence[tuple[int, TableFile]]] = {}
         self._packed = self._open_packed(files)
         if self._packed is None:
-            self.blocks = self.files = self._looked() if files is None else self._known(files)
+            self.files = self._looked() if files is None else self._known(files)
         self._by_directory: dict[str, dict[int, list[TableFile]]] = {}
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[TableFile, float]]] = {}
@@ -150,6 +148,12 @@ class Rows:
     @property
     def signals(self) -> tuple[str, ...]:
         return tuple(self.files)
+
+    @property
+    def blocks(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
+        """Files that queries of all rows read: ``files``, but of a packed run its own few and large ones, each with the
+        index of the first directory of which it has rows."""
+        return self.files if self._packed is None else self._blocks
 
     def numbers(self, signal: str) -> tuple[str, ...]:
         """Return the ops and other numbers of a signal, in the order of their columns."""
@@ -361,7 +365,7 @@ class Rows:
             }
             files = {signal: own for signal, own in found.items() if own}
             files = self._whole(files)
-        self.blocks = files
+        self._blocks = files
         self.files = {signal: PackedFiles(index, signal, self.directories, self._lost) for signal in files}
         return index
 
@@ -451,11 +455,12 @@ class Rows:
 
 
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
-    """Yield the files (ordered by directory and step), each with its end: the step at which the next begins."""
+    """Yield the files (ordered by directory and step), each with its end: the step at which the next begins, or the one
+    after the last that may be in it (a next file with other columns may begin within its steps)."""
     for _, own in groupby(files, key=lambda pair: pair[0]):
         alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
         for group, after in zip(alike, [*alike[1:], None], strict=True):
-            yield from ((file, after[0].first if after else math.inf) for file in group)
+            yield from ((file, max(after[0].first, file.last + 1) if after else math.inf) for file in group)
 
 
 def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
