@@ -31,7 +31,7 @@ BLOCK_BYTES = 256 << 20
 FOLLOWED_BAND = 64
 """Ranks that are packed together while a run is followed, whose sizes are not known yet."""
 PLAN = "plan.json"
-"""Record of the number of ranks that are packed together: the same when an interrupted pack goes on."""
+"""Record whether the run was followed: the same ranks are packed together then when a pack goes on."""
 
 InOrder = Callable[[Callable[[BlockWork], Sealed], Iterable[BlockWork]], Iterator[tuple[BlockWork, Any]]]
 """Function that calls another one with each item and yields the items with results, or exceptions, in order."""
@@ -156,12 +156,12 @@ def _check(root: Path, out: Path) -> None:
 
 def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observe: Observer) -> PackedReport:
     """Write all files, then the index."""
-    band = _known_band(out) or (FOLLOWED_BAND if settings.closed_only else None)
+    settings = settings._replace(band=FOLLOWED_BAND if settings.closed_only or _was_followed(out) else None)
     kept = set()
-    with PackPlan(root, out, settings, band) as plan, SideTables() as side:
+    with PackPlan(root, out, settings) as plan, SideTables() as side:
         report = PackedReport(out, ranks=len(plan.run.ranks))
         (out / SEALS).mkdir(parents=True, exist_ok=True)
-        write_whole(out / SEALS / PLAN, json.dumps({"band": plan.band}).encode())
+        write_whole(out / SEALS / PLAN, json.dumps({"followed": settings.band is not None}).encode())
         for work, sealed in each(write_block, _works(plan, side)):
             if isinstance(sealed, Exception):
                 what = " ".join(str(sealed).split())[:400]
@@ -175,7 +175,7 @@ def _packed(root: Path, out: Path, settings: PackSettings, each: InOrder, observ
         _copy_files(plan.base, out)
         report.complete = all(directory.manifest.ended for directory in plan.run.directories)
         complete = not settings.closed_only
-        plan.draft.write(out, plan.found.kept, plan.chosen.kept, plan.band, complete)
+        plan.draft.write(out, plan.found.kept, plan.chosen.kept, complete)
     if complete:
         _remove_others(out, kept)
     with Rows(last_run(out, report.problems).directories, report.problems):
@@ -189,12 +189,12 @@ def _works(plan: PackPlan, side: SideTables) -> Iterator[BlockWork]:
         yield from plan.works(numbers)
 
 
-def _known_band(out: Path) -> int | None:
-    """Return the number of ranks that an interrupted pack packs together; None if there was none."""
+def _was_followed(out: Path) -> bool:
+    """Return whether the files in ``out`` are of a run that was followed."""
     try:
-        return int(json.loads((out / SEALS / PLAN).read_bytes())["band"])
+        return bool(json.loads((out / SEALS / PLAN).read_bytes())["followed"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return False
 
 
 def _count(report: PackedReport, work: BlockWork, sealed: Sealed) -> None:

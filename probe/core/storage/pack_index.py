@@ -128,13 +128,12 @@ class IndexDraft:
         """Add problems with the files of a directory."""
         self._problems["opened"] += [(directory, problem) for problem in problems]
 
-    def write(self, out: Path, found: Sequence[Problem], chosen: Sequence[Problem], band: int, complete: bool) -> None:
+    def write(self, out: Path, found: Sequence[Problem], chosen: Sequence[Problem], complete: bool) -> None:
         """Write the index in one move.
 
         Args:
             found: problems with directories.
             chosen: problems with runs.
-            band: number of ranks that are packed together.
         """
         directories = self._directories
         columns: dict[str, list[Any]] = {
@@ -159,7 +158,7 @@ class IndexDraft:
             directories[0].path.parent,
             complete,
         )
-        write_whole(out / INDEX, index_bytes({**fields, "band": band}))
+        write_whole(out / INDEX, index_bytes(fields))
 
 
 def write_whole(path: Path, data: bytes) -> None:

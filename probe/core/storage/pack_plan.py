@@ -34,6 +34,8 @@ class PackSettings(NamedTuple):
     """Bytes of the files that are packed into one."""
     memory: str
     """Memory for each file that is written."""
+    band: int | None = None
+    """Number of ranks that are packed together, whether or not all are there; None to choose it by sizes."""
     closed_only: bool = False
     """True to leave out files that a rank may still write, and those that do not fill a packed file yet."""
 
@@ -43,21 +45,18 @@ class PackPlan:
 
     Use as a context manager, since copies of rows of databases are kept until they are packed.
 
-    Args:
-        band: number of ranks that are packed together; None to choose it by the sizes of files.
-
     Raises:
         ValueError: if there is no run.
     """
 
-    def __init__(self, root: Path, out: Path, settings: PackSettings, band: int | None) -> None:
+    def __init__(self, root: Path, out: Path, settings: PackSettings) -> None:
         self._out, self._settings = out, settings
         self.found, self.chosen = Problems(), Problems()
         *others, self.run = runs(find(root, self.found))
         record_earlier(others, root, self.chosen)
         self.positions = _positions(self.run)
         self.draft = IndexDraft(self.run.directories, self.positions)
-        self.band = band or self._band()
+        self.band = settings.band or self._band()
         self._databases: list[Rows] = []
 
     def __enter__(self) -> PackPlan:
@@ -83,7 +82,7 @@ class PackPlan:
         band = self.run.directories[numbers[0]].rank // self.band
         highest = max(directory.rank for directory in self.run.directories)
         ranks = band * self.band, (band + 1) * self.band - 1
-        if not self._settings.closed_only:
+        if self._settings.band is None:
             ranks = ranks[0], min(ranks[1], highest)
         found: dict[str, list[Source]] = {}
         for n in numbers:

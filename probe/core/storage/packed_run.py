@@ -35,6 +35,8 @@ PACKED = "packed"
 """Format of a :class:`TableFile` whose rows are in a file of a packed run."""
 RANK, DIRECTORY, FILE = "rank", "directory", "file"
 """Columns of packed files besides those of tables."""
+_BASE = "\0"
+"""Stands for the folder of the run in messages."""
 MOST_BYTES = 1 << 30
 """Bytes of an index, unpacked, at most."""
 STAGES = ("found", "chosen", "opened", "closed")
@@ -122,6 +124,10 @@ class PackedIndex:
         return Manifest(found)
 
     @cached_property
+    def _highest(self) -> int:
+        return max(self.directories["rank"])
+
+    @cached_property
     def signals(self) -> dict[str, PackedSignal]:
         """Files by signal, in the order of a reader of the run as it was."""
         return {name: _signal(fields) for name, fields in self._fields["signals"].items()}
@@ -135,7 +141,7 @@ class PackedIndex:
         own = None if directories is None else {self.directories["name"][n] for n in directories}
         for path, line, what, skipped in self._fields["problems"][stage]:
             if own is None or path.partition("/")[0] in own:
-                problems.add(self.root / path, what, line, skipped)
+                problems.add(self.root / path, what.replace(_BASE, str(self.root)), line, skipped)
 
     def blocks(self, signal: str, first: int, last: int) -> Iterator[TableFile]:
         """Yield the packed files that may have rows of the ranks from ``first`` to ``last``."""
@@ -148,7 +154,7 @@ class PackedIndex:
                     part=0,
                     format=PACKED,
                     columns=block.columns,
-                    ranks=block.ranks,
+                    ranks=(block.ranks[0], min(block.ranks[1], self._highest)),
                     rows=block.rows,
                     bytes=block.bytes,
                 )
@@ -371,7 +377,7 @@ def _relative(problem: Problem, base: Path) -> list[Any]:
         path = str(problem.path.relative_to(base))
     except ValueError:
         path = str(problem.path)
-    return [path, problem.line, problem.what, problem.skipped]
+    return [path, problem.line, problem.what.replace(str(base), _BASE), problem.skipped]
 
 
 def index_bytes(fields: Mapping[str, Any]) -> bytes:
