@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from probe.core.storage.csv_reader import PIECE_BYTES
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
+from probe.core.storage.location import Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.packed_run import FILES_TABLE, PACKED, packed_index, packed_source
 from probe.core.storage.parquet_check import misfit
@@ -85,9 +85,9 @@ def parse(piece: Chunk) -> ParsedChunk:
     return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))
 
 
-def _number_of_rows(path: Path) -> int:
+def _number_of_rows(path: Place) -> int:
     """Return the number of rows of a Parquet file."""
-    with _duckdb() as connection:
+    with _duckdb(path) as connection:
         if wrong := misfit(connection, [path]):
             raise ValueError(wrong)
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
@@ -97,7 +97,7 @@ def _number_of_rows(path: Path) -> int:
 def _number_of_packed_rows(file: TableFile) -> int:
     if file.rows:
         return file.rows
-    with _duckdb() as connection:
+    with _duckdb(file.path) as connection:
         return int(connection.execute(f"SELECT count(*) FROM {packed_source([file])}").fetchall()[0][0])  # noqa: S608
 
 
@@ -117,7 +117,7 @@ def files_in(directory: RankDirectory, problems: Problems) -> list[TableFile]:
         index.record_problems(stage, problems, {directory.packed})
     query = "SELECT signal, file, size, modified_ns, rows FROM read_parquet(?) WHERE rank = ? AND directory = ?"
     position = index.directories["position"][directory.packed]
-    with _duckdb() as connection:
+    with _duckdb(root / FILES_TABLE) as connection:
         found = connection.execute(query, [pattern_of(root / FILES_TABLE), directory.rank, position]).fetchall()
     known = {(signal, name): (size, modified_ns, rows) for signal, name, size, modified_ns, rows in found}
     files = []
@@ -132,7 +132,7 @@ def files_in(directory: RankDirectory, problems: Problems) -> list[TableFile]:
 
 def _read_parquet(piece: Chunk) -> MetricRows | None:
     """Return the rows of a piece of a Parquet file; None if there are none."""
-    with _duckdb() as connection:
+    with _duckdb(piece.file.packed.path if piece.file.packed else piece.file.path) as connection:
         cells, source = "*", f"read_parquet({literal(pattern_of(piece.file.path))})"
         if piece.file.format == PACKED:
             cells, source = ", ".join(map(quoted, piece.file.columns)), packed_source([piece.file])
@@ -146,8 +146,8 @@ def _read_parquet(piece: Chunk) -> MetricRows | None:
 
 
 @contextmanager
-def _duckdb() -> Iterator[Any]:
-    """Open a connection for one file.
+def _duckdb(path: Place) -> Iterator[Any]:
+    """Open a connection for the file ``path``.
 
     Raises:
         ImportError: if DuckDB is missing.
@@ -156,6 +156,7 @@ def _duckdb() -> Iterator[Any]:
     connection = connect(threads=1)
     import duckdb
 
+    readable_by_duckdb(connection, path)
     try:
         yield connection
     except RuntimeError as error:
@@ -163,6 +164,8 @@ def _duckdb() -> Iterator[Any]:
             raise KeyboardInterrupt from error
         raise
     except duckdb.Error as error:
+        if failed := failure_of(error, [path]):
+            raise failed from None
         raise ValueError(f"expected a Parquet file; {' '.join(str(error).split())}") from error
     finally:
         connection.close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from probe.core.storage.layout import COST_COLUMNS
+from probe.core.storage.location import Place
 from probe.core.storage.sql import listed, literal, pattern_of
 
 PACKED_COSTS = "costs.parquet"
 """Table of a packed run: the lines of all these files, with ``rank`` and ``directory`` as in packed files."""
 
 
-def costs_source(paths: Sequence[Path]) -> str:
+def costs_source(paths: Sequence[Place]) -> str:
     """Return SQL that reads such files with the columns of :data:`COST_COLUMNS` and ``filename``; lines that cannot be
     parsed are left out."""
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in COST_COLUMNS.items())
@@ -22,7 +22,7 @@ def costs_source(paths: Sequence[Path]) -> str:
     )
 
 
-def packed_costs_source(root: Path, folders: Sequence[tuple[int, int, Path]]) -> str:
+def packed_costs_source(root: Place, folders: Sequence[tuple[int, int, Place]]) -> str:
     """Return SQL that reads the costs of some directories of a packed run, with the directory's path as ``filename``.
 
     Args:

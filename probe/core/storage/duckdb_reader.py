@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 import uuid
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -24,10 +23,21 @@ from probe.core.storage.layout import (
     MICRO_STEP,
     STEP,
     is_number,
+    table_name,
     type_of,
 )
+from probe.core.storage.location import Location, Place, contents, failure_of, fetch_ahead, located, readable_by_duckdb
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.packed_run import DIRECTORY, PACKED, RANK, PackedFiles, PackedIndex, packed_index, packed_source
+from probe.core.storage.packed_run import (
+    DIRECTORY,
+    PACKED,
+    RANK,
+    PackedFiles,
+    PackedIndex,
+    packed_files,
+    packed_index,
+    packed_source,
+)
 from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
@@ -110,15 +120,20 @@ class Rows:
         self._schema = quoted(schema)
         self.directories = tuple(directories)
         self.problems = problems
+        for directory in self.directories:
+            readable_by_duckdb(self.connection, directory.path)
+        unpacked = [directory.path for directory in self.directories if directory.packed is None]
+        fetch_ahead(file for folder in unpacked for file in _objects(folder) if files is None)
+        fetch_ahead(file.path for own in (files or {}).values() for _, file in own)
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
-        self._originals: dict[str, Path] = {}
+        self._originals: dict[str, Place] = {}
         self._places: list[tuple[str, int]] = [
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
         the files that ranks wrote."""
-        self._lost: set[Path] = set()
+        self._lost: set[Place] = set()
         self._blocks: Mapping[str, Sequence[tuple[int, TableFile]]] = {}
         self._packed = self._open_packed(files)
         if self._packed is None:
@@ -131,8 +146,10 @@ class Rows:
     def __enter__(self) -> Rows:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close()
+        if failed := failure_of(error, (directory.path for directory in self.directories)):
+            raise failed from None
         if self._packed is not None and error is not None:
             self._name_damaged(self._packed, error)
 
@@ -253,7 +270,7 @@ class Rows:
         for path, line, wrong, after, place, lines in rejected:
             if folder_of(path) not in own:  # of another object that shares the connection
                 continue
-            where = self._originals.get(path, Path(path))
+            where = self._originals.get(path) or located(path)
             if place <= NAMED:
                 self.problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
             elif place == NAMED + 1:
@@ -334,7 +351,7 @@ class Rows:
             self._places.append((str(folder), directory))
         return folder
 
-    def original(self, file: TableFile) -> Path:
+    def original(self, file: TableFile) -> Place:
         """Return the file that a rank has written; ``file`` may be a copy of it."""
         return self._originals.get(str(file.path), file.path)
 
@@ -352,19 +369,12 @@ class Rows:
 
     def _open_packed(self, files: Mapping[str, Sequence[tuple[int, TableFile]]] | None) -> PackedIndex | None:
         """Return the index of the packed run, if the directories are of one."""
-        firsts = sorted((d.rank, n) for n, d in enumerate(self.directories) if d.packed is not None)
-        if not firsts:
+        if not any(directory.packed is not None for directory in self.directories):
             return None
         index = packed_index(self.directories[0].path.parent)
         index.record_problems("opened", self.problems, self._numbers_of_directories())
         if files is None:
-            low, high = firsts[0][0], firsts[-1][0]
-            found = {
-                signal: [(_first_from(firsts, file), file) for file in index.blocks(signal, low, high)]
-                for signal in index.signals
-            }
-            files = {signal: own for signal, own in found.items() if own}
-            files = self._whole(files)
+            files = self._whole(packed_files(index, self.directories))
         self._blocks = files
         self.files = {signal: PackedFiles(index, signal, self.directories, self._lost) for signal in files}
         return index
@@ -404,7 +414,7 @@ class Rows:
             if path.exists():
                 self._add_rows_of(path, n, found)
 
-    def _add_rows_of(self, path: Path, n: int, found: dict[str, Files]) -> None:
+    def _add_rows_of(self, path: Place, n: int, found: dict[str, Files]) -> None:
         folder, covered = self._folder(n), partial(self._covered, found, n)
         for file in sqlite_reader.copied(path, self.directories[n].rank, folder, covered, self._copy, self.problems):
             self._originals[str(file.path)] = path
@@ -454,6 +464,11 @@ class Rows:
             raise OSError(f"its rows cannot be copied to {path.parent}, which TMPDIR names: {error}") from error
 
 
+def _objects(folder: Place) -> list[Place]:
+    """Return the tables in ``folder`` if it is in object storage; none for a path."""
+    return [each for each in contents(folder) if table_name(each.name)] if isinstance(folder, Location) else []
+
+
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
     """Yield the files (ordered by directory and step), each with its end: the step at which the next begins, or the one
     after the last that may be in it (a next file with other columns may begin within its steps)."""
@@ -461,12 +476,6 @@ def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFi
         alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
         for group, after in zip(alike, [*alike[1:], None], strict=True):
             yield from ((file, max(after[0].first, file.last + 1) if after else math.inf) for file in group)
-
-
-def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
-    """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
-    first = file.ranks[0] if file.ranks else 0
-    return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
 
 
 _REJECTED = f"""

@@ -18,6 +18,7 @@ from probe.core.storage.anomaly_json import FOLDER
 from probe.core.storage.directories import last_run, place
 from probe.core.storage.duckdb_reader import MEMORY, Rows
 from probe.core.storage.layout import PARQUET
+from probe.core.storage.location import on_disk
 from probe.core.storage.pack_blocks import SEALS, BlockWork, Sealed, write_block
 from probe.core.storage.pack_index import write_whole
 from probe.core.storage.pack_plan import PackPlan, PackSettings
@@ -99,7 +100,7 @@ def pack(
         PackError: if a file cannot be written.
         ImportError: if DuckDB is missing.
     """
-    root, out = place(root), out.expanduser()
+    root, out = on_disk(place(root)), out.expanduser()
     _check(root, out)
     return _packed(root, out, PackSettings(block_bytes, memory), each, observe or _ignore)
 
@@ -126,7 +127,7 @@ def pack_followed(
         PackError: as :func:`pack`.
         ImportError: if DuckDB is missing.
     """
-    root, out = place(root), out.expanduser()
+    root, out = on_disk(place(root)), out.expanduser()
     _check(root, out)
     some = PackSettings(block_bytes, memory, closed_only=True)
     while True:

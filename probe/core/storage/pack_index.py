@@ -9,6 +9,7 @@ from typing import Any
 
 from probe.core.storage.directories import RankDirectory, has_rows
 from probe.core.storage.layout import is_number
+from probe.core.storage.location import Place
 from probe.core.storage.pack_blocks import BlockWork, Sealed
 from probe.core.storage.packed_run import (
     INDEX,
@@ -120,7 +121,7 @@ class IndexDraft:
     def add(self, work: BlockWork, sealed: Sealed) -> None:
         """Add a finished file."""
         self.of(work.signal).add(work, sealed)
-        directory_of = {source.original: source.directory for source in work.sources}
+        directory_of: dict[Place, int] = {source.original: source.directory for source in work.sources}
         for stage, problems in (("opened", sealed.opened), ("closed", sealed.closed)):
             self._problems[stage] += [(directory_of.get(problem.path, 0), problem) for problem in problems]
 

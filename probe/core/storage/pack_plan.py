@@ -13,6 +13,7 @@ from probe.core.naming import encodable
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, record_earlier, runs
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import PARQUET
+from probe.core.storage.location import on_disk
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.pack_blocks import BlockWork, Source
 from probe.core.storage.pack_index import IndexDraft
@@ -69,7 +70,7 @@ class PackPlan:
     @property
     def base(self) -> Path:
         """The folder that holds the directories of ranks."""
-        return self.run.directories[0].path.parent
+        return on_disk(self.run.directories[0].path).parent
 
     def bands(self) -> Iterator[list[int]]:
         """Yield the numbers of the directories that are packed together."""
@@ -95,7 +96,8 @@ class PackPlan:
     def _band(self) -> int:
         """Return the number of ranks whose files have about the bytes of one packed file."""
         some = self.run.directories[:LOOKED_AT]
-        sizes = (path.stat().st_size for directory in some for path in directory.path.iterdir() if path.is_file())
+        paths = (path for directory in some for path in on_disk(directory.path).iterdir())
+        sizes = (path.stat().st_size for path in paths if path.is_file())
         fitting = self._settings.block_bytes * len(some) // max(1, sum(sizes))
         return 1 << max(6, min(fitting.bit_length(), 20))
 
@@ -127,8 +129,8 @@ class PackPlan:
         if any((directory.path / name).exists() for name in FILE_NAMES):
             rows = Rows([directory], problems)
             self._databases.append(rows)
-            return [(file, rows.original(file)) for own in rows.files.values() for _, file in own]
-        return [(file, file.path) for file in each_once(tables(directory.path, problems))]
+            return [(file, on_disk(rows.original(file))) for own in rows.files.values() for _, file in own]
+        return [(file, on_disk(file.path)) for file in each_once(tables(directory.path, problems))]
 
     def _closed(self, sources: Sequence[Source]) -> list[Source]:
         """Return the files before the first step that any rank may still write."""

@@ -13,6 +13,7 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import connect
 from probe.core.storage.files import MOST_JSON, opened
 from probe.core.storage.layout import COST_COLUMNS, COSTS, table_name
+from probe.core.storage.location import on_disk
 from probe.core.storage.manifest import FILE as MANIFEST
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.pack_blocks import BlockWork, Sealed
@@ -70,7 +71,7 @@ class SideTables:
         """Add the costs and texts in directories, each with its position among those of its rank."""
         paths: dict[str, tuple[int, int]] = {}
         for directory, position in directories:
-            for path in sorted(directory.path.iterdir()):
+            for path in sorted(on_disk(directory.path).iterdir()):
                 if _is_text(path):
                     self._add_text(path, directory.rank, position)
                 if path.name == COSTS and path.is_file():

@@ -14,13 +14,14 @@ import gzip
 import hashlib
 import io
 import json
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import listed
@@ -58,7 +59,7 @@ class PackedBlock(NamedTuple):
     """One file of a packed run."""
 
     path: str
-    """Path within the run."""
+    """Place within the run."""
     ranks: tuple[int, int]
     """The first and the last rank of which it may have rows."""
     steps: tuple[int, int]
@@ -106,7 +107,7 @@ class PackedIndex:
         fields: as the index has them.
     """
 
-    def __init__(self, root: Path, fields: Mapping[str, Any]) -> None:
+    def __init__(self, root: Place, fields: Mapping[str, Any]) -> None:
         self.root = root
         self._fields = fields
         self.complete = bool(fields["complete"])
@@ -159,7 +160,7 @@ class PackedIndex:
                     bytes=block.bytes,
                 )
 
-    def damaged(self) -> Iterator[Path]:
+    def damaged(self) -> Iterator[Place]:
         """Yield the packed files that are not as they were written."""
         for signal in self.signals.values():
             for block in signal.blocks:
@@ -167,7 +168,7 @@ class PackedIndex:
                 if not path.is_file() or path.stat().st_size != block.bytes or digest(path) != block.sha256:
                     yield path
 
-    def files_of(self, signal: str, number: int, lost: Collection[Path] = ()) -> Iterator[TableFile]:
+    def files_of(self, signal: str, number: int, lost: Collection[Place] = ()) -> Iterator[TableFile]:
         """Yield the files of a signal that the rank has written in a directory, in the order of steps; their rows are
         read from packed files.
 
@@ -219,7 +220,7 @@ class PackedFiles(Sequence[tuple[int, TableFile]]):
     """
 
     def __init__(
-        self, index: PackedIndex, signal: str, directories: Sequence[Any], lost: Collection[Path] = ()
+        self, index: PackedIndex, signal: str, directories: Sequence[Any], lost: Collection[Place] = ()
     ) -> None:
         self._index, self._signal, self._lost = index, signal, lost
         self._own = [(n, d.packed) for n, d in enumerate(directories) if d.packed is not None]
@@ -263,7 +264,7 @@ def packed_source(files: Sequence[TableFile]) -> str:
     return f"(SELECT * FROM {read} WHERE {' OR '.join(conditions)})" if conditions else read  # noqa: S608 - numbers
 
 
-def _holder(file: TableFile) -> Path:
+def _holder(file: TableFile) -> Place:
     return file.packed.path if file.packed is not None else file.path
 
 
@@ -274,7 +275,23 @@ def _among(column: str, numbers: Sequence[int]) -> str:
     return f"{column} IN ({', '.join(map(str, numbers))})"
 
 
-def digest(path: Path) -> str:
+def packed_files(index: PackedIndex, directories: Sequence[Any]) -> dict[str, list[tuple[int, TableFile]]]:
+    """Return the packed files that may have rows of some directories, each with the index of the first of these."""
+    ranks = sorted((directory.rank, n) for n, directory in enumerate(directories))
+    found = {
+        signal: [(_first_from(ranks, file), file) for file in index.blocks(signal, ranks[0][0], ranks[-1][0])]
+        for signal in index.signals
+    }
+    return {signal: own for signal, own in found.items() if own}
+
+
+def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
+    """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
+    first = file.ranks[0] if file.ranks else 0
+    return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
+
+
+def digest(path: Place) -> str:
     """Return the SHA-256 of a file."""
     made = hashlib.sha256()
     with path.open("rb") as file:
@@ -283,12 +300,12 @@ def digest(path: Path) -> str:
     return made.hexdigest()
 
 
-def is_packed(root: Path) -> bool:
+def is_packed(root: Place) -> bool:
     """Return whether ``root`` is the folder of a packed run."""
     return (root / INDEX).is_file()
 
 
-def packed_index(root: Path) -> PackedIndex:
+def packed_index(root: Place) -> PackedIndex:
     """Return the index of the packed run in ``root``; it is read again when it has changed.
 
     Raises:
@@ -297,13 +314,13 @@ def packed_index(root: Path) -> PackedIndex:
     path = root / INDEX
     try:
         found = path.stat()
-        return _read(root, (found.st_mtime, found.st_size))
+        return _read(root, (found.st_mtime, found.st_size, getattr(root, "store", None)))
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path}: expected the index of a packed run; {error}: pack the run again") from error
 
 
 @lru_cache(maxsize=8)
-def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
+def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
     with gzip.GzipFile(fileobj=_bytes(root / INDEX)) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -316,7 +333,7 @@ def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
     return PackedIndex(root, fields)
 
 
-def _bytes(path: Path) -> Any:
+def _bytes(path: Place) -> Any:
     return io.BytesIO(path.read_bytes())
 
 
@@ -341,7 +358,7 @@ def index_fields(
     manifests: Sequence[Manifest],
     signals: Mapping[str, PackedSignal],
     problems: Mapping[str, Sequence[Problem]],
-    base: Path,
+    base: Place,
     complete: bool,
 ) -> dict[str, Any]:
     """Return the fields of an index.
@@ -372,11 +389,9 @@ def vars_of(signal: PackedSignal) -> dict[str, Any]:
     return {name: getattr(signal, name) for name in ("numbers", "names", "columns", "sets", "of", "blocks")}
 
 
-def _relative(problem: Problem, base: Path) -> list[Any]:
-    try:
-        path = str(problem.path.relative_to(base))
-    except ValueError:
-        path = str(problem.path)
+def _relative(problem: Problem, base: Place) -> list[Any]:
+    whole = str(problem.path)
+    path = "" if whole == str(base) else whole.removeprefix(f"{base}/")
     return [path, problem.line, problem.what.replace(str(base), _BASE), problem.skipped]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from probe.core.storage.layout import KEY, MOST_COLUMNS, NEEDED, TEXT
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed
 from probe.core.storage.table_files import TableFile
@@ -48,7 +48,7 @@ def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
     return None
 
 
-def misfit(connection: Any, paths: list[Path]) -> str | None:
+def misfit(connection: Any, paths: Sequence[Place]) -> str | None:
     """Return the first defect of the columns of any of the files; None if there is none."""
     columns: dict[str, list[tuple[str, str, int | None]]] = {}
     for path, *column in connection.execute(_SCHEMA.format(files=listed(paths))).fetchall():

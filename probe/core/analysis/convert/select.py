@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from probe.core.naming import SIGNALS
 from probe.core.storage.chunks import files_in
 from probe.core.storage.directories import RankDirectory, find
 from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
+from probe.core.storage.location import MARK, Location, Place, located
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.packed_run import packed_index
 from probe.core.storage.problems import Problems
@@ -57,7 +57,7 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    monitor_path: str | PathLike[str],
+    monitor_path: str | PathLike[str] | Location,
     time_start: str | None,
     time_end: str | None,
     kinds: Sequence[str] | None,
@@ -68,7 +68,7 @@ def choose(
     Raises:
         ValueError: if there is no file, or none of ``kinds``, or a kind is neither there nor documented.
     """
-    root = checked_folder("monitor_path", monitor_path)
+    root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
     there = Counter(kind for directory in directories for kind in _kinds_in(directory))
@@ -96,15 +96,13 @@ def _kinds_in(directory: RankDirectory) -> Iterator[str]:
             own = about.sets[number] if number >= 0 else ()
             yield from (signal for name, _, _ in own if about.names[name].format in FORMATS)
         return
-    with os.scandir(directory.path) as entries:
-        names = [entry.name for entry in entries]
-    for name in names:
-        found = table_name(name)
-        if found and not name.startswith("."):
+    for path in directory.path.iterdir():
+        found = table_name(path.name)
+        if found and not path.name.startswith("."):
             yield found.signal
 
 
-def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:
+def output_folder(monitor_path: str | PathLike[str] | Location, given: str | PathLike[str] | None, suffix: str) -> Path:
     """Return ``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, with the time as in names of directories.
 
     Raises:
@@ -119,7 +117,10 @@ def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] 
         if is_file:
             raise ValueError(f"{folder}: expected a folder to write to; this is a file")
         return folder
-    return checked_folder("monitor_path", monitor_path) / f"{stamp(time.time())}_{suffix}"
+    root = checked_place("monitor_path", monitor_path)
+    if isinstance(root, Location):
+        raise ValueError(f"output_dirpath: expected a folder of this machine, since {root} is only read from; give one")
+    return root / f"{stamp(time.time())}_{suffix}"
 
 
 def checked_folder(key: str, value: object) -> Path:
@@ -130,7 +131,20 @@ def checked_folder(key: str, value: object) -> Path:
     """
     if not isinstance(value, str | PathLike) or not str(value):
         raise ValueError(f"{key}: expected the path of a folder, got {value!r}; give one")
+    if MARK in str(value):
+        raise ValueError(f"{key}: expected a folder of this machine, got a URL: nothing is written to object storage")
     return Path(value).expanduser()
+
+
+def checked_place(key: str, value: object) -> Place:
+    """Return ``value``, which may be a URL too.
+
+    Raises:
+        ValueError: if it is neither a path nor a URL.
+    """
+    if isinstance(value, Location):
+        return value
+    return located(value) if isinstance(value, str) and MARK in value else checked_folder(key, value)
 
 
 def checked_number(key: str, value: object, low: int, high: int) -> int:
