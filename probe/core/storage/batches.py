@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from probe.core.naming import RUN, signal_of
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import coverage_of, is_number, key_of, shape_of
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
 
@@ -89,7 +89,7 @@ class _Table(NamedTuple):
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     micro_stepped: bool
-    directory: Path
+    directory: Place
     places: Sequence[int] = ()
     """Position of each row in the file, if some are left out."""
 

@@ -28,8 +28,10 @@ from probe.core.storage.layout import (
     STEP,
     TEXT,
     is_number,
+    table_name,
     type_of,
 )
+from probe.core.storage.location import Location, Place, contents, failure_of, fetch_ahead, located, readable_by_duckdb
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.packed_run import DIRECTORY, PACKED, RANK, PackedFiles, PackedIndex, packed_index, packed_source
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
@@ -113,8 +115,13 @@ class Rows:
         self._schema = quoted(schema)
         self.directories = tuple(directories)
         self.problems = problems
+        for directory in self.directories:
+            readable_by_duckdb(self.connection, directory.path)
+        unpacked = [directory.path for directory in self.directories if directory.packed is None]
+        fetch_ahead(file for folder in unpacked for file in _objects(folder) if files is None)
+        fetch_ahead(file.path for own in (files or {}).values() for _, file in own)
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
-        self._originals: dict[str, Path] = {}
+        self._originals: dict[str, Place] = {}
         self._places: list[tuple[str, int]] = [
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
@@ -135,8 +142,10 @@ class Rows:
     def __enter__(self) -> Rows:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close()
+        if failed := failure_of(error, (directory.path for directory in self.directories)):
+            raise failed from None
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -240,7 +249,7 @@ class Rows:
         for path, line, wrong, after, place, lines in rejected:
             if folder_of(path) not in own:  # of another object that shares the connection
                 continue
-            where = self._originals.get(path, Path(path))
+            where = self._originals.get(path) or located(path)
             if place <= NAMED:
                 self.problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
             elif place == NAMED + 1:
@@ -321,7 +330,7 @@ class Rows:
             self._places.append((str(folder), directory))
         return folder
 
-    def original(self, file: TableFile) -> Path:
+    def original(self, file: TableFile) -> Place:
         """Return the file that a rank has written; ``file`` may be a copy of it."""
         return self._originals.get(str(file.path), file.path)
 
@@ -378,7 +387,7 @@ class Rows:
             if path.exists():
                 self._add_rows_of(path, n, found)
 
-    def _add_rows_of(self, path: Path, n: int, found: dict[str, Files]) -> None:
+    def _add_rows_of(self, path: Place, n: int, found: dict[str, Files]) -> None:
         folder, covered = self._folder(n), partial(self._covered, found, n)
         for file in sqlite_reader.copied(path, self.directories[n].rank, folder, covered, self._copy, self.problems):
             self._originals[str(file.path)] = path
@@ -426,6 +435,11 @@ class Rows:
                 cursor.execute(f"COPY ({what}) TO {literal(str(path))} (FORMAT parquet)")
         except duckdb.Error as error:
             raise OSError(f"its rows cannot be copied to {path.parent}, which TMPDIR names: {error}") from error
+
+
+def _objects(folder: Place) -> list[Place]:
+    """Return the tables in ``folder`` if it is in object storage; none for a path."""
+    return [each for each in contents(folder) if table_name(each.name)] if isinstance(folder, Location) else []
 
 
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
@@ -491,7 +505,7 @@ def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
     return None
 
 
-def misfit(connection: Any, paths: list[Path]) -> str | None:
+def misfit(connection: Any, paths: Sequence[Place]) -> str | None:
     """Return the first defect of the columns of any of the files; None if there is none."""
     columns: dict[str, list[tuple[str, str, int | None]]] = {}
     for path, *column in connection.execute(_SCHEMA.format(files=listed(paths))).fetchall():

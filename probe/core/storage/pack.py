@@ -21,6 +21,7 @@ from probe.core.storage.anomaly_json import FOLDER
 from probe.core.storage.directories import RankDirectory, find, has_rows, last_run, place, record_earlier, runs
 from probe.core.storage.duckdb_reader import MEMORY, Rows
 from probe.core.storage.layout import PARQUET, is_number
+from probe.core.storage.location import Place, on_disk
 from probe.core.storage.metrics_schema import FILE_NAMES
 from probe.core.storage.pack_blocks import SEALS, BlockWork, Sealed, Source, write_block
 from probe.core.storage.packed_run import (
@@ -109,7 +110,7 @@ def pack(
         PackError: if a file cannot be written.
         ImportError: if DuckDB is missing.
     """
-    root, out = place(root), out.expanduser()
+    root, out = on_disk(place(root)), out.expanduser()
     _check(root, out)
     return _Pack(root, out, block_bytes, memory).run(each, observe or _ignore)
 
@@ -204,7 +205,7 @@ class _Pack:
     @property
     def _base(self) -> Path:
         """The folder that holds the directories of ranks."""
-        return self._last.directories[0].path.parent
+        return on_disk(self._last.directories[0].path).parent
 
     def run(self, each: InOrder, observe: Observer) -> PackedReport:
         """Write all files, then the index."""
@@ -244,7 +245,10 @@ class _Pack:
         """Return the number of ranks whose files have about the bytes of one packed file."""
         some = [directory for _, directory in numbered[:16]]
         size = sum(
-            entry.stat().st_size for directory in some for entry in os.scandir(directory.path) if entry.is_file()
+            entry.stat().st_size
+            for directory in some
+            for entry in os.scandir(on_disk(directory.path))
+            if entry.is_file()
         )
         return self._block_bytes * len(some) // max(1, size)
 
@@ -267,7 +271,7 @@ class _Pack:
             number = self._signals.setdefault(file.signal, _Signal()).names.number(name)
             yield Source(
                 file,
-                original,
+                on_disk(original),
                 n,
                 directory.rank,
                 self._positions[n],
@@ -301,7 +305,7 @@ class _Pack:
 
     def _add(self, work: BlockWork, sealed: Sealed) -> None:
         self._signals[work.signal].add(work, sealed)
-        by_path = {source.original: source.directory for source in work.sources}
+        by_path: dict[Place, int] = {source.original: source.directory for source in work.sources}
         for problems, held in ((sealed.opened, self._opened), (sealed.closed, self._closed)):
             held += [(by_path.get(problem.path, 0), problem) for problem in problems]
         self._report.rows += sealed.rows

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import listed
@@ -100,7 +100,7 @@ class PackedIndex:
         fields: as the index has them.
     """
 
-    def __init__(self, root: Path, fields: Mapping[str, Any]) -> None:
+    def __init__(self, root: Place, fields: Mapping[str, Any]) -> None:
         self.root = root
         self._fields = fields
         self.complete = bool(fields["complete"])
@@ -232,7 +232,7 @@ def packed_source(files: Sequence[TableFile]) -> str:
     return f"(SELECT * FROM {read} WHERE {' OR '.join(conditions)})" if conditions else read  # noqa: S608 - numbers
 
 
-def _holder(file: TableFile) -> Path:
+def _holder(file: TableFile) -> Place:
     return file.packed.path if file.packed is not None else file.path
 
 
@@ -243,12 +243,12 @@ def _among(column: str, numbers: Sequence[int]) -> str:
     return f"{column} IN ({', '.join(map(str, numbers))})"
 
 
-def is_packed(root: Path) -> bool:
+def is_packed(root: Place) -> bool:
     """Return whether ``root`` is the folder of a packed run."""
     return (root / INDEX).is_file()
 
 
-def packed_index(root: Path) -> PackedIndex:
+def packed_index(root: Place) -> PackedIndex:
     """Return the index of the packed run in ``root``; it is read again when it has changed.
 
     Raises:
@@ -257,13 +257,13 @@ def packed_index(root: Path) -> PackedIndex:
     path = root / INDEX
     try:
         found = path.stat()
-        return _read(root, (found.st_mtime, found.st_size))
+        return _read(root, (found.st_mtime, found.st_size, getattr(root, "store", None)))
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path}: expected the index of a packed run; {error}: pack the run again") from error
 
 
 @lru_cache(maxsize=8)
-def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
+def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
     with gzip.GzipFile(fileobj=_bytes(root / INDEX)) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -276,7 +276,7 @@ def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
     return PackedIndex(root, fields)
 
 
-def _bytes(path: Path) -> Any:
+def _bytes(path: Place) -> Any:
     return io.BytesIO(path.read_bytes())
 
 
@@ -301,7 +301,7 @@ def index_fields(
     manifests: Sequence[Manifest],
     signals: Mapping[str, PackedSignal],
     problems: Mapping[str, Sequence[Problem]],
-    base: Path,
+    base: Place,
     complete: bool,
 ) -> dict[str, Any]:
     """Return the fields of an index.
@@ -332,11 +332,9 @@ def vars_of(signal: PackedSignal) -> dict[str, Any]:
     return {name: getattr(signal, name) for name in ("numbers", "names", "columns", "sets", "of", "blocks")}
 
 
-def _relative(problem: Problem, base: Path) -> list[Any]:
-    try:
-        path = str(problem.path.relative_to(base))
-    except ValueError:
-        path = str(problem.path)
+def _relative(problem: Problem, base: Place) -> list[Any]:
+    whole, above = str(problem.path), f"{base}/"
+    path = whole.removeprefix(above)
     return [path, problem.line, problem.what, problem.skipped]
 
 
