@@ -4,6 +4,8 @@ and named as by one process that reads the ranks' own files."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +21,17 @@ from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.pack import pack
 from probe.core.storage.problems import Problems
+from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named
+from tests.faulty_proxy import FaultyProxy, ProxiedRequest
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
 OBJECT_STORE_BYTES = 80 << 20
 PIECES = 12
+MOST_REQUESTS = 3
+READS_BEFORE_THE_LOSS = 10
 
 
 class PackedRun(NamedTuple):
@@ -103,6 +109,55 @@ class TwoMachines:
 
     def close(self) -> None:
         self._cluster.shutdown()
+
+
+class Bucket(NamedTuple):
+    """A packed run in a bucket, behind a proxy."""
+
+    url: str
+    proxy: FaultyProxy
+
+
+@pytest.fixture
+def bucket(run: PackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The bucket; variables of this process, and of those that it starts, name the proxy and the keys."""
+    require("s3fs")
+    with object_storage.seaweedfs(tmp_path / "objects") as server, FaultyProxy(server.url) as proxy:
+        for name, value in object_storage.environment(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield Bucket(server.put(run.packed, "packed"), proxy)
+
+
+def probe(*words: str | Path, code: int = 0) -> bytes:
+    """Output of a command."""
+    done = subprocess.run([sys.executable, "-m", "probe", *map(str, words)], capture_output=True, check=False)
+    assert done.returncode == code, done.stderr.decode()
+    return done.stdout
+
+
+def test_named_from_a_bucket(run: PackedRun, bucket: Bucket) -> None:
+    """The bytes are those of the unpacked run, each object is asked for few times, and only the run is listed, once."""
+    assert probe("anomalies", bucket.url, "--json", code=1) == in_bytes(run.analysis) + b"\n"
+    assert len(bucket.proxy.listings()) == 1
+    assert max(bucket.proxy.of_objects().values()) <= MOST_REQUESTS
+
+
+def test_named_from_a_bucket_by_two_machines_of_which_one_is_lost(
+    run: PackedRun, bucket: Bucket, two_machines: TwoMachines
+) -> None:
+    """One is lost while it reads: the bytes are those of one process on the unpacked run."""
+    reads = 0
+
+    def lose_one(request: ProxiedRequest) -> None:
+        nonlocal reads
+        reads += request.method == "GET" and request.path.endswith(".parquet") and bool(request.range)
+        if reads == READS_BEFORE_THE_LOSS:
+            two_machines.lose_one()
+
+    bucket.proxy.faults = lose_one
+    found = probe("anomalies", bucket.url, "--json", "--engine", two_machines.address, code=1)
+    assert not two_machines.is_whole
+    assert found == in_bytes(run.analysis) + b"\n"
 
 
 @pytest.fixture
