@@ -86,7 +86,7 @@ def seaweedfs(folder: Path) -> Iterator[ObjectServer]:
     for part in ("master", "volume", "filer"):
         first = free_port()
         command += [f"-{part}.port={first}", f"-{part}.port.grpc={free_port()}"]
-    command += [f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0"]
+    command += [f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     with _running(command, folder / "weed.log", f"http://127.0.0.1:{port}") as server:
         yield server
 

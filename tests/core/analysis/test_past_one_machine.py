@@ -7,12 +7,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from probe.cli.anomalies import anomalies
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.analysis.engines import PiecesDone, engine_of, read_each
@@ -86,6 +89,25 @@ def expected(run: SimulatedRun) -> dict[int, tuple[int, float, float]]:
     return {step: (len(each[step]), float(finite[step].sum()), float(finite[step].max())) for step in each}
 
 
+@pytest.mark.skipif(find_spec("probe.core.analysis.query") is None, reason="there is no probe sql")
+def test_sql_gives_the_numbers_of_numpy(run: PackedRun) -> None:
+    """Two queries over pieces in two processes: number, sum and maximum of each step."""
+    from probe.core.analysis.query import open_run
+
+    of_piece = "SELECT step, count(*) AS n, sum(x) AS s, max(x) AS m FROM finite GROUP BY step"
+    of_piece = f"WITH finite AS (SELECT step, CASE WHEN isfinite(norm) THEN norm END AS x FROM actv) {of_piece}"
+    of_all = "SELECT step, sum(n)::BIGINT AS n, sum(s) AS s, max(m) AS m FROM mapped GROUP BY step ORDER BY step"
+    with open_run(run.packed, "local", 2) as opened:
+        found = opened.map_reduce(of_piece, of_all).to_pylist()
+    assert opened.problems.lines() == []
+    reference = expected(run.simulated)
+    assert {row["step"]: (row["n"], row["m"]) for row in found} == {
+        step: (number, largest) for step, (number, _, largest) in reference.items()
+    }
+    for row in found:
+        assert row["s"] == pytest.approx(reference[row["step"]][1], rel=1e-12)
+
+
 class TwoMachines:
     """Cluster of two nodes of one CPU each."""
 
@@ -142,6 +164,7 @@ def test_named_from_a_bucket(run: PackedRun, bucket: Bucket) -> None:
     assert max(bucket.proxy.of_objects().values()) <= MOST_REQUESTS
 
 
+@pytest.mark.skipif("engine" not in signature(anomalies).parameters, reason="probe anomalies takes no engine")
 def test_named_from_a_bucket_by_two_machines_of_which_one_is_lost(
     run: PackedRun, bucket: Bucket, two_machines: TwoMachines
 ) -> None:
