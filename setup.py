@@ -26,6 +26,9 @@ FEATURES = {
         "duckdb>=1.1",  # reads the files of any number of ranks within bounded memory; writes Parquet
         "plotly>=5.20",  # the HTML report: its JavaScript is put into the page
     ],
+    "arrow": [
+        "pyarrow",  # answers of SQL as Arrow tables in Python; the command does without. 26 and later need NumPy 2
+    ],
     "alerts": [
         "httpx>=0.27",  # Feishu, Alertmanager, webhooks and heartbeats, each with a deadline
         "apprise>=1.9",  # mail, Slack, DingTalk, WeCom, Teams, PagerDuty and a hundred more
