@@ -48,7 +48,7 @@ def sql(
         str, typer.Option("--reduce", help="A query of the answers of all pieces: the table mapped.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File such as norms.csv, .json or .parquet; else printed.")
+        Path | None, typer.Option("--out", "-o", help="File to write: its suffix is the format, csv, json or parquet.")
     ] = None,
     form: Annotated[
         AnswerFormat | None, typer.Option("--format", help="Else as the file is called, or a table.")
@@ -103,7 +103,8 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):
         raise ValueError(f"{out}: expected the name of a file in a directory that exists")
     if form is None and out.suffix[1:] not in AnswerFormat.__members__:
-        raise ValueError(f"{out}: expected a name that ends with .csv, .json or .parquet, or --format")
+        known = ", ".join(f".{each.value}" for each in AnswerFormat)
+        raise ValueError(f"{out}: expected a name that ends with one of {known}, or --format")
     return form or AnswerFormat(out.suffix[1:])
 
 
@@ -132,7 +133,7 @@ def _write(run: OpenRun, answer: SqlAnswer, form: AnswerFormat, out: Path | None
     elif form is AnswerFormat.csv:
         _output(out, lambda file: write_csv(answer.columns, answer.rows(), file, escaped=out is None))
     else:
-        made = run.scratch / "answer.parquet"
+        made = run.scratch / "answer"
         answer.write_parquet(made)
         with made.open("rb") as source:
             _output(out, lambda file: shutil.copyfileobj(source, file.buffer))

@@ -126,7 +126,7 @@ class OpenRun:
             tempfile.TemporaryDirectory(prefix="probe-", dir=self.scratch) as folder,
             closing(connect(threads=1)) as own,
         ):
-            path = Path(folder) / "answer.parquet"
+            path = Path(folder) / "answer"
             pieces = self.pieces(map_query, most_bytes)
             mapped = self.answer(map_query)
             mapped.limited(0).write_parquet(path)
@@ -194,6 +194,6 @@ class PieceQuery:
     def __call__(self, rows: Rows, _: Piece) -> bytes:
         rows.connection.execute("SET threads = 1")  # sums of a piece are the same wherever it is read
         with tempfile.TemporaryDirectory(prefix="probe-") as folder:
-            path = Path(folder) / "answer.parquet"
+            path = Path(folder) / "answer"
             QueryViews(rows, self.columns, Path(folder)).answer(self.query).write_parquet(path)
             return path.read_bytes()
