@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 
 from probe.cli import refusing
+from probe.cli.places import RunPlace
 from probe.core.messages import complain, plural
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     judge: Annotated[
         bool, typer.Option(help="Judge the files for the first cause; else show the run's own findings.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import isfinite
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from probe.core.analysis.report.sections import facts, table
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.location import Place
 
 POINTS = 500
 """Most points of the curve; each is the median of as many steps as needed."""
@@ -35,7 +35,7 @@ class PerformancePart(NamedTuple):
     """Seconds of the steps of each rank."""
 
 
-def performance_part(rows: Rows, run: RecordedRun, root: Path) -> PerformancePart:
+def performance_part(rows: Rows, run: RecordedRun, root: Place) -> PerformancePart:
     """Return the section about ``rows``; none if the run has no seconds of its steps."""
     try:
         found = performance(rows, run, root)

@@ -22,6 +22,7 @@ from probe.core.analysis.report.survey import Survey
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.files import replacing
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 SCRIPTS = (
@@ -46,7 +47,7 @@ class Written(NamedTuple):
 
 
 def write_report(
-    root: Path,
+    root: Place,
     out: Path,
     diagnosis: Diagnosis | None = None,
     observe: Callable[[str], object] = lambda _: None,
@@ -99,7 +100,7 @@ def check_target(out: Path) -> None:
 
 
 def _page(
-    root: Path,
+    root: Place,
     run: RecordedRun,
     plan: ReportPlan,
     known: Survey,
