@@ -256,7 +256,7 @@ def test_the_command_reads_in_pieces_and_says_so_before(root: Path, tmp_path: Pa
     out = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["report", str(root), "-o", str(out), "--explain"])
     assert result.exit_code == 0, result.output
-    assert "192 files" in result.output
+    assert "96 ranks, 192 files" in result.output
     assert "comparison of replicas" in result.output
     assert not out.exists()
     result = CliRunner().invoke(

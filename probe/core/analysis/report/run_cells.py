@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -19,11 +18,11 @@ from probe.core.analysis.report.heatmaps import Found, HeatmapSums, LineSums, li
 from probe.core.analysis.report.layout import MOST_LINES, ReportPlan, SignalPlan
 from probe.core.analysis.report.rank_table import RankOrder, RankTable, Whole
 from probe.core.analysis.report.survey import Survey, SurveyPart, list_stages, merged, survey_parts
-from probe.core.messages import plural
 from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import table_name
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 R = TypeVar("R")
@@ -232,28 +231,16 @@ def opened_run(
         yield RunPieces(run, None, rows, engine, table, problems)
 
 
-def pieces_of_report(root: Path) -> list[str]:
-    """Lines about what a report of the last run in ``root`` reads; names of files are listed, none is opened.
+def pieces_of_report(root: Place) -> list[tuple[str, list[Piece]]]:
+    """Pieces of the last run in ``root`` that a report reads, by what they are read for.
 
     Raises:
         ValueError: if there is no run in ``root``.
     """
     run = last_run(root, Problems())
     pieces = by_ranks(run, None, cuts=CUTS)
-    lines = [
-        f"{_amount(pieces)}, for names and steps",
-        f"{_amount(pieces)}, for the cells of the page",
-    ]
-    if len(run.ranks) > MOST_LINES:
-        lines.append(f"{_amount(by_steps(run, None))}, for the comparison of replicas")
-    return lines
-
-
-def _amount(pieces: Sequence[Piece]) -> str:
-    files = {file.path for piece in pieces for own in piece.files.values() for _, file in own}
-    size = sum(piece.bytes for piece in pieces) / 1e6
-    number = f"{len(pieces)} {plural(len(pieces), 'piece')}, {len(files)} {plural(len(files), 'file')}"
-    return f"{number}, about {size:.1f} MB"
+    found = [("names and steps", pieces), ("cells of the page", pieces)]
+    return found + [("comparison of replicas", by_steps(run, None))] * (len(run.ranks) > MOST_LINES)
 
 
 def surveyed(rows: Rows, _: Piece | None, table: RankTable) -> RunFiles:
