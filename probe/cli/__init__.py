@@ -33,6 +33,7 @@ VERBS: dict[str, str] = {
     "report": "probe.cli.report:report",
     "run": "probe.cli.run:run",
     "serve": "probe.cli.serve:serve",
+    "sql": "probe.cli.sql:sql",
     "targets": "probe.cli.targets:targets",
 }
 """Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""
