@@ -121,7 +121,7 @@ class QueryViews:
         names = [directory.path.name for directory in rows.directories]
         connection.execute("SET VARIABLE directories = ?::VARCHAR[]", [names])
         connection.execute(f"SET schema = '{SCHEMA}'")
-        folders = {folder_of(str(file.path)) or "." for files in rows.files.values() for _, file in files}
+        folders = {folder_of(str(file.path)) or "." for files in rows.blocks.values() for _, file in files}
         patterns = {
             pattern_of(Path(folder)) for folder in folders
         }  # DuckDB checks these too, before the files they match
