@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from probe.core.naming import RUN, signal_of
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import coverage_of, is_number, key_of, shape_of
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
 
@@ -39,6 +39,9 @@ class Readable(Protocol):
     @property
     def problems(self) -> Problems:
         """Lines and files that cannot be read."""
+
+    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal in the directory of an index, in the order of steps."""
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
@@ -86,7 +89,7 @@ class _Table(NamedTuple):
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     micro_stepped: bool
-    directory: Path
+    directory: Place
     places: Sequence[int] = ()
     """Position of each row in the file, if some are left out."""
 
@@ -119,7 +122,7 @@ def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int
 
 
 def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
-    files = [file for of, file in rows.files[signal] if of == directory and (last is None or file.first <= last)]
+    files = [file for file in rows.files_of(signal, directory) if last is None or file.first <= last]
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
     files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
     path, before = rows.directories[directory].path, -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from probe.core.storage import csv_reader
 from probe.core.storage.csv_reader import PIECE_BYTES
 from probe.core.storage.duckdb_reader import connect, misfit
 from probe.core.storage.layout import KEY, PARQUET, TEXT
+from probe.core.storage.location import Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
 from probe.core.storage.problems import cannot_be_read
 from probe.core.storage.sql import pattern_of
@@ -80,9 +80,9 @@ def parse(piece: Chunk) -> ParsedChunk:
     return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))
 
 
-def _number_of_rows(path: Path) -> int:
+def _number_of_rows(path: Place) -> int:
     """Return the number of rows of a Parquet file."""
-    with _duckdb() as connection:
+    with _duckdb(path) as connection:
         if wrong := misfit(connection, [path]):
             raise ValueError(wrong)
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
@@ -91,7 +91,7 @@ def _number_of_rows(path: Path) -> int:
 
 def _read_parquet(piece: Chunk) -> MetricRows | None:
     """Return the rows of a piece of a Parquet file; None if there are none."""
-    with _duckdb() as connection:
+    with _duckdb(piece.file.path) as connection:
         query = "SELECT * FROM read_parquet(?) LIMIT ? OFFSET ?"
         found = connection.execute(
             query, [pattern_of(piece.file.path), piece.end - piece.begin, piece.begin]
@@ -104,8 +104,8 @@ def _read_parquet(piece: Chunk) -> MetricRows | None:
 
 
 @contextmanager
-def _duckdb() -> Iterator[Any]:
-    """Open a connection for one file.
+def _duckdb(path: Place) -> Iterator[Any]:
+    """Open a connection for the file ``path``.
 
     Raises:
         ImportError: if DuckDB is missing.
@@ -114,6 +114,7 @@ def _duckdb() -> Iterator[Any]:
     connection = connect(threads=1)
     import duckdb
 
+    readable_by_duckdb(connection, path)
     try:
         yield connection
     except RuntimeError as error:
@@ -121,6 +122,8 @@ def _duckdb() -> Iterator[Any]:
             raise KeyboardInterrupt from error
         raise
     except duckdb.Error as error:
+        if failed := failure_of(error, [path]):
+            raise failed from None
         raise ValueError(f"expected a Parquet file; {' '.join(str(error).split())}") from error
     finally:
         connection.close()

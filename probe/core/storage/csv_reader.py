@@ -23,6 +23,7 @@ from probe.core.storage.csv_rows import CsvRow, rows
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, INTEGERS, STEP, is_number, whole
+from probe.core.storage.location import Place
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.table_files import TableFile, tables
 
@@ -117,7 +118,7 @@ def _next_line(file: io.BufferedReader, position: int) -> int:
     return file.tell()
 
 
-def _lines_before(path: Path, position: int) -> int:
+def _lines_before(path: Place, position: int) -> int:
     lines = 0
     with opened(path) as file:
         while position > 0 and (block := file.read(min(PIECE_BYTES, position))):
@@ -231,6 +232,10 @@ class PlainRows:
             for file in tables(directory.path, problems):
                 if file.format == CSV:
                     self.files.setdefault(file.signal, []).append((n, file))
+
+    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal in the directory of an index, in the order of steps."""
+        return [file for of, file in self.files.get(signal, ()) if of == n]
 
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None

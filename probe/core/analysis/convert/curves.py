@@ -21,6 +21,7 @@ from probe.core.analysis.convert.select import ConversionUnit
 from probe.core.storage.chunks import parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.event_file import VERSION, file_name, record
+from probe.core.storage.location import Place
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
 from probe.core.storage.table_files import TableFile
 
@@ -129,7 +130,7 @@ Steps = npt.NDArray[np.int64]
 class Trouble(NamedTuple):
     """A problem with a file, with the arguments of :meth:`Problems.add` as its fields."""
 
-    path: Path
+    path: Place
     what: str
     line: int | None = None
     skipped: bool = True
@@ -176,7 +177,7 @@ class _Folder:
         self._path = folder
         self._done: Steps = np.array([], dtype=np.int64)
         """Steps that are written, at eight bytes each."""
-        self._latest: Path | None = None
+        self._latest: Place | None = None
         """The directory that was added last."""
         self.rows = 0
         self.troubles: list[Trouble] = []

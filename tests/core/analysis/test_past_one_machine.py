@@ -1,0 +1,138 @@
+"""A planted fault among 200 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
+and named as by one process that reads the ranks' own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
+from probe.core.analysis.diagnosis.export import as_json
+from probe.core.analysis.engines import PiecesDone, engine_of, read_each
+from probe.core.analysis.pieces import Piece, by_ranks
+from probe.core.storage.directories import last_run
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.pack import pack
+from probe.core.storage.problems import Problems
+from tests.core.analysis.test_simulated_run import assert_named
+from tests.required import require
+from tests.simulated_run import ParallelSizes, SimulatedRun
+
+require("duckdb")
+OBJECT_STORE_BYTES = 80 << 20
+PIECES = 12
+
+
+class PackedRun(NamedTuple):
+    """A run as its ranks have written it, the same run packed, and what is planted in it."""
+
+    simulated: SimulatedRun
+    unpacked: Path
+    packed: Path
+    analysis: Analysis
+    """By one process, of the unpacked run."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> PackedRun:
+    """An overflow among 200 ranks, of which some were resumed and some ended early."""
+    folder = tmp_path_factory.mktemp("past one machine")
+    simulated = SimulatedRun(ParallelSizes(dp=10, tp=4, pp=5), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
+    simulated.write(folder / "run")
+    pack(folder / "run", folder / "packed", block_bytes=200_000)  # several files
+    return PackedRun(simulated, folder / "run", folder / "packed", analyse(folder / "run"))
+
+
+def in_bytes(analysis: Analysis) -> bytes:
+    """Text of an analysis, as ``probe anomalies --json`` prints it."""
+    return json.dumps(as_json(analysis), indent=1).encode()
+
+
+def test_named_from_the_packed_run(run: PackedRun) -> None:
+    """Layer, rank and step are those that were planted, and the packed run gives the same bytes."""
+    assert_named(run.analysis, run.simulated)
+    assert in_bytes(analyse(run.packed)) == in_bytes(run.analysis)
+
+
+def norms(rows: Rows, _: Piece) -> list[tuple[int, int, float, float]]:
+    """Rows, sum and largest of the finite norms of each step, in a piece."""
+    query = (
+        f"SELECT step, count(*), sum(norm) FILTER (isfinite(norm)), max(norm) FILTER (isfinite(norm)) "
+        f"FROM {rows.view('actv')} GROUP BY step ORDER BY step"
+    )
+    return rows.connection.execute(query).fetchall()
+
+
+def expected(run: SimulatedRun) -> dict[int, tuple[int, float, float]]:
+    """The same of all ranks, from the values that were written: NumPy, no files."""
+    found: dict[int, list[Any]] = {step: [] for step in range(run.steps)}
+    for rank in range(run.sizes.ranks):
+        squares = run.moments("actv", rank, range(run.last_step(rank) + 1))["sumsq"]
+        for step, values in enumerate(np.sqrt(squares)):
+            found[step].append(values)
+    each = {step: np.concatenate(values) for step, values in found.items()}
+    finite = {step: values[np.isfinite(values)] for step, values in each.items()}
+    return {step: (len(each[step]), float(finite[step].sum()), float(finite[step].max())) for step in each}
+
+
+class TwoMachines:
+    """Cluster of two nodes of one CPU each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        size = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+        self._second: Any = self._cluster.add_node(**size)
+        self.address = str(self._cluster.address)
+
+    def lose_one(self) -> None:
+        """Kill the second node, once."""
+        if self._second is not None:
+            self._cluster.remove_node(self._second, allow_graceful=False)
+            self._second = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._second is not None
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture
+def two_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoMachines]:
+    """A cluster of the test's own, as it loses a node."""
+    require("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    machines = TwoMachines()
+    yield machines
+    machines.close()
+
+
+def test_numbers_by_two_machines_of_which_one_is_lost(run: PackedRun, two_machines: TwoMachines) -> None:
+    """Every piece is read, and the merged answers are NumPy's."""
+
+    def lose_one(done: PiecesDone) -> None:
+        assert done.total == PIECES
+        two_machines.lose_one()
+
+    problems = Problems()
+    recorded = last_run(run.packed, problems)
+    with Rows(recorded.directories, problems) as rows:
+        pieces = by_ranks(recorded, rows, least=PIECES)
+    assert len(pieces) == PIECES
+    with engine_of(two_machines.address, progress=lose_one) as engine:
+        parts = [row for found in read_each(engine, norms, pieces, problems) for row in found]
+    assert not two_machines.is_whole
+    assert problems.lines() == []
+    for step, (number, total, largest) in expected(run.simulated).items():
+        own = [part for part in parts if part[0] == step]
+        assert sum(part[1] for part in own) == number
+        assert sum(part[2] for part in own if part[2] is not None) == pytest.approx(total, rel=1e-12)
+        assert max(part[3] for part in own if part[3] is not None) == largest
