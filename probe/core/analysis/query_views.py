@@ -156,7 +156,7 @@ class QueryViews:
         """Make the view of a signal, unless it is there."""
         if signal in self._views:
             return
-        is_there = signal in self.rows.files
+        is_there = signal in self.rows.signals
         there = {*FIXED, *self.rows.numbers(signal)} if is_there else ()
         cells = ", ".join(_cell(column, there) for column in self.columns[signal])
         read = self.rows.view(signal) if is_there else "range(0)"
