@@ -195,7 +195,7 @@ def last_run(root: Place, problems: Problems) -> RecordedRun:
     if is_packed(place(root)):
         packed_index(place(root)).record_problems("chosen", problems)
     if last.missing:
-        problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
+        problems.add(root, f"expected ranks {listed(last.missing)} too; there is nothing of them")
     return _without_empty(last, problems)
 
 
@@ -233,7 +233,7 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     return RecordedRun(kept, tuple(sorted({*run.missing, *empty})))
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
     """Return ranks as text: ``0-3, 7``."""
     spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
     return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)

@@ -190,7 +190,7 @@ class Location:
 
 
 Place: TypeAlias = Path | Location
-"""Where a run, or a file of it, is read."""
+"""Folder or file of a run."""
 
 
 class _ObjectReader(io.RawIOBase):

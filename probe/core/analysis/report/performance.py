@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from math import isfinite
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probe.core.analysis.performance.analyse import Performance, performance
+from probe.core.analysis.performance.slow_ranks import RankPace
 from probe.core.analysis.performance.step_table import NoNumbersError
 from probe.core.analysis.report.page import PageSection
 from probe.core.analysis.report.sections import facts, table
@@ -30,6 +31,8 @@ class PerformancePart(NamedTuple):
     sections: list[PageSection]
     data: dict[str, object] | None
     """None without a section."""
+    paces: Sequence[RankPace] = ()
+    """Seconds of the steps of each rank."""
 
 
 def performance_part(rows: Rows, run: RecordedRun, root: Place) -> PerformancePart:
@@ -46,7 +49,7 @@ def performance_part(rows: Rows, run: RecordedRun, root: Place) -> PerformancePa
         + _phases(found)
         + _calls(found)
     )
-    return PerformancePart([PageSection("performance", "Performance", html)], _curve(found))
+    return PerformancePart([PageSection("performance", "Performance", html)], _curve(found), found.paces)
 
 
 def _facts(found: Performance) -> Iterator[tuple[str, object]]:
