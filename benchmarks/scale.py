@@ -15,7 +15,6 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -248,12 +247,12 @@ def _bytes(folder: Path) -> int:
 
 def requests(args: Namespace, scratch: Path) -> Iterator[str]:
     """Requests to a server of objects for the report of a packed run."""
-    from tests.faulty_proxy import FaultyProxy
+    from tests import faulty_proxy, object_storage
 
     run = SimulatedRun(smaller(MANY, args.scale), "overflow", 1)
     out = packed(written(run, scratch / "overflow of all"))
-    with object_server(scratch / "objects", out) as (url, endpoint, environ), FaultyProxy(endpoint) as proxy:
-        own = dict(os.environ) | environ | {"AWS_ENDPOINT_URL": proxy.url, "AWS_ENDPOINT_URL_S3": proxy.url}
+    with object_storage.seaweedfs(scratch / "objects") as server, faulty_proxy.FaultyProxy(server.url) as proxy:
+        url, own = server.put(out, "packed"), {**os.environ, **object_storage.environment(proxy.url)}
         cost = probe("report", url, "-o", scratch / "page.html", "-j", str(args.processes), environ=own, codes=(0, 1))
         counts, listings = proxy.of_objects(), proxy.listings()
     most = max(counts.values(), default=0)
@@ -266,15 +265,6 @@ def requests(args: Namespace, scratch: Path) -> Iterator[str]:
     ]
     yield f"`probe report` of a packed run of {run.sizes.ranks:,} ranks on SeaweedFS, on this machine."
     yield table(["", "", "aim"], lines)
-
-
-@contextmanager
-def object_server(folder: Path, content: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Serve the files of ``content`` from a bucket; yields its URL, the server's, and the variables with the keys."""
-    from tests.object_storage import seaweedfs, uploaded  # type: ignore[import-not-found,unused-ignore]
-
-    with seaweedfs(folder) as server:
-        yield uploaded(server, content), server.url, dict(server.environ)
 
 
 SECTIONS = {"processes": processes, "causes": causes, "packed": compare_packed, "requests": requests}

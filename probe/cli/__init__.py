@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "exporter": "probe.cli.exporter:exporter",
     "logs": "probe.cli.logs:app",
     "merge": "probe.cli.merge:merge",
+    "pack": "probe.cli.pack:pack",
     "performance": "probe.cli.performance:performance",
     "remediate": "probe.cli.remediate:remediate",
     "report": "probe.cli.report:report",

@@ -103,6 +103,8 @@ def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lam
     report = Report()
     problems = Problems()
     run = last_run(root, problems)
+    if run.directories[0].packed is not None:
+        raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run")
     found: dict[tuple[str, int], list[tuple[TableFile, RankDirectory]]] = {}
     for directory in run.directories:
         looked = Problems()

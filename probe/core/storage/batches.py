@@ -124,7 +124,8 @@ def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int
 def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
     files = [file for file in rows.files_of(signal, directory) if last is None or file.first <= last]
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
-    files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
+    # No step is in two files; one with other columns may begin within the steps of the one before it.
+    files = [file for file in files if begin is None or first is None or file.first >= begin or file.last >= first]
     path, before = rows.directories[directory].path, -1
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = list(alike)

@@ -67,14 +67,29 @@ class TableFile(NamedTuple):
     """Number of rows; 0 if unknown."""
     bytes: int = 0
     """Size; 0 if unknown."""
+    modified_ns: int = 0
+    """Time of the last change, in nanoseconds since the epoch; 0 if unknown."""
     packed: PackedRows | None = None
-    """Where the rows of a file that a packed run replaces are."""
+    """Place of the rows in a packed run; None for a file that exists."""
 
 
 def tables(directory: Place, problems: Problems) -> list[TableFile]:
     """Return every file of a rank's directory that can be read, by signal and step."""
     found = (_look(path, problems) for path in contents(directory) if is_table_suffix(path.suffix))
     return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+
+
+def size_and_time(file: TableFile) -> tuple[int, int]:
+    """Return the size of a file, and the time of its last change in nanoseconds since the epoch; of a packed one as the
+    rank had written it.
+
+    Raises:
+        OSError: if there is no such file.
+    """
+    if file.modified_ns:
+        return file.bytes, file.modified_ns
+    found = file.path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def each_once(found: Sequence[TableFile]) -> list[TableFile]:

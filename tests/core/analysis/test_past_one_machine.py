@@ -4,13 +4,18 @@ and named as by one process that reads the ranks' own files."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from probe.cli.anomalies import anomalies
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.export import as_json
 from probe.core.analysis.engines import PiecesDone, engine_of, read_each
@@ -19,13 +24,17 @@ from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.pack import pack
 from probe.core.storage.problems import Problems
+from tests import object_storage
 from tests.core.analysis.test_simulated_run import assert_named
+from tests.faulty_proxy import FaultyProxy, ProxiedRequest
 from tests.required import require
 from tests.simulated_run import ParallelSizes, SimulatedRun
 
 require("duckdb")
 OBJECT_STORE_BYTES = 80 << 20
 PIECES = 12
+MOST_REQUESTS = 3
+READS_BEFORE_THE_LOSS = 10
 
 
 class PackedRun(NamedTuple):
@@ -80,6 +89,25 @@ def expected(run: SimulatedRun) -> dict[int, tuple[int, float, float]]:
     return {step: (len(each[step]), float(finite[step].sum()), float(finite[step].max())) for step in each}
 
 
+@pytest.mark.skipif(find_spec("probe.core.analysis.query") is None, reason="there is no probe sql")
+def test_sql_gives_the_numbers_of_numpy(run: PackedRun) -> None:
+    """Two queries over pieces in two processes: number, sum and maximum of each step."""
+    from probe.core.analysis.query import open_run
+
+    of_piece = "SELECT step, count(*) AS n, sum(x) AS s, max(x) AS m FROM finite GROUP BY step"
+    of_piece = f"WITH finite AS (SELECT step, CASE WHEN isfinite(norm) THEN norm END AS x FROM actv) {of_piece}"
+    of_all = "SELECT step, sum(n)::BIGINT AS n, sum(s) AS s, max(m) AS m FROM mapped GROUP BY step ORDER BY step"
+    with open_run(run.packed, "local", 2) as opened:
+        found = opened.map_reduce(of_piece, of_all).to_pylist()
+    assert opened.problems.lines() == []
+    reference = expected(run.simulated)
+    assert {row["step"]: (row["n"], row["m"]) for row in found} == {
+        step: (number, largest) for step, (number, _, largest) in reference.items()
+    }
+    for row in found:
+        assert row["s"] == pytest.approx(reference[row["step"]][1], rel=1e-12)
+
+
 class TwoMachines:
     """Cluster of two nodes of one CPU each."""
 
@@ -103,6 +131,56 @@ class TwoMachines:
 
     def close(self) -> None:
         self._cluster.shutdown()
+
+
+class Bucket(NamedTuple):
+    """A packed run in a bucket, behind a proxy."""
+
+    url: str
+    proxy: FaultyProxy
+
+
+@pytest.fixture
+def bucket(run: PackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The bucket; variables of this process, and of those that it starts, name the proxy and the keys."""
+    require("s3fs")
+    with object_storage.seaweedfs(tmp_path / "objects") as server, FaultyProxy(server.url) as proxy:
+        for name, value in object_storage.environment(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield Bucket(server.put(run.packed, "packed"), proxy)
+
+
+def probe(*words: str | Path, code: int = 0) -> bytes:
+    """Output of a command."""
+    done = subprocess.run([sys.executable, "-m", "probe", *map(str, words)], capture_output=True, check=False)
+    assert done.returncode == code, done.stderr.decode()
+    return done.stdout
+
+
+def test_named_from_a_bucket(run: PackedRun, bucket: Bucket) -> None:
+    """The bytes are those of the unpacked run, each object is asked for few times, and only the run is listed, once."""
+    assert probe("anomalies", bucket.url, "--json", code=1) == in_bytes(run.analysis) + b"\n"
+    assert len(bucket.proxy.listings()) == 1
+    assert max(bucket.proxy.of_objects().values()) <= MOST_REQUESTS
+
+
+@pytest.mark.skipif("engine" not in signature(anomalies).parameters, reason="probe anomalies takes no engine")
+def test_named_from_a_bucket_by_two_machines_of_which_one_is_lost(
+    run: PackedRun, bucket: Bucket, two_machines: TwoMachines
+) -> None:
+    """One is lost while it reads: the bytes are those of one process on the unpacked run."""
+    reads = 0
+
+    def lose_one(request: ProxiedRequest) -> None:
+        nonlocal reads
+        reads += request.method == "GET" and request.path.endswith(".parquet") and bool(request.range)
+        if reads == READS_BEFORE_THE_LOSS:
+            two_machines.lose_one()
+
+    bucket.proxy.faults = lose_one
+    found = probe("anomalies", bucket.url, "--json", "--engine", two_machines.address, code=1)
+    assert not two_machines.is_whole
+    assert found == in_bytes(run.analysis) + b"\n"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of
 from probe.core.storage.sql import literal, quoted
-from probe.core.storage.table_files import first_step, has_tables
+from probe.core.storage.table_files import first_step, has_tables, size_and_time
 
 KEY = ("rank", "stage", NAME, STEP, MICRO_STEP, CALL)
 """Columns that pair rows of the two runs."""
@@ -92,7 +92,7 @@ class Sides:
         """Ranges of A's steps, first and last, that are compared one at a time."""
         begin, last = self.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0]
         held = 0
-        for first, size in sorted((file.first, file.path.stat().st_size) for _, file in self.a.rows.files[signal]):
+        for first, size in sorted((file.first, size_and_time(file)[0]) for _, file in self.a.rows.blocks[signal]):
             if held >= WINDOW and begin < first <= last:
                 yield begin, first - 1
                 begin, held = first, 0

@@ -31,7 +31,7 @@ from probe.core.storage.location import Location, Place
 from probe.core.storage.metrics_db import MetricsDatabase
 from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.problems import Problems
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, size_and_time
 
 logger = logging.getLogger("probe.convert")
 
@@ -207,15 +207,15 @@ class _Import:
         works = []
         formats: dict[Place, set[str]] = {}
         for directory, file in unit.files:
-            formats.setdefault(directory.path, set()).add(file.format)
+            formats.setdefault(directory.path, set()).add(file.path.suffix)
         for directory, file in unit.files:
             try:
-                stat = file.path.stat()
+                size, modified_ns = size_and_time(file)
             except OSError as error:
                 self._done.problems.add(file.path, f"{error}: left out")
                 continue
             twice = len(formats[directory.path]) > 1
-            works.append(_Work(directory, file, stat.st_size, stat.st_mtime_ns, afresh=False, twice=twice))
+            works.append(_Work(directory, file, size, modified_ns, afresh=False, twice=twice))
         held = self._database.imported(unit.kind, unit.rank)
         known = [held.get(work.name) == (work.size, work.modified_ns) for work in works]
         new = known.index(False) if False in known else len(works)
@@ -268,7 +268,7 @@ class _Counted:
         if about != self._about:
             self._about, self._steps = about, {"csv": Counter(), "parquet": Counter()}
         before = self._most(steps)
-        self._steps[work.file.format].update(steps)
+        self._steps[work.file.path.suffix[1:]].update(steps)
         return self._most(steps) - before
 
     def _most(self, steps: Iterable[int]) -> int:

@@ -23,7 +23,7 @@ from probe.core.storage.directories import RankDirectory
 from probe.core.storage.event_file import VERSION, file_name, record
 from probe.core.storage.location import Place
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, size_and_time
 
 
 class _Template(NamedTuple):
@@ -237,12 +237,13 @@ class _Folder:
     def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
         """Yield the readable rows of ``file``, with the time at which it was written."""
         try:
-            stat = file.path.stat()
-            for piece in pieces(file, rank, stat.st_size):
+            size, modified_ns = size_and_time(file)
+            seconds, rest = divmod(modified_ns, 10**9)
+            for piece in pieces(file, rank, size):
                 parsed = parse(piece)
                 self.troubles += (Trouble(file.path, what, line) for line, what in parsed.troubles)
                 if parsed.rows is not None:
-                    yield parsed.rows, stat.st_mtime
+                    yield parsed.rows, seconds + 1e-9 * rest
         except (ImportError, OSError, ValueError) as error:
             self.troubles.append(Trouble(file.path, f"{error}: left out"))
 

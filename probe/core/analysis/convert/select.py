@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.naming import SIGNALS
+from probe.core.storage.chunks import files_in
 from probe.core.storage.directories import RankDirectory, find
-from probe.core.storage.layout import EXAMPLE, table_name
+from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
 from probe.core.storage.location import MARK, Location, Place, located
 from probe.core.storage.manifest import Manifest
+from probe.core.storage.packed_run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
-from probe.core.storage.table_files import TableFile, tables
+from probe.core.storage.table_files import TableFile
 
 Observer = Callable[[int, int, str], None]
 """Function called with the number of items that are done, the number of all, and the name of the latest."""
@@ -48,7 +50,7 @@ class Chosen(NamedTuple):
         for rank, directories in groupby(self.directories, key=lambda directory: directory.rank):
             files: dict[str, list[tuple[RankDirectory, TableFile]]] = {kind: [] for kind in self.kinds}
             for directory in directories:
-                for file in tables(directory.path, problems):
+                for file in files_in(directory, problems):
                     if file.signal in files:
                         files[file.signal].append((directory, file))
             yield from (ConversionUnit(rank, kind, of_kind) for kind, of_kind in files.items() if of_kind)
@@ -69,7 +71,7 @@ def choose(
     root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
-    there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
+    there = Counter(kind for directory in directories for kind in _kinds_in(directory))
     if not there:
         raise ValueError(f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}")
     if kinds is None:
@@ -87,8 +89,14 @@ def choose(
     return Chosen(directories, {kind: there[kind] for kind in sorted(set(kinds)) if kind in there})
 
 
-def _kinds_in(directory: Place) -> Iterator[str]:
-    for path in directory.iterdir():
+def _kinds_in(directory: RankDirectory) -> Iterator[str]:
+    if directory.packed is not None:
+        for signal, about in packed_index(directory.path.parent).signals.items():
+            number = about.of[directory.packed]
+            own = about.sets[number] if number >= 0 else ()
+            yield from (signal for name, _, _ in own if about.names[name].format in FORMATS)
+        return
+    for path in directory.path.iterdir():
         found = table_name(path.name)
         if found and not path.name.startswith("."):
             yield found.signal
