@@ -67,6 +67,14 @@ class Piece:
                 return tuple(found)
         return ()
 
+    def of_ranks(self, ranks: Iterable[int]) -> Piece:
+        """Return the part of some ranks."""
+        return _of_ranks(self, ranks)
+
+    def of_steps(self, first: int, last: int) -> Piece:
+        """Return the part from step ``first`` to ``last``, both included."""
+        return _of_steps(self, first, last)
+
     def __str__(self) -> str:
         ranks = self.ranks
         spread = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
@@ -112,17 +120,29 @@ def by_steps(
 
 
 @contextmanager
-def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
+def opened(
+    piece: Piece,
+    problems: Problems,
+    connection: Connection | None = None,
+    schema: str = "main",
+    left_out: Mapping[str, str] | None = None,
+) -> Iterator[Rows]:
     """Open the rows of a piece: the views have its ranks, steps and signals alone.
 
     Problems that are known since the run was opened are not recorded again; a file that has gone since is. The numbers
     of a signal are those that the files of the piece have. A worker process uses one thread.
+
+    Args:
+        connection: a database that holds other rows too, which its owner closes; else one of its own.
+        schema: schema of the views in the database.
+        left_out: for some signals an SQL condition of the rows that are left out.
     """
-    opening, conditions = Problems(), {"": "false"}
-    with (
-        closing(_connection()) as connection,
-        Rows(piece.directories, opening, connection, left_out=conditions) as rows,
-    ):
+    if connection is None:
+        with closing(connected()) as own, opened(piece, problems, own, schema, left_out) as rows:
+            yield rows
+        return
+    opening, conditions = Problems(), {"": "false", **(left_out or {})}
+    with Rows(piece.directories, opening, connection, schema, conditions) as rows:
         gone = _gone(piece, rows)
         if gone or not piece.checked:
             problems.extend(opening)
@@ -130,13 +150,14 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
             problems.add(path, "it was there when the run was listed, and cannot be read any more: left out")
         rows.problems = problems
         if piece.steps is not None:
-            first, last = piece.steps
-            conditions.update(dict.fromkeys(rows.signals, f"step NOT BETWEEN {first} AND {last}"))
+            outside = "step NOT BETWEEN {} AND {}".format(*piece.steps)
+            conditions |= {s: " OR ".join([outside, *filter(None, [conditions.get(s)])]) for s in rows.signals}
         rows.files = {signal: list(files) for signal, files in _restricted(rows.files, piece).items()}
         yield rows
 
 
-def _connection() -> Connection:
+def connected() -> Connection:
+    """Open a database for the rows of a piece."""
     return connect(threads=1 if multiprocessing.parent_process() else None)
 
 
