@@ -108,5 +108,5 @@ def _by_file(found: Iterable[Problems]) -> Problems:
         more += problems.number - len(problems.kept)
     merged = Problems(number=more)
     for problem in sorted(once, key=lambda problem: str(problem.path)):
-        merged.add(*problem)
+        merged.add(problem.path, problem.what, problem.line, problem.skipped)
     return merged
