@@ -31,31 +31,34 @@ SHORT = 1 << 15
 """Elements up to which one float32 dot product is sufficiently exact (4e-6 of the norm) and cheaper."""
 KINDS = {getattr(torch, kind): kind for kind in fused_reduce.KINDS}
 """Dtypes that the compiled pass reads."""
-ONE_PASS = {"min": 0, "max": 1, "sum": 2, "sumsq": 3, "nans": 4, "infs": 5}
-"""Moments that the compiled pass computes if there is neither NaN nor Inf, and their indices."""
+ONE_PASS = {name: n for n, name in enumerate((*fused_reduce.NAMES, "", "nans", "infs"))}
+"""Moments of the compiled pass, which fails if there is NaN or Inf, and their indices."""
 RUN = 1024
 """Elements whose squares are summed in float32: rounding grows with the length (1e-4 of the norm for a million equal
 elements, 1e-6 here). The norms of the runs of longer tensors are combined in float64."""
 
 
-def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...]) -> Array | None:
+def in_one_pass(tensors: Sequence[torch.Tensor], columns: tuple[str, ...], eps: float) -> Array | None:
     """Return :func:`moments` in a tenth of the time for short tensors, which need not be detached: no operator of torch
-    runs. Return None for other dtypes, layouts with gaps, columns that need more passes, NaN or Inf."""
+    runs. Return None for other dtypes, layouts with gaps, histograms, NaN or Inf."""
     places, dtype = _places(columns) if fused_reduce.available else None, tensors[0].dtype
     kind = KINDS.get(dtype)
     if places is None or kind is None or not all(_ready(tensor, dtype) for tensor in tensors):
         return None
+    chosen, more = places
     if len(tensors) == 1:
-        four = fused_reduce.one(tensors[0].data_ptr(), tensors[0].numel(), kind)
-        return None if four is None else np.array([[(*four, 0.0, 0.0)[place] for place in places]])
-    rows, sound = fused_reduce.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors], kind)
-    return np.concatenate([rows, np.zeros((len(rows), 2))], axis=1)[:, places] if sound.all() else None
+        row = fused_reduce.one(tensors[0].data_ptr(), tensors[0].numel(), kind, eps, more)
+        return None if row is None else np.array([[(*row, 0.0, 0.0)[place] for place in chosen]])
+    rows, sound = fused_reduce.each([t.data_ptr() for t in tensors], [t.numel() for t in tensors], kind, eps, more)
+    return np.concatenate([rows, np.zeros((len(rows), 2))], axis=1)[:, chosen] if sound.all() else None
 
 
 @functools.cache
-def _places(columns: tuple[str, ...]) -> list[int] | None:
-    """Return the indices of the columns among those of one pass; None if one of them is not there."""
-    return [ONE_PASS[name] for name in columns] if ONE_PASS.keys() >= set(columns) else None
+def _places(columns: tuple[str, ...]) -> tuple[list[int], int] | None:
+    """Return the indices of the columns among those of one pass, and what it has to compute; None if one of them is not
+    there."""
+    known = ONE_PASS.keys() >= set(columns)
+    return ([ONE_PASS[name] for name in columns], fused_reduce.needed(columns)) if known else None
 
 
 def _ready(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -160,9 +163,8 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     """Return moments of a flat float32 or float64 tensor of at most ``PIECE`` elements."""
     row: Row = {"nans": 0.0, "infs": 0.0}
-    if (four := _four(x)) is not None:
-        row["min"], row["max"], row["sum"], row["sumsq"] = four
-        return _rest(x, row, wanted, eps)
+    if (known := _known(x, wanted, eps)) is not None:
+        return row | dict(zip(fused_reduce.NAMES, known, strict=False))
     row["sum"] = x.sum().item()
     if not math.isfinite(row["sum"]):
         row["nans"] = float(torch.count_nonzero(torch.isnan(x)))
@@ -176,9 +178,11 @@ def _piece(x: torch.Tensor, wanted: Sequence[str], eps: float) -> Row:
     return _rest(x, row, wanted, eps)
 
 
-def _four(x: torch.Tensor) -> fused_reduce.Four | None:
-    """Return minimum, maximum, sum and sum of squares from one pass; None if that is impossible."""
-    return fused_reduce.one(x.data_ptr(), x.numel()) if x.dtype is torch.float32 else None
+def _known(x: torch.Tensor, wanted: Sequence[str] = (), eps: float = 0.0) -> fused_reduce.Row | None:
+    """Return the row of the compiled pass, of which those ``wanted`` are valid; None if that is impossible."""
+    if x.dtype is not torch.float32:
+        return None
+    return fused_reduce.one(x.data_ptr(), x.numel(), eps=eps, more=fused_reduce.needed(wanted))
 
 
 def _rest(x: torch.Tensor, row: Row, wanted: Sequence[str], eps: float) -> Row:
@@ -204,8 +208,8 @@ def _squares(x: torch.Tensor, row: Row) -> float:
 
 def _sum_of_squares(x: torch.Tensor) -> float:
     """Return the sum of the squares of a flat tensor."""
-    if (four := _four(x)) is not None:
-        return four[3]
+    if (known := _known(x)) is not None:
+        return known[3]
     if x.numel() <= SHORT:
         return torch.dot(x, x).item()
     ragged = x.numel() % RUN

@@ -75,8 +75,9 @@ def unchanged(tensor: torch.Tensor, block: Any, column: int) -> bool:
 def moments(tensors: Sequence[torch.Tensor], columns: Sequence[str], eps: float, scale: Any = None) -> Any:
     """Return moments of non-empty tensors as ``len(tensors) x len(columns)`` float64: an array for host tensors, a
     tensor on the device for others, without waiting for the device."""
-    held = [local(tensor) for tensor in tensors]
-    if (block := host_moments.in_one_pass(held, tuple(columns))) is not None:
+    held, columns = [local(tensor) for tensor in tensors], tuple(columns)
+    is_known = scale is None or "below" not in columns  # eps, in the tensors' unit
+    if is_known and (block := host_moments.in_one_pass(held, columns, eps)) is not None:
         return block
     with unseen():
         plain = [tensor.detach() for tensor in held]

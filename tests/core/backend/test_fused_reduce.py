@@ -13,16 +13,21 @@ from probe.core.backend import fused_reduce
 pytestmark = pytest.mark.skipif(not fused_reduce.available, reason="no C compiler was at hand when probe was installed")
 
 
-def of(x: Any) -> fused_reduce.Four | None:
-    return fused_reduce.one(x.ctypes.data, x.size)
+def of(x: Any, kind: str = "float32", **more: Any) -> fused_reduce.Row | None:
+    return fused_reduce.one(x.ctypes.data, x.size, kind, **more)
 
 
-@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1023, 1024, 1025, 1056, 4097, 100_003])
+EVERY = fused_reduce.BELOW | fused_reduce.DEVIATIONS
+SIZES = [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 4097, 100_003]
+"""Around the ends of vectors, of vectors side by side, and of runs."""
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_every_element_counts_once(size: int, scale: float) -> None:
     x = (np.random.default_rng(size).normal(0.5, 1, size) * scale).astype(np.float32)
     exact = x.astype(np.float64)
-    low, high, total, squares = of(x)  # type: ignore[misc]
+    low, high, total, squares, *_ = of(x)  # type: ignore[misc]
     assert (low, high) == (x.min(), x.max())
     assert total == pytest.approx(exact.sum(), abs=1e-6 * np.abs(exact).sum())
     assert squares == pytest.approx(np.square(exact).sum(), rel=1e-6)
@@ -33,7 +38,7 @@ def test_extremes_are_found_anywhere(place: int) -> None:
     for value in (7.0, -7.0):
         x = np.linspace(-1, 1, 2050, dtype=np.float32)
         x[place] = value
-        low, high, _, _ = of(x)  # type: ignore[misc]
+        low, high, *_ = of(x)  # type: ignore[misc]
         assert (low, high) == (min(x), max(x))
 
 
@@ -50,13 +55,13 @@ def test_squares_that_lost_their_digits_are_left_to_others() -> None:
 
 
 def test_zeros_are_exact() -> None:
-    assert of(np.zeros(5000, np.float32)) == (0.0, 0.0, 0.0, 0.0)
+    assert of(np.zeros(5000, np.float32)) == (0.0,) * 7
 
 
 def test_rounding_does_not_grow_with_the_length() -> None:
     """A million equal elements: one float32 sum of squares would be off by 1e-4."""
     x = np.full(1_000_003, 1.1, np.float32)
-    _, _, total, squares = of(x)  # type: ignore[misc]
+    _, _, total, squares, *_ = of(x)  # type: ignore[misc]
     one = float(np.float32(1.1))
     assert total == pytest.approx(one * x.size, rel=1e-6)
     assert squares == pytest.approx(one * one * x.size, rel=1e-6)
@@ -67,7 +72,62 @@ def test_bfloat16_is_read_as_it_is(size: int) -> None:
     """Its numbers are those float32 numbers whose lower half is zero."""
     bits = np.random.default_rng(size).normal(0.5, 2, size).astype(np.float32).view(np.uint32) & 0xFFFF0000
     x, halves = bits.view(np.float32), (bits >> 16).astype(np.uint16)
-    assert fused_reduce.one(halves.ctypes.data, size, "bfloat16") == of(x)
+    every = {"eps": 0.3, "more": EVERY}
+    assert of(halves, "bfloat16", **every) == of(x, **every)
+
+
+@pytest.mark.parametrize("size", [1, 33, 1024, 5001])
+def test_float16_is_read_as_it_is(size: int) -> None:
+    """Numbers without an exponent too."""
+    halves = (np.random.default_rng(size).normal(0.5, 2, size) * np.where(np.arange(size) % 3, 1, 1e-6)).astype("f2")
+    every = {"eps": 0.3, "more": EVERY}
+    assert of(halves, "float16", **every) == of(halves.astype(np.float32), **every)
+
+
+def test_every_float16_is_read_as_numpy_reads_it() -> None:
+    """Alone, where the rest that fills no vector is read, and in vectors."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    finite = every[np.isfinite(every.view(np.float16))]
+    for value in finite:
+        alone = np.array([value])
+        expected = float(alone.view(np.float16)[0])
+        found = fused_reduce._library.brief["float16"]  # type: ignore[union-attr]
+        row = np.empty(7)
+        found(alone.ctypes.data, 1, 0.0, 0, row.ctypes.data)
+        assert (row[0], row[3]) == (expected, expected**2)
+    for begin in range(0, len(finite) - 64, 64):
+        part = finite[begin : begin + 64].copy()
+        row = np.empty(7)
+        fused_reduce._library.brief["float16"](part.ctypes.data, 64, 0.0, 0, row.ctypes.data)  # type: ignore[union-attr]
+        wide = part.view(np.float16).astype(np.float64)
+        assert (row[0], row[1]) == (wide.min(), wide.max())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1e3])
+def test_below_and_deviations(size: int, mean: float) -> None:
+    """Counts are exact; the deviations are as exact where the mean is far from zero, or from the first elements."""
+    x = np.random.default_rng(size).normal(mean, 1, size).astype(np.float32)
+    x[: size // 3] += 5
+    row = of(x, eps=mean + 1.5, more=EVERY)
+    assert row is not None
+    wide = x.astype(np.float64)
+    assert row[4] == np.count_nonzero(np.abs(x) < np.float32(mean + 1.5))
+    assert row[5] == pytest.approx(np.square(wide - wide.mean()).sum(), rel=1e-5, abs=1e-12 * np.square(wide).sum())
+    assert row[:4] == of(x)[:4]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("size", [1, 64, 5000])
+def test_equal_elements_do_not_deviate(size: int) -> None:
+    assert of(np.full(size, 1.1, np.float32), more=EVERY)[5] == 0.0  # type: ignore[index]
+
+
+def test_deviations_that_float32_cannot_hold_are_left_to_others() -> None:
+    x = np.full(5000, 1e-3, np.float32)
+    x[7] = np.nextafter(x[7], np.float32(1))
+    assert of(x) is not None
+    x[:] = 1.0
+    assert of(x * np.where(np.arange(5000) % 2, 1, -1).astype(np.float32), more=EVERY)[5] == 5000.0  # type: ignore[index]
 
 
 def test_many_at_once_are_as_one_by_one() -> None:
