@@ -79,7 +79,7 @@ class RowGroup(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is wanted of the rows that differ."""
+    """Request for the rows that differ first."""
 
     groups: tuple[RowGroup, ...]
     """Groups that hold the first rows, in causal order."""
@@ -117,7 +117,7 @@ class Found(NamedTuple):
 
 
 def request(tables: DifferenceTables, most: int, order: tuple[int, int]) -> Request:
-    """Return what is to be read for the first ``most`` rows that are beyond the tolerance.
+    """Return the request for the first ``most`` rows that are beyond the tolerance.
 
     Order: step; then weights, then one micro step after the other, forward before backward, then signals with one value
     a step; then as the rows were executed in A; then by rank.

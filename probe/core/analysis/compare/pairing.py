@@ -45,7 +45,7 @@ class OnlyIn(NamedTuple):
 
 
 class RowPairing(NamedTuple):
-    """What pairs the rows of two runs, apart from their ranks: a worker needs no more."""
+    """Pairing of the rows of two runs, apart from their ranks: a worker needs no more."""
 
     signals: dict[str, str]
     """Signals of A that B has too, with B's names; in causal order."""
@@ -127,7 +127,7 @@ class Sides:
         return [*self.census.dtypes("a", self.signals), *self.census.dtypes("b", self.signals.values())]
 
     def pairing(self, relative: float) -> RowPairing:
-        """Return what pairs rows, for workers."""
+        """Return the pairing of rows, for workers."""
         ops, wanted = {}, self.options.ops
         for of_a, of_b in self.signals.items():
             shared = frozenset(self.census.numbers("b", of_b))

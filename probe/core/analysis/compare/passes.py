@@ -1,11 +1,11 @@
-"""Passes over the pieces of a comparison, each of which the workers of an engine do."""
+"""Loop over the pieces of a comparison: three times, each time by the workers of an engine."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from probe.core.analysis.compare.census import Census, Wanted, count
 from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult
@@ -13,13 +13,14 @@ from probe.core.analysis.compare.differences import DifferenceTables, measure
 from probe.core.analysis.compare.first_difference import DifferingRow, first_rows, request
 from probe.core.analysis.compare.side import Side
 from probe.core.analysis.engines import PieceEngine, mapped
+from probe.core.analysis.pieces import Piece
 from probe.core.storage.problems import Problem, Problems
 
 R = TypeVar("R")
 
 
 class Passes:
-    """Passes over the pieces of a comparison; what could not be read is kept."""
+    """Loop over the pieces of a comparison; data that could not be read are recorded."""
 
     def __init__(self, engine: PieceEngine, pieces: Sequence[ComparedPiece]) -> None:
         self._engine, self._pieces = engine, pieces
@@ -86,7 +87,8 @@ class Passes:
         self, work: Callable[[ComparedPiece], tuple[R, PieceResult]], pieces: Sequence[ComparedPiece]
     ) -> Iterator[tuple[R, PieceResult]]:
         done: Counter[int] = Counter()
-        for result, about in mapped(self._engine, work, pieces, self.failed):
+        of_piece = cast("Callable[[Piece], tuple[R, PieceResult]]", work)  # engines keep the class of pieces
+        for result, about in mapped(self._engine, of_piece, pieces, self.failed):
             done[about.place[0]] += 1 << (_DEEPEST - len(about.place))
             self._of_lines.append(about)
             yield result, about

@@ -1,4 +1,4 @@
-"""Runs to be compared, each found in its directory."""
+"""Sides of a comparison: two runs, each found in its directory."""
 
 from __future__ import annotations
 
