@@ -111,7 +111,8 @@ def test_an_exception_is_sent_and_raised_again(tmp_path: Path) -> None:
 
 def test_sigterm_is_sent_and_ends_the_process(tmp_path: Path) -> None:
     """Within the time of grace; rows and numbers of all steps are there."""
-    with job("print('trained', flush=True); time.sleep(600)", tmp_path) as training:
+    # One long sleep would not end if the signal came just before it.
+    with job("print('trained', flush=True)\nwhile True:\n    time.sleep(0.05)\n", tmp_path) as training:
         assert training.process.stdout is not None
         assert [training.process.stdout.readline().strip() for _ in range(2)] == ["began", "trained"]
         training.process.send_signal(signal.SIGTERM)

@@ -196,7 +196,8 @@ if sys.argv[2] == "handler":
 MonitorManager().handle_sigterm(sys.argv[1])
 MonitorManager().monitor_loss_spike(sys.argv[1], 3, 1.0)
 print("ready", flush=True)
-time.sleep(60)
+while True:  # one long sleep would not end if the signal came just before it
+    time.sleep(0.05)
 """
 
 
