@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probe.cli import refusing
+from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
+from probe.cli.engines import explain as explain_pieces
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
@@ -33,6 +35,9 @@ def compare(
     most: Annotated[int, typer.Option("--top", "-k", min=1, help="How many rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, such as compare.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
+    engine: EngineName = None,
+    jobs: Jobs = None,
+    explain_only: Explain = False,
 ) -> None:
     """Compare two runs: print the first row that differs by more than rounding, in causal order.
 
@@ -40,10 +45,15 @@ def compare(
     tolerance; 1 if they differ, or if data had to be left out; 2 for wrong use.
     """
     from probe.core.analysis.compare.compare import compare as compared
+    from probe.core.analysis.compare.compare import planned
 
     with refusing(ValueError, ImportError):
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
-        found = compared(a, b, options, most)
+        if explain_only:
+            explain_pieces(each for piece in planned(a, b, options) for each in (piece, piece.of_b()))
+            return
+        with chosen_engine(engine, jobs, "comparing") as chosen:
+            found = compared(a, b, options, most, chosen)
         if out:
             _write(out, found)
     from probe.core.analysis.compare import explain

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.compare.census import Census
-from probe.core.analysis.compare.compared_piece import divided
+from probe.core.analysis.compare.compared_piece import ComparedPiece, divided
 from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, coarsest
 from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.analysis.compare.name_map import nearest
@@ -22,6 +22,8 @@ MOST_POINTS = 1000
 """Most steps for which growth is listed; more are merged into ranges of steps, with the largest in each."""
 MOST_NAMES = 400
 """Most names of a signal for which growth is listed."""
+LEAST_EACH = 4
+"""Pieces for each that is worked on at a time, if there are as many ranks: the last ones end at about the same time."""
 MOST_LISTED = 100
 """Most names in one run alone that are listed."""
 
@@ -125,7 +127,8 @@ def compare(
     """
     side_a, side_b = found("a", a), found("b", b)
     ranks = pair_ranks(side_a, side_b, options)
-    passes = Passes(engine or LocalEngine(1), divided(side_a, side_b, ranks, options.step_offset))
+    chosen = engine or LocalEngine(1)
+    passes = Passes(chosen, divided(side_a, side_b, ranks, options.step_offset, _least(chosen)))
     census = passes.count(wanted(options))
     _check_readable(census, passes, side_a, side_b)
     sides = Sides(side_a, side_b, options, census)
@@ -143,6 +146,20 @@ def compare(
     read = [passes.failed, side_a.problems, side_b.problems]
     lines = [line for problems in read for line in problems.lines()]
     return compared._replace(problems=lines + duplicated, skipped=any(problems.skipped for problems in read))
+
+
+def planned(a: Path, b: Path, options: Options = Options()) -> list[ComparedPiece]:  # noqa: B008 - it is frozen
+    """Return the pieces in which two runs are compared in this process; none of their files is opened.
+
+    Raises:
+        ValueError: if a run cannot be found, or they have no rank in common.
+    """
+    side_a, side_b = found("a", a), found("b", b)
+    return divided(side_a, side_b, pair_ranks(side_a, side_b, options), options.step_offset)
+
+
+def _least(engine: PieceEngine) -> int:
+    return 1 if engine.width == 1 else LEAST_EACH * engine.width
 
 
 def _check_readable(census: Census, passes: Passes, a: Side, b: Side) -> None:
