@@ -10,7 +10,6 @@ import typer
 
 from probe.cli import refusing
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
-from probe.cli.engines import explain as explain_pieces
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
@@ -46,11 +45,14 @@ def compare(
     """
     from probe.core.analysis.compare.compare import compare as compared
     from probe.core.analysis.compare.compare import planned
+    from probe.core.analysis.pieces import reading_cost
 
     with refusing(ValueError, ImportError):
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
         if explain_only:
-            explain_pieces(each for piece in planned(a, b, options) for each in (piece, piece.of_b()))
+            pieces = planned(a, b, options)
+            cost = reading_cost(each for piece in pieces for each in (piece, piece.of_b()))
+            typer.echo(str(cost._replace(pieces=len(pieces))))
             return
         with chosen_engine(engine, jobs, "comparing") as chosen:
             found = compared(a, b, options, most, chosen)

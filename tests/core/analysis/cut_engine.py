@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from probe.core.analysis.engines import halved
-from probe.core.analysis.pieces import Piece
+from probe.core.analysis.pieces import Piece, halved
 
 R = TypeVar("R")
 
