@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from probe.cli.places import RunPlace
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
@@ -25,6 +26,7 @@ from probe.core.messages import complain, printable
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find
 from probe.core.storage.layout import cell_name
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 WIDTH = 160
@@ -34,7 +36,7 @@ MOST_STEPS = 100_000
 
 
 def anomalies(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File such as first.json, or folder that gets anomaly_analyse.json."),
@@ -121,7 +123,7 @@ def _show(analysis: Analysis, topk: int) -> None:
         console.print(printable(brief), highlight=False, markup=False)
 
 
-def _show_dumped(directory: Path, topk: int) -> None:
+def _show_dumped(directory: Place, topk: int) -> None:
     """Show the findings of the latest run if no run has files: a run with the format api alone writes none."""
     with suppress(ValueError):
         find(directory, Problems())

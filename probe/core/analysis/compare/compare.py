@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.compare.census import Census
@@ -17,6 +16,7 @@ from probe.core.analysis.compare.passes import Passes
 from probe.core.analysis.compare.side import Side, found
 from probe.core.analysis.engines import PieceEngine
 from probe.core.analysis.engines.local import LocalEngine
+from probe.core.storage.location import Place
 
 MOST_POINTS = 1000
 """Most steps for which growth is listed; more are merged into ranges of steps, with the largest in each."""
@@ -106,8 +106,8 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    a: Path,
-    b: Path,
+    a: Place,
+    b: Place,
     options: Options = Options(),  # noqa: B008 - it is frozen
     most: int = 20,
     engine: PieceEngine | None = None,
@@ -148,7 +148,7 @@ def compare(
     return compared._replace(problems=lines + duplicated, skipped=any(problems.skipped for problems in read))
 
 
-def planned(a: Path, b: Path, options: Options = Options()) -> list[ComparedPiece]:  # noqa: B008 - it is frozen
+def planned(a: Place, b: Place, options: Options = Options()) -> list[ComparedPiece]:  # noqa: B008 - it is frozen
     """Return the pieces in which two runs are compared in this process; none of their files is opened.
 
     Raises:

@@ -10,6 +10,7 @@ from probe.core.naming import STATE_PHASE, signal_of
 from probe.core.storage.duckdb_reader import Rows, fill
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
 from probe.core.storage.sql import quoted
+from probe.core.storage.table_files import size_and_time
 
 WINDOW = 1 << 25
 """Size in bytes of the files of one signal of one run that are read at a time."""
@@ -34,8 +35,7 @@ class PieceRows:
         if self.span is None:
             return
         (begin, last), held = self.span, 0
-        sizes = sorted((file.first, file.bytes or file.path.stat().st_size) for _, file in self.a.files.get(signal, ()))
-        for first, size in sizes:
+        for first, size in sorted((file.first, size_and_time(file)[0]) for _, file in self.a.blocks.get(signal, ())):
             if held >= WINDOW and begin < first <= last:
                 yield begin, first - 1
                 begin, held = first, 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.naming import CLOCKS, PHASE, RUN
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of
@@ -21,7 +21,7 @@ class Side(NamedTuple):
     """One of the two runs."""
 
     letter: str
-    root: Path
+    root: Place
     run: RecordedRun
     problems: Problems
 
@@ -36,7 +36,7 @@ class Side(NamedTuple):
         return 10.0**-given if isinstance(given, int) else 0.0
 
 
-def found(letter: str, root: Path) -> Side:
+def found(letter: str, root: Place) -> Side:
     """Find the last run in a directory.
 
     Raises:
@@ -46,7 +46,7 @@ def found(letter: str, root: Path) -> Side:
     return Side(letter, root, _run(root.expanduser(), problems), problems)
 
 
-def _run(root: Path, problems: Problems) -> RecordedRun:
+def _run(root: Place, problems: Problems) -> RecordedRun:
     """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
     merged = root.is_dir() and has_tables(root) and not (root / FILE).exists()
     if merged and not any(root.glob(directories_of())):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
 from probe.core.analysis.convert.select import Chosen
+from probe.core.storage.chunks import files_in
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, table_name
+from probe.core.storage.location import Place
+from probe.core.storage.problems import Problems
 
 MOST_ROWS = 500_000_000
 """Rows of a database at most: about an hour of conversion and 50 GB, and the indices as much again."""
@@ -33,10 +36,10 @@ def expected_size(chosen: Chosen) -> ExpectedSize:
     lengths: dict[str, float] = {}
     number = total = 0
     rows = 0.0
-    for kind, format_, path, size in _files(chosen):
+    for kind, format_, path, size, known in _files(chosen):
         number, total = number + 1, total + size
-        if format_ != CSV:
-            rows += size / PARQUET_ROW
+        if known or format_ != CSV:
+            rows += known or size / PARQUET_ROW
             continue
         if kind not in lengths and (length := _line_length(path)):
             lengths[kind] = length
@@ -44,7 +47,7 @@ def expected_size(chosen: Chosen) -> ExpectedSize:
     return ExpectedSize(number, total, int(rows))
 
 
-def check_size(root: Path, chosen: Chosen) -> None:
+def check_size(root: Place, chosen: Chosen) -> None:
     """Check that a database can hold the chosen files.
 
     Raises:
@@ -61,19 +64,22 @@ def check_size(root: Path, chosen: Chosen) -> None:
     )
 
 
-def _files(chosen: Chosen) -> Iterator[tuple[str, str, Path, int]]:
-    """Yield kind, format, path and size of each chosen file."""
+def _files(chosen: Chosen) -> Iterator[tuple[str, str, Place, int, int]]:
+    """Yield kind, format, path, size and rows (0 if unknown) of each chosen file."""
     for directory in chosen.directories:
+        if directory.packed is not None:
+            for file in files_in(directory, Problems()):
+                if file.signal in chosen.kinds:
+                    yield file.signal, file.format, file.path, file.bytes, file.rows
+            continue
         for path in directory.path.iterdir():
             name = table_name(path.name)
             if name and not path.name.startswith(".") and name.signal in chosen.kinds:
-                try:
-                    yield name.signal, name.format, path, path.stat().st_size
-                except OSError:  # the conversion names it
-                    continue
+                with suppress(OSError):  # the conversion names it
+                    yield name.signal, name.format, path, path.stat().st_size, 0
 
 
-def _line_length(path: Path) -> float:
+def _line_length(path: Place) -> float:
     """Return the mean length of the first lines; 0 if there are none."""
     try:
         with opened(path) as file:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from pathlib import Path
 
-from probe.core.analysis.diagnosis.causality import CausalPaths, Cause, Incident, exchanged, incidents_of, senders
+from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
 from probe.core.analysis.diagnosis.evaluate import (
     EvaluatedRank,
     Extent,
@@ -20,6 +19,7 @@ from probe.core.analysis.diagnosis.evaluate import (
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.diagnosis.nodes import CausalPaths
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
@@ -32,6 +32,7 @@ from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.layout import cell_name, key_of, ranks_text
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 
@@ -98,7 +99,7 @@ class Analysis:
 
 
 def analyse(
-    root: Path,
+    root: Place,
     steps: Iterable[int] = (),
     progress: Callable[[str], None] = lambda _: None,
     connection: Connection | None = None,
@@ -131,8 +132,8 @@ def analyse(
         for episode in (episode for rank in judged for episode in rank.episodes):
             episode.kept = [each._replace(call=extra.calls.get(_row(each.finding), -1)) for each in episode.kept]
         found = [*differing, *extra.live]
-        can_cause = _causal_paths(rows, topo, judged, found)
-        incidents = [incident for incident in incidents_of(judged, can_cause, found) if incident.findings]
+        paths = _causal_paths(rows, topo, judged, found)
+        incidents = [incident for incident in incidents_of(judged, paths, found) if incident.findings]
         progress("writing the diagnosis")
         main = _main(incidents)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
@@ -248,8 +249,8 @@ class LiveFindings:
 
 
 def _dumped(
-    root: Path,
-    dump: Path,
+    root: Place,
+    dump: Place,
     run: RecordedRun,
     judged: Mapping[int, EvaluatedRank],
     rules: Collection[str],

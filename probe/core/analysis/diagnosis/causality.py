@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from probe.core.analysis.diagnosis.evaluate import EvaluatedRank
-from probe.core.analysis.diagnosis.located_finding import BACKWARD, EXCHANGE, FORWARD, REDUCED, STATE, WEIGHTS, Located
-from probe.core.analysis.diagnosis.topology import Topology
+from probe.core.analysis.diagnosis.located_finding import EXCHANGE, Located
+from probe.core.analysis.diagnosis.nodes import Carried, CausalPaths, Nodes
 from probe.core.moments import OPS
 from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.storage.duckdb_reader import Rows
@@ -48,119 +49,14 @@ class Incident:
         return any(located.is_non_finite for located, _ in self.findings)
 
 
-class CausalPaths:
-    """Test whether one finding can have caused another: by the paths of data, not by clocks.
-
-    Args:
-        exchanged: collectives that carried NaN or Inf, by step: the ranks of each group that sent it, and those that
-            received it.
-        origins: by step, the ranks that the run itself reported as sending NaN without having received any.
-    """
-
-    def __init__(
-        self,
-        topology: Topology,
-        exchanged: Mapping[int, Collection[tuple[frozenset[int], frozenset[int]]]] | None = None,
-        origins: Mapping[int, frozenset[int]] | None = None,
-    ) -> None:
-        self._topology = topology
-        self._exchanged, self._origins = exchanged or {}, origins or {}
-
-    def __call__(self, one: Located, other: Located) -> bool:
-        """Return whether data can pass from ``one`` to ``other``, which comes later in order."""
-        if one.rank == other.rank:
-            return True
-        if one.began < other.began:
-            return self._later(one, other)
-        return one.began == other.began and self._within(one, other)
-
-    def _are_connected(self, one: int, other: int) -> bool:
-        """Return whether anything that one rank computes reaches the other in the end."""
-        t = self._topology
-        return (
-            t.are_replicas(one, other)
-            or t.are_peers(one, other)
-            or t.are_in_one_pipeline(one, other)
-            or any(one in t.place(rank).pipeline and t.are_replicas(rank, other) for rank in t.ranks)
-        )
-
-    def _later(self, one: Located, other: Located) -> bool:
-        """Test across a step boundary: after an update a bad gradient has reached every replica; a bad weight or state
-        stays on its rank until the next forward."""
-        if not self._are_connected(one.rank, other.rank):
-            return False
-        if one.phase < REDUCED or other.phase >= REDUCED:
-            return True
-        return self._from_weights(one, other)
-
-    def _within(self, one: Located, other: Located) -> bool:
-        """Test within a step."""
-        if self._by_collective(one, other):
-            return True
-        if one.phase == WEIGHTS:
-            return other.phase != WEIGHTS and self._from_weights(one, other)
-        if one.phase in (FORWARD, BACKWARD):
-            return self._from_micro_step(one, other)
-        return one.phase == EXCHANGE and other.phase >= REDUCED and self._are_connected(one.rank, other.rank)
-
-    def _from_weights(self, one: Located, other: Located) -> bool:
-        """Test from a bad weight: through its rank's forward and backward, or where ranks gather it to compute."""
-        if other.rank in one.ranks:
-            return True
-        if other.phase in (WEIGHTS, STATE):
-            return False
-        return self._forward(one, other) if other.phase == FORWARD else self._backward(one, other)
-
-    def _from_micro_step(self, one: Located, other: Located) -> bool:
-        if other.micro_step is not None and one.micro_step is not None and one.micro_step != other.micro_step:
-            return False
-        if other.phase == FORWARD:
-            return one.phase == FORWARD and self._forward(one, other)
-        return self._backward(one, other)
-
-    def _forward(self, one: Located, other: Located) -> bool:
-        t, ranks = self._topology, (one.rank, other.rank)
-        if t.are_peers(*ranks) and one.position < other.position:
-            return True
-        return t.are_in_one_pipeline(*ranks) and one.chunk < other.chunk
-
-    def _backward(self, one: Located, other: Located) -> bool:
-        """Test to a gradient: down the pipeline at once, to replicas when gradients are averaged."""
-        t, ranks = self._topology, (one.rank, other.rank)
-        if other.phase >= REDUCED:
-            return other.phase != STATE and self._are_connected(*ranks)
-        if other.phase == EXCHANGE:
-            return False
-        if other.finding.signal == "grad_unreduced" and t.are_replicas(*ranks):
-            # gradients averaged after each micro batch accumulate: a later sum holds the contributions of others
-            earlier = one.micro_step is not None and one.micro_step + 1 < one.micro_steps
-            return earlier and (other.micro_step is None or other.micro_step > (one.micro_step or 0))
-        if t.are_peers(*ranks) and one.position < other.position:
-            return True
-        came_forward = one.phase <= FORWARD
-        return t.are_in_one_pipeline(*ranks) and (came_forward or one.chunk > other.chunk)
-
-    def _by_collective(self, one: Located, other: Located) -> bool:
-        """Test through a collective that carried NaN or Inf, from a rank that was earlier in the same program."""
-        origins = self._origins.get(one.began, frozenset())
-        carried = self._exchanged.get(one.began, ())
-        if not any(one.rank in sent and other.rank in received for sent, received in carried):
-            return False
-        if origins and (one.rank in origins) != (other.rank in origins):
-            return one.rank in origins
-        return one.position < other.position
-
-
-def incidents_of(
-    judged: Sequence[EvaluatedRank], can_cause: Callable[[Located, Located], bool], live: Iterable[Located] = ()
-) -> list[Incident]:
+def incidents_of(judged: Sequence[EvaluatedRank], paths: CausalPaths, live: Iterable[Located] = ()) -> list[Incident]:
     """Incidents that the episodes of all ranks make up, in order of time, each with its findings classed."""
     incidents = _incidents(judged)
     for located in live:
         _add(incidents, located)
     ends = _Ends(judged)
     for incident in incidents:
-        _class(incident, can_cause, ends)
+        _class(incident, paths, ends)
     return incidents
 
 
@@ -188,30 +84,32 @@ def _incidents(judged: Sequence[EvaluatedRank]) -> list[Incident]:
 def _add(incidents: list[Incident], located: Located) -> None:
     """Add a finding to the incident of its step, or make it a new one."""
     step, finding = located.began, located.finding
-    incident = next((incident for incident in incidents if incident.first <= step <= incident.last), None)
-    if incident is None:
+    after = bisect_right(incidents, step, key=lambda each: each.first)  # they do not overlap
+    incident = incidents[after - 1] if after else None
+    if incident is None or step > incident.last:
         incident = Incident(first=step, last=step)
-        incidents.append(incident)
-        incidents.sort(key=lambda each: each.first)
+        incidents.insert(after, incident)
     incident.findings.append((located, Cause.initiating))
     incident.number += 1
     incident.by_rank[finding.rank] = incident.by_rank.get(finding.rank, 0) + 1
     incident.by_rule[finding.rule] = incident.by_rule.get(finding.rule, 0) + 1
 
 
-def _class(incident: Incident, can_cause: Callable[[Located, Located], bool], ends: _Ends) -> None:
+def _class(incident: Incident, paths: CausalPaths, ends: _Ends) -> None:
     """Set the class of each finding, in causal order: later findings never change the class of an earlier one."""
     ordered = sorted((located for located, _ in incident.findings), key=lambda located: located.order)
-    firsts: dict[int, dict[int, Located]] = {}
+    nodes, phases = Nodes(paths), dict[int, set[int]]()
     incident.findings = []
     for located in ordered:
-        own = firsts.get(located.rank)
         if ends.explain(located):
             incident.findings.append((located, Cause.teardown))
             continue
-        caused = bool(own) or any(can_cause(first, located) for each in firsts.values() for first in each.values())
+        own, phase = phases.setdefault(located.rank, set()), located.phase
+        caused = bool(own) or nodes.explain(located)
         incident.findings.append((located, Cause.cascade if caused else Cause.initiating))
-        firsts.setdefault(located.rank, {}).setdefault(located.phase, located)
+        if phase not in own:
+            own.add(phase)
+            nodes.add(located)
 
 
 class _Ends:
@@ -231,10 +129,6 @@ class _Ends:
             return True
         peer_was_lost = self._earliest < rank.last_step
         return peer_was_lost and located.phase >= EXCHANGE
-
-
-Carried = tuple[frozenset[int], frozenset[int]]
-"""Ranks that sent NaN or Inf, and ranks that received it."""
 
 
 def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:

@@ -47,6 +47,9 @@ class Kind(str, Enum):
 HUGE = 1e30
 """Magnitude from which on a value is about to leave the range of float32."""
 
+NAMED = 20
+"""Most ranks that a sentence names one by one; of more, as many spans."""
+
 KINDS_OF_TENSOR = {
     WEIGHTS: "weight",
     FORWARD: "activation",
@@ -161,9 +164,25 @@ def where(located: Located, ranks: Sequence[int] = ()) -> str:
 
 
 def on_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0-3``."""
+    """``rank 3``, ``ranks 0-3`` or ``ranks 0,1,5``; of more than ``NAMED`` in several spans the first spans and how many
+    there are: ``ranks 0-7,16-23 and 1,008 more (1,024 in all)``."""
     ordered = sorted(set(ranks))
-    return f"rank{'s' * (len(ordered) > 1)} {ranks_text(ordered)}"
+    text = ranks_text(ordered)
+    if len(ordered) > NAMED and "," in text:
+        text = _spans(ordered)
+    return f"rank{'s' * (len(ordered) > 1)} {text}"
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    named = ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans[:NAMED])
+    more = sum(last - first + 1 for first, last in spans[NAMED:])
+    return f"{named}{f' and {more:,} more' if more else ''} ({len(ranks):,} in all)"
 
 
 def value(finding: Finding) -> str:

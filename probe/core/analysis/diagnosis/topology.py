@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from probe.core.storage.directories import RankDirectory
@@ -34,14 +35,21 @@ class Topology:
 
     Groups named by manifests are believed. If manifests name none, ranks of equal pipeline stage are taken for
     replicas, and each rank of a stage for a neighbour of each of the next.
+
+    A group that many ranks name is kept once, with a number; 0 is the number of a group that is not known.
     """
 
     def __init__(self, places: Iterable[Place]) -> None:
-        self._places = {place.rank: place for place in places}
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self._places))
+        groups = _NumberedGroups()
+        self._places: dict[int, Place] = {}
+        self._numbers: dict[int, GroupNumbers] = {}
+        for place in sorted(places, key=lambda each: each.rank):
+            of = GroupNumbers(*map(groups.number, (place.pipeline, place.replicas, place.peers)))
+            pipeline, replicas, peers = (groups.ranks[number] for number in of)
+            self._places[place.rank] = place._replace(pipeline=pipeline, replicas=replicas, peers=peers)
+            self._numbers[place.rank] = of
+        self._members = [frozenset(ranks) for ranks in groups.ranks]
+        self.ranks = tuple(self._places)
 
     def place(self, rank: int) -> Place:
         """Place of a rank; alone if nothing is known of it."""
@@ -51,37 +59,120 @@ class Topology:
         """Pipeline stage of a rank."""
         return self.place(rank).stage
 
+    def numbers(self, rank: int) -> GroupNumbers:
+        """Numbers of the groups that a rank names."""
+        return self._numbers.get(rank, _ALONE)
+
+    def members(self, number: int) -> frozenset[int]:
+        """Ranks of a group."""
+        return self._members[number]
+
+    @cached_property
+    def containing(self) -> GroupsByRank:
+        """Numbers of the groups that contain a rank, whichever ranks name them."""
+        found = GroupsByRank({}, {}, {})
+        for index, by_rank in enumerate(found):
+            for number in dict.fromkeys(numbers[index] for numbers in self._numbers.values()):
+                for rank in self._members[number]:
+                    by_rank.setdefault(rank, []).append(number)
+        return found
+
+    @cached_property
+    def _naming(self) -> dict[int, list[int]]:
+        """Ranks that name a group their pipeline, by its number."""
+        found: dict[int, list[int]] = {}
+        for rank, numbers in self._numbers.items():
+            found.setdefault(numbers.pipeline, []).append(rank)
+        return found
+
+    def naming(self, pipeline: int) -> Sequence[int]:
+        """Ranks that name a group their pipeline."""
+        return self._naming.get(pipeline, ())
+
     def are_replicas(self, one: int, other: int) -> bool:
         """Return whether two ranks average their gradients."""
-        known = self.place(one).replicas
+        known = self.numbers(one).replicas
         if known:
-            return other in known
+            return other in self._members[known]
         return self.stage(one) == self.stage(other) and not self.are_peers(one, other)
 
     def are_peers(self, one: int, other: int) -> bool:
         """Return whether two ranks exchange activations within a forward."""
-        return other in self.place(one).peers
+        return other in self._members[self.numbers(one).peers]
 
     def are_in_one_pipeline(self, one: int, other: int) -> bool:
         """Return whether activations of one rank can reach the other."""
-        known = self.place(one).pipeline
-        return other in known if known else self.stage(one) != self.stage(other)
+        known = self.numbers(one).pipeline
+        return other in self._members[known] if known else self.stage(one) != self.stage(other)
+
+    def are_connected(self, one: int, other: int) -> bool:
+        """Return whether anything that one rank computes reaches the other in the end."""
+        return (
+            self.are_replicas(one, other)
+            or self.are_peers(one, other)
+            or self.are_in_one_pipeline(one, other)
+            or any(
+                self.are_replicas(rank, other)
+                for pipeline in self.containing.pipeline.get(one, ())
+                for rank in self.naming(pipeline)
+            )
+        )
 
     def mates(self, rank: int) -> tuple[int, ...]:
         """Ranks of its pipeline, itself included; itself alone if none is known."""
         return self.place(rank).pipeline or (rank,)
 
     def replica_groups(self) -> list[tuple[int, ...]]:
-        """Groups of two ranks or more that should hold parameters alike."""
-        groups: dict[tuple[object, ...], set[int]] = {}
-        for place in self._places.values():
-            groups.setdefault(place.replicas or ("stage", place.stage), set()).add(place.rank)
-        return [tuple(sorted(group)) for group in groups.values() if len(group) > 1]
+        """Groups of two ranks or more that should hold parameters alike, in the order of their first rank."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for rank, place in self._places.items():
+            number = self._numbers[rank].replicas
+            groups.setdefault((number, -1 if number else place.stage), []).append(rank)
+        return [tuple(group) for group in groups.values() if len(group) > 1]
 
-    @property
+    @cached_property
     def says_replicas(self) -> bool:
         """True if manifests name the ranks that are replicas."""
-        return any(place.replicas for place in self._places.values())
+        return any(numbers.replicas for numbers in self._numbers.values())
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """True if experts are spread over ranks."""
+        return any(place.experts for place in self._places.values())
+
+
+class GroupNumbers(NamedTuple):
+    """Numbers of the groups that a rank names."""
+
+    pipeline: int = 0
+    replicas: int = 0
+    peers: int = 0
+
+
+_ALONE = GroupNumbers()
+
+
+class GroupsByRank(NamedTuple):
+    """Numbers of groups by a rank that they contain."""
+
+    pipeline: dict[int, list[int]]
+    replicas: dict[int, list[int]]
+    peers: dict[int, list[int]]
+
+
+class _NumberedGroups:
+    """Groups of ranks, each kept once."""
+
+    def __init__(self) -> None:
+        self.ranks: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+
+    def number(self, ranks: tuple[int, ...]) -> int:
+        """Number of a group."""
+        known = self._numbers.setdefault(ranks, len(self.ranks))
+        if known == len(self.ranks):
+            self.ranks.append(ranks)
+        return known
 
 
 Groups = Mapping[int, Sequence[int]]
