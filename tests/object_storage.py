@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.required import require, require_program
-from tests.resources.monitoring_process import PATIENCE, free_port, wait_for
+from tests.resources.monitoring_process import free_port, wait_for
 
 KEY, SECRET = "probe-reader", "a/secret+that%is never=shown"
 BUCKET = "runs"

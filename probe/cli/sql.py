@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.cli import refusing
+from probe.cli.places import RunPlace
 from probe.core.analysis.answer_formats import cell, write_csv, write_json
 from probe.core.messages import complain, plural, printable
 from probe.core.storage.files import replacing
@@ -41,7 +42,7 @@ class AnswerFormat(str, Enum):
 
 
 def sql(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     query: Annotated[str, typer.Argument(help="One SELECT; without it the tables are listed.")] = "",
     map_query: Annotated[str, typer.Option("--map", help="A query of each piece of the run; needs --reduce.")] = "",
     reduce_query: Annotated[
@@ -110,7 +111,10 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
 
 def _check_apart(run: OpenRun, out: Path | None) -> None:
     """Raise ValueError if a file of the run would be replaced."""
-    if out is not None and any(out.resolve().is_relative_to(each.path.resolve()) for each in run.run.directories):
+    if out is not None and any(
+        isinstance(each.path, Path) and out.resolve().is_relative_to(each.path.resolve())
+        for each in run.run.directories
+    ):
         raise ValueError(f"{out}: expected the name of a file outside of the directories of ranks")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from probe.core.storage.location import Place, located
 from probe.core.analysis.engines import PieceEngine, PieceObserver, engine_of, read_each
 from probe.core.analysis.pieces import MOST_BYTES, Piece, by_ranks
 from probe.core.analysis.query_views import Columns, QueryViews, SqlAnswer, columns_of, spelled
@@ -51,7 +52,7 @@ class OpenRun:
     """
 
     def __init__(
-        self, root: Path, engine: PieceEngine | str | None, processes: int | None, progress: PieceObserver | None
+        self, root: Place, engine: PieceEngine | str | None, processes: int | None, progress: PieceObserver | None
     ) -> None:
         self.problems = Problems()
         """Problems with files so far; if any of them ``skipped`` data, answers lack these rows."""
@@ -163,7 +164,7 @@ class OpenRun:
 
 
 def open_run(
-    root: str | Path,
+    root: str | Place,
     engine: PieceEngine | str | None = None,
     processes: int | None = None,
     progress: PieceObserver | None = None,
@@ -180,7 +181,7 @@ def open_run(
         ValueError: if there is no output of a run.
         ImportError: if DuckDB is missing.
     """
-    return OpenRun(Path(root).expanduser().absolute(), engine, processes, progress)  # DuckDB 1.5 needs it: r*n/x
+    return OpenRun(located(root).expanduser().absolute(), engine, processes, progress)  # DuckDB 1.5 needs it: r*n/x
 
 
 @dataclass(frozen=True)

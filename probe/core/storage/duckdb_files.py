@@ -37,19 +37,19 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
         return self._found(path).open(mode)
 
     def exists(self, path: str, **_: Any) -> bool:
-        return self._found(path).is_file()
+        return bool(self._found(path).is_file())
 
     isfile = exists
 
     def isdir(self, path: str) -> bool:
-        return self._found(path).is_dir()
+        return bool(self._found(path).is_dir())
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return name, size and kind."""
         return {"name": path, "size": self._found(path).stat().st_size, "type": "file"}
 
     def size(self, path: str) -> int:
-        return self._found(path).stat().st_size
+        return int(self._found(path).stat().st_size)
 
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self._found(path).stat().st_mtime, timezone.utc)
