@@ -20,6 +20,7 @@ from probe.core.analysis.query_views import Columns, QueryViews, SqlAnswer, colu
 from probe.core.analysis.select_statement import chosen, parsed, restrict
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.location import Place, located
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed, quoted
 
@@ -172,6 +173,7 @@ def open_run(
     """Open the run in ``root`` that began last, for SQL.
 
     Args:
+        root: where the ranks have written, a packed run, or the URL of either.
         engine: where :meth:`OpenRun.map_reduce` reads pieces: ``local``, ``ray`` or the address of a cluster; None for
             Ray if ``RAY_ADDRESS`` is set, else for this machine.
         processes: pieces at a time.
