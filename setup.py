@@ -42,6 +42,9 @@ FEATURES = {
         "opentelemetry-sdk>=1.25",  # metrics for what outgrows one Prometheus
         "opentelemetry-exporter-otlp-proto-http>=1.25",  # sends them over HTTP
     ],
+    "ray": [
+        "ray[client]>=2.40",  # runs the analysis of many ranks on a cluster; its client for addresses such as ray://
+    ],
     "logs": [
         "google-re2>=1.1",  # regular expressions in linear time; without it Python's own are used
     ],

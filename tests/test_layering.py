@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FRAMEWORKS = ("torch", "mindspore")
 OPTIONAL = (
     *("tensorboardX", "tensorboard", "plotly", "httpx", "httpcore", "apprise", "starlette", "uvicorn"),
-    *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2"),
+    *("prometheus_client", "opentelemetry", "psutil", "pynvml", "re2", "ray"),
 )
 ADAPTERS = ("probe.pytorch", "probe.mindspore")
 RUNNING = ("probe.core.instrumentation", "probe.core.monitor")

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -136,8 +137,22 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
         yield rows
 
 
+@contextmanager
+def with_threads(number: int) -> Iterator[None]:
+    """Let pieces that are opened in the block be read by so many threads."""
+    token = _THREADS.set(number)
+    try:
+        yield
+    finally:
+        _THREADS.reset(token)
+
+
+_THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
+
+
 def _connection() -> Connection:
-    return connect(threads=1 if multiprocessing.parent_process() else None)
+    in_worker = multiprocessing.parent_process() is not None
+    return connect(threads=_THREADS.get() or (1 if in_worker else None))
 
 
 def _gone(piece: Piece, rows: Rows) -> set[Path]:
