@@ -59,7 +59,7 @@ class Problems:
     def extend(self, others: Problems) -> None:
         """Record the problems of another reader; equal ones count once."""
         for problem in others.kept:
-            self.add(*problem)
+            self.add(problem.path, problem.what, problem.line, problem.skipped)
         self.number += others.number - len(others.kept)
         self.skipped |= others.skipped
 

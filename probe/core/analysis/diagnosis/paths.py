@@ -22,9 +22,9 @@ class Relation(NamedTuple):
     connected: bool = False
     """Anything that the one computes reaches the other in the end."""
     replicas: bool = False
-    """They average their gradients."""
+    """Both average their gradients with each other."""
     peers: bool = False
-    """They exchange activations within a forward."""
+    """Both exchange activations within a forward."""
     pipeline: bool = False
     """Activations of the one can reach the other through pipeline stages."""
     shares: bool = False

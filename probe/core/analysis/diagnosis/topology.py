@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -217,14 +217,32 @@ def sharers(rows: Rows) -> dict[int, tuple[int, ...]]:
     """Ranks with which each rank shares tensors while it computes; ranks that share none are left out."""
     found: dict[int, set[int]] = {}
     for signal in SIGNALS:
-        for rank, file in _first_files(rows, signal).items():
-            source = rows.source([file])
-            if COVERAGE not in (file.columns or rows.columns(source)):
-                continue
-            query = f"SELECT DISTINCT {COVERAGE} FROM {source} WHERE {COVERAGE} <> ''"  # noqa: S608 - our own words
-            covers = (coverage_of(text) for (text,) in rows.connection.execute(query).fetchall())
-            found.setdefault(rank, set()).update(rank for cover in covers if cover for rank in cover.ranks)
-    return {rank: tuple(sorted(ranks)) for rank, ranks in found.items() if len(ranks) > 1}
+        for rank, text in _coverages(rows, signal):
+            cover = coverage_of(text)
+            if cover is not None:
+                found.setdefault(rank, set()).update(cover.ranks)
+    return {rank: tuple(sorted(ranks)) for rank, ranks in sorted(found.items()) if len(ranks) > 1}
+
+
+GROUP_SQL = f"regexp_replace({COVERAGE}, '.* over ranks ', '')"
+
+
+def _coverages(rows: Rows, signal: str) -> Iterator[tuple[int, str]]:
+    """One coverage for each rank and group of ranks in the first files of a signal: a query for all files of equal
+    columns."""
+    alike: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+    files: dict[str, TableFile] = {}
+    for rank, file in _first_files(rows, signal).items():
+        files[str(file.path)] = file
+        alike.setdefault((file.format, file.columns), {})[str(file.path)] = rank
+    for (_, columns), ranks in alike.items():
+        source = rows.source([files[path] for path in ranks])
+        if COVERAGE in (columns or rows.columns(source)):
+            query = (
+                f"SELECT filename, min({COVERAGE}) FROM {source} WHERE {COVERAGE} <> '' "  # noqa: S608 - our own words
+                f"GROUP BY filename, {GROUP_SQL}"
+            )
+            yield from ((ranks[path], text) for path, text in rows.connection.execute(query).fetchall())
 
 
 def _first_files(rows: Rows, signal: str) -> dict[int, TableFile]:
