@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from probe.core.messages import plural
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import table_name
@@ -30,6 +31,10 @@ MOST_BYTES = 64 << 20
 """Bytes of a piece's files: about a second of judging CSV."""
 OPENING = 32 << 10
 """Cost of a directory, however little is in it, in bytes of CSV that are read in the time in which it is opened."""
+LISTED = 1000
+"""Objects in one answer of object storage to a listing."""
+REQUESTS = 3
+"""Requests for an object at most: its size, and its two ends or parts."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Piece:
     place: tuple[int, ...] = ()
     """Number among the pieces of a call, then 0 or 1 for each time that it was halved."""
     cuts: tuple[Cut, ...] = ()
-    """How it may be cut further, the preferred way first."""
+    """Ways in which it may be cut further, the preferred one first."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -91,7 +96,7 @@ def by_ranks(
         most_bytes: bytes of a piece, unless a single rank has more.
         least: number of pieces at least, if there are as many ranks.
         manifests: whether the pieces keep the manifests of their directories.
-        cuts: how a piece may be cut further if it does not fit into memory.
+        cuts: ways in which a piece may be cut further if it does not fit into memory.
     """
     whole = replace(_whole(run, rows, signals, manifests), cuts=cuts)
     return _parts_of_ranks(whole, _number(whole, most_bytes, least))
@@ -110,6 +115,36 @@ def by_steps(
     from 0 on, whatever steps there are. Arguments as of :func:`by_ranks`."""
     whole = replace(_whole(run, rows, signals, manifests), cuts=cuts)
     return _parts_of_steps(whole, _number(whole, most_bytes, least))
+
+
+class ReadingCost(NamedTuple):
+    """Estimate of the work that pieces are."""
+
+    pieces: int
+    ranks: int
+    files: int
+    """Files that are read; a file of several pieces counts in each."""
+    bytes: int
+    rows: int
+    requests: int
+    """Requests to object storage at most: listings, and three for each file."""
+
+    def __str__(self) -> str:
+        ranks, files = (f"{n:,} {plural(n, noun)}" for n, noun in ((self.ranks, "rank"), (self.files, "file")))
+        rows = f" and {self.rows:,} {plural(self.rows, 'row')}" if self.rows else ""
+        return f"{self.pieces:,} {plural(self.pieces, 'piece')}: {ranks}, {files}, {self.bytes / 1e6:,.1f} MB{rows}"
+
+
+def reading_cost(pieces: Iterable[Piece]) -> ReadingCost:
+    """Add up what is known of pieces before anything is read."""
+    ranks: set[int] = set()
+    number = files = size = rows = 0
+    for number, piece in enumerate(pieces, 1):  # noqa: B007 - the last number is the count
+        ranks.update(piece.ranks)
+        files += sum(map(len, piece.files.values()))
+        size += sum(int(size) for _, _, size, _ in _spans(piece))
+        rows += piece.rows
+    return ReadingCost(number, len(ranks), files, size, rows, math.ceil(files / LISTED) + files * REQUESTS)
 
 
 @contextmanager
@@ -135,6 +170,17 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
             conditions.update(dict.fromkeys(rows.signals, f"step NOT BETWEEN {first} AND {last}"))
         rows.files = {signal: list(files) for signal, files in _restricted(rows.files, piece).items()}
         yield rows
+
+
+def halved(piece: Piece) -> tuple[Piece, ...]:
+    """Return the halves of a piece, each with its place; none if it cannot be cut."""
+    return tuple(replace(half, place=(*piece.place, n)) for n, half in enumerate(piece.halves()))
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Return whether a piece has failed because it did not fit into memory."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, MemoryError) or "OutOfMemoryException" in names  # DuckDB's
 
 
 @contextmanager
@@ -239,7 +285,7 @@ def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
             stop = int(max(file.first + 1, min(end, file.last + 1)))
             first, after = max(file.first, low), min(stop, high + 1)
             share = max(0, after - first) / (stop - file.first) * _share_of_ranks(file, ranks)
-            found.append((first, max(first + 1, after), file.bytes * share, file.rows * share))
+            found.append((first, max(first + 1, after), (file.bytes or 0) * share, (file.rows or 0) * share))
     return found
 
 
@@ -262,10 +308,10 @@ def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:
     for files in piece.files.values():
         for n, file in files:
             if file.ranks is None:
-                size[piece.directories[n].rank] += file.bytes
+                size[piece.directories[n].rank] += file.bytes or 0
             else:
                 own = [rank for rank in size if file.ranks[0] <= rank <= file.ranks[1]]
-                size.update((rank, size[rank] + file.bytes / len(own)) for rank in own)
+                size.update((rank, size[rank] + (file.bytes or 0) / len(own)) for rank in own)
     bounds = _cut(list(size.values()), number)
     ranks = list(size)
     return [_of_ranks(piece, ranks[first:end]) for first, end in bounds]

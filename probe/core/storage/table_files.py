@@ -50,11 +50,11 @@ class TableFile(NamedTuple):
     torn: int = 0
     """Bytes of an unfinished last line."""
     ranks: tuple[int, int] | None = None
-    """First and last rank in it; None if it is one rank's own."""
-    rows: int = 0
-    """Number of rows; 0 if unknown."""
-    bytes: int = 0
-    """Size; 0 if unknown."""
+    """The first and the last rank in a file of a packed run; None for a file of one rank."""
+    rows: int | None = None
+    """Number of rows; None if unknown."""
+    bytes: int | None = None
+    """Size; None if unknown."""
 
 
 def tables(directory: Path, problems: Problems) -> list[TableFile]:

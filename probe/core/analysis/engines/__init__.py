@@ -177,17 +177,6 @@ def _kept(piece: Piece, result: R | Exception, problems: Problems) -> Iterator[R
         yield result
 
 
-def halved(piece: Piece) -> tuple[Piece, ...]:
-    """Return the halves of a piece, each with its place; none if it cannot be cut."""
-    return tuple(replace(half, place=(*piece.place, n)) for n, half in enumerate(piece.halves()))
-
-
-def is_of_memory(error: BaseException) -> bool:
-    """Return whether a piece has failed because it did not fit into memory."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, MemoryError) or "OutOfMemoryException" in names  # DuckDB's
-
-
 def _observed(engine: PieceEngine, progress: PieceObserver | None) -> PieceEngine:
     return engine if progress is None else _ObservedEngine(engine, progress)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from probe.core.analysis.convert.workers import WorkersDiedError, in_order
-from probe.core.analysis.engines import halved, is_of_memory
-from probe.core.analysis.pieces import Piece
+from probe.core.analysis.pieces import Piece, halved, is_of_memory
 
 R = TypeVar("R")
 

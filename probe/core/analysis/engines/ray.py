@@ -19,8 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from probe import __version__
 from probe.core.analysis.convert.workers import WorkersDiedError
-from probe.core.analysis.engines import PieceEngine, halved, is_of_memory
-from probe.core.analysis.pieces import Piece, with_threads
+from probe.core.analysis.pieces import Piece, halved, is_of_memory, with_threads
 from probe.core.errors import missing
 
 logger = logging.getLogger("probe.engine")
@@ -34,7 +33,7 @@ LOST = 3
 DIED = 2
 """Times that a worker dies with a piece, while its machine lives, until the piece is halved."""
 SLOW = 3.0
-"""How many times longer than the others' median a piece takes until it is done twice."""
+"""Multiple of the others' median time after which a piece is done twice."""
 PATIENCE_SECONDS = 2.0
 """Time that no piece is too slow for."""
 QUIET_SECONDS = 60.0
@@ -46,7 +45,7 @@ class PieceLostError(RuntimeError):
 
 
 @contextmanager
-def ray_engine(address: str | None, most: int | None) -> Iterator[PieceEngine]:
+def ray_engine(address: str | None, most: int | None) -> Iterator[RayEngine]:
     """Connect to a cluster, and leave it at the end; one that the program has connected to is used as it is.
 
     Args:
@@ -134,14 +133,14 @@ class _Try(NamedTuple):
 
     piece: Piece
     number: int
-    """Of the piece."""
+    """Number of the piece."""
     lost: int = 0
     died: int = 0
     began: float = 0.0
 
 
 class _Outcome(NamedTuple):
-    """What a worker sends back."""
+    """Message of a worker after a task."""
 
     version: str
     seconds: float
@@ -165,7 +164,7 @@ class _Call(Generic[R]):
         self._width = engine.width
 
     def results(self) -> Iterator[tuple[Piece, R | Exception]]:
-        heard = time.monotonic()
+        latest = time.monotonic()
         try:
             while True:
                 self._submit_more()
@@ -173,9 +172,9 @@ class _Call(Generic[R]):
                     return
                 ready = self._ready()
                 if ready:
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > QUIET_SECONDS:
-                    heard = time.monotonic()
+                    latest = time.monotonic()
+                elif time.monotonic() - latest > QUIET_SECONDS:
+                    latest = time.monotonic()
                     self._complain()
                 for ref in ready:
                     if ref in self._running:  # else its twin was faster
@@ -279,7 +278,7 @@ class _Call(Generic[R]):
 
     def _cancel(self, refs: list[Any]) -> None:
         for ref in refs:
-            self._ray.cancel(ref, force=True)
+            self._ray.cancel(ref)  # not by force: what a worker has opened is closed
 
     def _complain(self) -> None:
         cpus = int(self._ray.cluster_resources().get("CPU", 0))

@@ -1,0 +1,79 @@
+"""Options of commands that work in pieces, and their progress on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from probe.core.analysis.engines import PieceEngine, PiecesDone, engine_of
+from probe.core.analysis.pieces import Piece, reading_cost
+from probe.core.messages import plural
+
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="local, ray, or the address of a Ray cluster such as ray://host:10001; Ray if RAY_ADDRESS is set, else "
+        "local.",
+        show_default=False,
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        help="Pieces that are worked on at a time: processes, or tasks of Ray; 1, or the CPUs of the cluster, if not "
+        "given.",
+        show_default=False,
+    ),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Print the pieces, bytes and requests that the command takes; read no table.")
+]
+
+
+@contextmanager
+def chosen_engine(spec: str | None, jobs: int | None, what: str = "reading") -> Iterator[PieceEngine]:
+    """Open the engine of the options, and show its progress in a terminal.
+
+    Raises:
+        ValueError: if there is no such engine, or its cluster cannot be used.
+        ImportError: if Ray is asked for and not installed.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[about]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None, about="")
+
+        def show(done: PiecesDone) -> None:
+            bar.update(task, completed=done.done, total=done.total or None, about=progress_text(done))
+
+        with engine_of(spec, jobs, show) as engine:
+            yield engine
+
+
+def progress_text(done: PiecesDone) -> str:
+    """Return the progress for people: pieces, rows (else bytes) a second, and the time that is left."""
+    pieces = f"{done.done:.0f} of {done.total} pieces" if done.total else f"{done.done:.0f} pieces"
+    if not done.seconds:
+        return pieces
+    rows, size = done.rows / done.seconds, done.bytes / done.seconds / 1e6
+    speed = f"{rows:,.0f} rows/s" if done.rows else f"{size:,.1f} MB/s"
+    left = done.seconds_left
+    return f"{pieces}, {speed}" + ("" if left is None else f", {left:.0f} s left")
+
+
+def explain(pieces: Iterable[Piece]) -> None:
+    """Print what the pieces are, and what reading them takes."""
+    held = list(pieces)
+    cost = reading_cost(held)
+    typer.echo(str(cost))
+    if held and "://" in str(held[0].root):
+        typer.echo(f"at most {cost.requests:,} {plural(cost.requests, 'request')} to object storage")
