@@ -29,7 +29,7 @@ NAMES = ("min", "max", "sum", "sumsq", "below", "m2")
 """Moments of a row, in their order; then follows the mean, where deviations were computed, as exactly as they need
 it."""
 FOUR, BELOW, DEVIATIONS = 0, 1, 2
-"""What is computed: the first four moments always, ``below`` and ``m2`` if the bit is set."""
+"""Moments to compute: the first four always, ``below`` and ``m2`` if the bit is set."""
 NUMBERS = len(NAMES) + 1
 Row = tuple[float, float, float, float, float, float, float]
 
@@ -84,7 +84,7 @@ def one(address: int, size: int, kind: str = "float32", eps: float = 0.0, more: 
 
     Args:
         eps: limit of ``below``, rounded to float32.
-        more: what is computed besides the first four, as :func:`needed` returns it; the rest of the row is without
+        more: moments to compute besides the first four, as :func:`needed` returns it; the rest of the row is without
             meaning.
     """
     if not available or _library is None:

@@ -40,6 +40,9 @@ class Readable(Protocol):
     def problems(self) -> Problems:
         """Lines and files that cannot be read."""
 
+    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal in the directory of an index, in the order of steps."""
+
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
@@ -119,7 +122,7 @@ def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int
 
 
 def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
-    files = [file for of, file in rows.files[signal] if of == directory and (last is None or file.first <= last)]
+    files = [file for file in rows.files_of(signal, directory) if last is None or file.first <= last]
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
     files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
     path, before = rows.directories[directory].path, -1

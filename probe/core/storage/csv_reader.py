@@ -232,6 +232,10 @@ class PlainRows:
                 if file.format == CSV:
                     self.files.setdefault(file.signal, []).append((n, file))
 
+    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal in the directory of an index, in the order of steps."""
+        return [file for of, file in self.files.get(signal, ()) if of == n]
+
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from probe.core.messages import plural
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
 from probe.core.storage.manifest import Manifest
+from probe.core.storage.packed_run import is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import (
     EXAMPLE_DIRECTORY,
@@ -45,6 +47,8 @@ class RankDirectory(NamedTuple):
     until: int | None = None
     """The step from which a later directory of the rank continues (the run was resumed there): the steps of this
     directory from there on were done again. None if there is no later directory."""
+    packed: int | None = None
+    """Number of the directory in a packed run; None for a directory that exists."""
 
 
 class RecordedRun(NamedTuple):
@@ -87,6 +91,8 @@ def find(
         expected = "expected the directory in which ranks have written"
         raise ValueError(f"{root}: {expected}; there is none of this name: give MONITOR_OUTPUT_DIR")
     within = _interval(time_start, time_end)
+    if is_packed(root):
+        return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
     alone = _read(root, problems)
     inside = sorted(path for path in root.glob(pattern) if path.is_dir())
     found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
@@ -94,6 +100,36 @@ def find(
     if not kept:
         raise ValueError("\n".join([_nothing(root, found, time_start, time_end), *problems.lines()]))
     return sorted(_without_copies(kept, problems), key=_in_time)
+
+
+def _found_in_pack(
+    root: Path,
+    problems: Problems,
+    within: Callable[[str], bool],
+    times: tuple[str | None, str | None],
+    pattern: str,
+) -> list[RankDirectory]:
+    """Return the directories whose rows are in a packed run, as :func:`find` does."""
+    index = packed_index(root)
+    about = index.directories
+    names = [n for n, name in enumerate(about["name"]) if pattern == "*" or fnmatchcase(name, pattern)]
+    found = [
+        RankDirectory(
+            root / about["name"][n],
+            about["rank"][n],
+            about["time"][n],
+            about["began"][n],
+            index.manifest(n),
+            about["first_step"][n],
+            packed=n,
+        )
+        for n in names
+    ]
+    index.record_problems("found", problems)
+    kept = [directory for directory in found if not directory.time or within(directory.time)]
+    if not kept:
+        raise ValueError("\n".join([_nothing(root, found, *times), *problems.lines()]))
+    return sorted(kept, key=_in_time)
 
 
 def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[RankDirectory]:
@@ -152,20 +188,34 @@ def last_run(root: Path, problems: Problems) -> RecordedRun:
         ValueError: as :func:`find`.
     """
     *others, last = runs(find(root, problems))
+    record_earlier(others, root, problems)
+    if is_packed(place(root)):
+        packed_index(place(root)).record_problems("chosen", problems)
+    if last.missing:
+        problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
+    return _without_empty(last, problems)
+
+
+def record_earlier(others: Iterable[RecordedRun], root: Path, problems: Problems) -> None:
+    """Record runs that are left out, since a later one is read."""
     for run in others:
         problems.add(
             root / run.name,
             f"of an earlier run (of {len(run.ranks)} {plural(len(run.ranks), 'rank')}), left out",
             skipped=False,
         )
-    if last.missing:
-        problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
-    return _without_empty(last, problems)
+
+
+def has_rows(directory: RankDirectory) -> bool:
+    """Return whether a directory has files or a database with rows."""
+    if directory.packed is not None:
+        return bool(packed_index(directory.path.parent).directories["written"][directory.packed])
+    return has_tables(directory.path) or sqlite_reader.may_have_rows(directory.path)
 
 
 def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     """Drop the ranks that have made a directory but written no table, if other ranks have written some."""
-    written = {d.rank for d in run.directories if has_tables(d.path) or sqlite_reader.may_have_rows(d.path)}
+    written = {directory.rank for directory in run.directories if has_rows(directory)}
     expected = _expected(run.directories)
     empty = [rank for rank in run.ranks if rank not in written and (rank in expected or not expected)]
     if not written or not empty:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import tempfile
 import uuid
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -30,6 +31,7 @@ from probe.core.storage.layout import (
     type_of,
 )
 from probe.core.storage.metrics_schema import FILE_NAMES
+from probe.core.storage.packed_run import DIRECTORY, PACKED, RANK, PackedFiles, PackedIndex, packed_index, packed_source
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
 from probe.core.storage.table_files import TableFile, each_once, tables
@@ -75,6 +77,10 @@ def fill(connection: Connection, table: str, columns: Mapping[str, str], rows: I
     connection.execute(f"INSERT INTO {table} SELECT {values}", cells)
 
 
+Files = list[tuple[int, TableFile]]
+"""Files of a signal, each with the index of its directory."""
+
+
 class Rows:
     """One view a signal over all rows in ``directories``.
 
@@ -88,6 +94,8 @@ class Rows:
         connection: a shared connection, which its owner closes; None for an own one.
         schema: schema of the views in the database, so that it can hold several runs.
         left_out: for some signals an SQL condition of the rows that are left out of views.
+        files: files by signal, each with the index of its directory in ``directories``, of a packed run with that of
+            the first directory of which it has rows; no directory is listed then. None to look for them.
     """
 
     def __init__(
@@ -97,6 +105,7 @@ class Rows:
         connection: Connection | None = None,
         schema: str = "main",
         left_out: Mapping[str, str] | None = None,
+        files: Mapping[str, Sequence[tuple[int, TableFile]]] | None = None,
     ) -> None:
         self._left_out = left_out or {}
         self.connection = connection or connect()
@@ -109,12 +118,16 @@ class Rows:
         self._places: list[tuple[str, int]] = [
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
-        self.files: dict[str, list[tuple[int, TableFile]]] = {}
-        """Files by signal, each with the index of its directory, in the order of directory and step."""
-        for n, directory in enumerate(self.directories):
-            for file in readable(self.connection, each_once(tables(directory.path, problems)), problems):
-                self.files.setdefault(file.signal, []).append((n, self._mend(n, file)))
-            self._add_database(n)
+        self.blocks: Mapping[str, Sequence[tuple[int, TableFile]]]
+        """As ``files``, but of a packed run its own files, few and large, each with the index of the first directory of
+        which it has rows. Queries of all rows read these."""
+        self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
+        """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
+        the files that ranks wrote."""
+        self._packed = self._open_packed(files)
+        if self._packed is None:
+            self.blocks = self.files = self._looked() if files is None else self._known(files)
+        self._by_directory: dict[str, dict[int, list[TableFile]]] = {}
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[TableFile, float]]] = {}
         self._list_directories()
@@ -142,8 +155,11 @@ class Rows:
         """
         name = f"{self._schema}.{quoted(f'rows {signal}')}"
         if signal not in self._numbers:
-            groups = self._groups([file for _, file in self.files[signal]])
+            groups = self._groups([file for _, file in self.blocks[signal]])
             numbers = dict.fromkeys(column for columns, _ in groups for column in columns if is_number(column))
+            if self._packed is not None:
+                known = [number for number in self._packed.signals[signal].numbers if number in numbers]
+                numbers = dict.fromkeys([*known, *numbers])
             self._numbers[signal] = tuple(numbers)
             self.connection.execute(f"CREATE VIEW {name} AS {self._chosen(signal, self._union(groups, numbers))}")
         return name
@@ -156,7 +172,10 @@ class Rows:
             KeyError: if there is no file of the signal.
         """
         self.view(signal)
-        files = [file for file, end in self._spans(signal) if file.first <= last and first < end]
+        if self._packed is None:
+            files = [file for file, end in self._spans(signal) if file.first <= last and first < end]
+        else:
+            files = [file for _, file in self.blocks[signal] if file.first <= last and first <= file.last]
         if not files:
             return f"(SELECT * FROM {self.view(signal)} LIMIT 0)"  # noqa: S608 - no word is a user's
         read = self._chosen(signal, self._union(self._groups(files), self._numbers[signal]))
@@ -165,7 +184,7 @@ class Rows:
     def read(
         self, files: Sequence[TableFile], first: int | None, last: int | None
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
-        """The columns of ``files``, which are alike, and their rows from step ``first`` to ``last``, in order."""
+        """Return the columns of ``files``, which are alike, and the rows from step ``first`` to ``last``, in order."""
         source = self.source(files)
         columns = files[0].columns or self.columns(source)
         conditions = [f"step >= {first}"] * (first is not None) + [f"step <= {last}"] * (last is not None)
@@ -184,9 +203,12 @@ class Rows:
 
     def source(self, files: Sequence[TableFile]) -> str:
         """Return the SQL that reads ``files`` in order, to be put after FROM; all have the same format and columns."""
+        if files[0].format == PACKED:
+            return packed_source(files)
         paths = listed([file.path for file in files])
         if files[0].format != CSV:
-            return f"read_parquet({paths}, union_by_name = true, filename = true)"
+            same = all(file.columns for file in files)
+            return f"read_parquet({paths}, union_by_name = {str(not same).lower()}, filename = true)"
         keys = ", ".join(literal(column) for column in files[0].columns if column in KEY)
         types = ", ".join(f"{literal(column)}: {literal(type_of(column))}" for column in files[0].columns)
         return (
@@ -199,6 +221,8 @@ class Rows:
         """Record the lines that were left out, and release all resources."""
         self._closed = True
         self.record_rejected()
+        if self._packed is not None:
+            self._packed.record_problems("closed", self.problems, self._numbers_of_directories())
         self._mended.cleanup()
         if self._owned:
             self.connection.close()
@@ -253,19 +277,31 @@ class Rows:
             return f"{quoted(column)}" if column in columns else f"{otherwise} AS {quoted(column)}"
 
         fixed = {MICRO_STEP: cell(MICRO_STEP, "0"), CALL: cell(CALL, "0"), STEP: f"{STEP}::BIGINT AS {STEP}"}
+        own = "d.path = parse_dirpath(f.filename)"
+        if self._packed is not None:
+            fixed |= {key: f"coalesce({key}, 0) AS {key}" for key in (MICRO_STEP, CALL) if key in columns}
+            own = f"d.rank = f.{RANK} AND d.position = f.{DIRECTORY}"
         cells = [fixed.get(column, quoted(column)) for column in KEY]
         cells += [cell(column, "NULL::VARCHAR") for column in FORM]
         cells += [cell(column, "NULL::DOUBLE") for column in numbers]
         return (
             f"SELECT d.rank, d.directory, {', '.join(cells)} FROM {source} AS f "  # noqa: S608 - no word is a user's
-            f"JOIN {self._schema}.directories AS d ON d.path = parse_dirpath(f.filename) "
+            f"JOIN {self._schema}.directories AS d ON {own} "
             "WHERE d.until IS NULL OR f.step < d.until"
         )
 
     def _list_directories(self) -> None:
         self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
-        columns = {"path": "VARCHAR", "directory": "INTEGER", "rank": "INTEGER", "until": "BIGINT"}
-        listed = [(path, n, self.directories[n].rank, self.directories[n].until) for path, n in self._places]
+        columns = {
+            "path": "VARCHAR",
+            "directory": "INTEGER",
+            "rank": "INTEGER",
+            "until": "BIGINT",
+            "position": "INTEGER",
+        }
+        positions = self._packed.directories["position"] if self._packed is not None else ()
+        about = ((path, n, self.directories[n]) for path, n in self._places)
+        listed = [(path, n, d.rank, d.until, 0 if d.packed is None else positions[d.packed]) for path, n, d in about]
         fill(self.connection, f"{self._schema}.directories", columns, listed)
 
     def _mend(self, directory: int, file: TableFile) -> TableFile:
@@ -289,24 +325,70 @@ class Rows:
         """Return the file that a rank has written; ``file`` may be a copy of it."""
         return self._originals.get(str(file.path), file.path)
 
-    def _add_database(self, n: int) -> None:
+    def files_of(self, signal: str, n: int) -> Sequence[TableFile]:
+        """Return the files of a signal in the directory of an index, in the order of steps; of a packed run those that
+        the rank wrote there."""
+        if self._packed is not None:
+            number = self.directories[n].packed
+            return tuple(self._packed.files_of(signal, number)) if number is not None else ()
+        if signal not in self._by_directory:
+            own = self._by_directory[signal] = {}
+            for of, file in self.files.get(signal, ()):
+                own.setdefault(of, []).append(file)
+        return self._by_directory[signal].get(n, ())
+
+    def _open_packed(self, files: Mapping[str, Sequence[tuple[int, TableFile]]] | None) -> PackedIndex | None:
+        """Return the index of the packed run, if the directories are of one."""
+        firsts = sorted((d.rank, n) for n, d in enumerate(self.directories) if d.packed is not None)
+        if not firsts:
+            return None
+        index = packed_index(self.directories[0].path.parent)
+        index.record_problems("opened", self.problems, self._numbers_of_directories())
+        if files is None:
+            low, high = firsts[0][0], firsts[-1][0]
+            found = {
+                signal: [(_first_from(firsts, file), file) for file in index.blocks(signal, low, high)]
+                for signal in index.signals
+            }
+            files = {signal: own for signal, own in found.items() if own}
+        self.blocks = files
+        self.files = {signal: PackedFiles(index, signal, self.directories) for signal in files}
+        return index
+
+    def _numbers_of_directories(self) -> set[int]:
+        return {directory.packed for directory in self.directories if directory.packed is not None}
+
+    def _known(self, files: Mapping[str, Sequence[tuple[int, TableFile]]]) -> Mapping[str, Files]:
+        """Return files that were found before, those of text as DuckDB reads them."""
+        return {signal: [(n, self._mend(n, file)) for n, file in own] for signal, own in files.items()}
+
+    def _looked(self) -> dict[str, Files]:
+        """Return the files in the directories."""
+        found: dict[str, Files] = {}
+        for n, directory in enumerate(self.directories):
+            for file in readable(self.connection, each_once(tables(directory.path, self.problems)), self.problems):
+                found.setdefault(file.signal, []).append((n, self._mend(n, file)))
+            self._add_database(n, found)
+        return found
+
+    def _add_database(self, n: int, found: dict[str, Files]) -> None:
         """Add the rows of a directory that only its databases hold."""
         for name in FILE_NAMES:
             path = self.directories[n].path / name
             if path.exists():
-                self._add_rows_of(path, n)
+                self._add_rows_of(path, n, found)
 
-    def _add_rows_of(self, path: Path, n: int) -> None:
-        folder, covered = self._folder(n), partial(self._covered, n)
+    def _add_rows_of(self, path: Path, n: int, found: dict[str, Files]) -> None:
+        folder, covered = self._folder(n), partial(self._covered, found, n)
         for file in sqlite_reader.copied(path, self.directories[n].rank, folder, covered, self._copy, self.problems):
             self._originals[str(file.path)] = path
-            self.files.setdefault(file.signal, []).append((n, file))
-        for files in self.files.values():
+            found.setdefault(file.signal, []).append((n, file))
+        for files in found.values():
             files.sort(key=lambda pair: (pair[0], pair[1].first))
 
-    def _covered(self, n: int, signal: str) -> list[int]:
+    def _covered(self, all_files: Mapping[str, Files], n: int, signal: str) -> list[int]:
         """Return the steps of a signal in the files of a directory, and correct the first steps of these files."""
-        files = self.files.get(signal, [])
+        files = all_files.get(signal, [])
         queries = [
             f"SELECT DISTINCT filename, step FROM {source} WHERE step IS NOT NULL"  # noqa: S608 - paths
             for _, source in self._groups([file for of, file in files if of == n])
@@ -352,6 +434,12 @@ def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFi
         alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
         for group, after in zip(alike, [*alike[1:], None], strict=True):
             yield from ((file, after[0].first if after else math.inf) for file in group)
+
+
+def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
+    """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
+    first = file.ranks[0] if file.ranks else 0
+    return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
 
 
 _REJECTED = f"""

@@ -33,6 +33,18 @@ KNOWN = frozenset({STACKS})
 _PARQUET_MARK = b"PAR1"
 
 
+class PackedRows(NamedTuple):
+    """The place in a packed run of the rows that a rank wrote to one file."""
+
+    path: Path
+    """The packed file."""
+    rank: int
+    directory: int
+    """Position of the directory among those of the rank."""
+    name: int
+    """Number of the file's name."""
+
+
 class TableFile(NamedTuple):
     """One file of one signal."""
 
@@ -44,17 +56,19 @@ class TableFile(NamedTuple):
     """The last step that may be in it."""
     part: int
     format: str
-    """``csv`` or ``parquet``."""
+    """``csv`` or ``parquet``; ``sqlite`` and ``packed`` if the rows are in another file."""
     columns: tuple[str, ...]
     """Empty for Parquet files, which contain their schema."""
     torn: int = 0
     """Bytes of an unfinished last line."""
     ranks: tuple[int, int] | None = None
-    """The first and the last rank in a file of a packed run; None for a file of one rank."""
-    rows: int | None = None
-    """Number of rows; None if unknown."""
-    bytes: int | None = None
-    """Size; None if unknown."""
+    """First and last rank in a file of a packed run; None if it is one rank's own."""
+    rows: int = 0
+    """Number of rows; 0 if unknown."""
+    bytes: int = 0
+    """Size; 0 if unknown."""
+    packed: PackedRows | None = None
+    """Where the rows of a file that a packed run replaces are."""
 
 
 def tables(directory: Path, problems: Problems) -> list[TableFile]:

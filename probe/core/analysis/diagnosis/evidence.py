@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,24 +42,23 @@ def evidence(rows: Rows, located: Located) -> Evidence:
     finding, step = located.finding, located.began
     files = _files(rows, finding.signal, located.rank, step)
     name = cell_name(finding.key)
-    held = [row for file in files for row in _read(rows, file, finding.key, "name = ?", name)]
+    held = [row for _, file in files for row in _read(rows, file, finding.key, "name = ?", name)]
     held = sorted((row for row in held if row.step <= step), key=lambda row: row.step)[-BEFORE - 1 :]
     if not held or held[-1].step != step:
         return Evidence("", finding.op, ())
     op = finding.op if finding.op in held[-1].numbers else next(iter(held[-1].numbers), "")
-    path = rows.original(files[-1])
-    directory = next(rows.directories[n].path for n, file in rows.files[finding.signal] if file is files[-1])
+    n, last = files[-1]
+    path, directory = rows.original(last), rows.directories[n].path
     values = tuple((row.step, row.numbers.get(op, nan)) for row in held)
     return Evidence(str(Path(directory.name) / path.name), op, values, _inputs(rows, located))
 
 
-def _files(rows: Rows, signal: str, rank: int, step: int) -> list[TableFile]:
-    """Last files of a rank that may hold a step and those before it."""
-    found = []
-    for n, file in rows.files.get(signal, ()):
-        directory = rows.directories[n]
-        if directory.rank == rank and file.first <= step and (directory.until is None or step < directory.until):
-            found.append(file)
+def _files(rows: Rows, signal: str, rank: int, step: int) -> list[tuple[int, TableFile]]:
+    """Last files of a rank that may hold a step and those before it, each with the index of its directory."""
+    found: list[tuple[int, TableFile]] = []
+    for n, directory in enumerate(rows.directories):
+        if signal in rows.files and directory.rank == rank and (directory.until is None or step < directory.until):
+            found += [(n, file) for file in rows.files_of(signal, n) if file.first <= step]
     return found[-BEFORE - 1 :]
 
 
@@ -98,7 +97,7 @@ def _are_finite(rows: Rows, located: Located, signal: str, beginning: str) -> bo
     """Return whether all numbers of such rows at the finding's step are finite; None if there are none."""
     key = located.finding.key if signal == "actv" else Key("", stage=located.finding.key.stage)
     condition = f"step = {int(located.began)} AND starts_with(name, ?)"
-    files: Sequence[TableFile] = _files(rows, signal, located.rank, located.began)[-1:]
-    found: list[Any] = [row for file in files for row in _read(rows, file, key, condition, beginning)]
+    files = _files(rows, signal, located.rank, located.began)[-1:]
+    found: list[Any] = [row for _, file in files for row in _read(rows, file, key, condition, beginning)]
     values = [value for row in found for op, value in row.numbers.items() if op in OPS and op != "id"]
     return all(isfinite(value) for value in values) if values else None

@@ -1,0 +1,346 @@
+"""Packed run: the rows of all ranks in a few large Parquet files, and one index with everything that readers else look
+for in directories, manifests, headers and footers. :mod:`pack` writes them.
+
+``{signal}/ranks={a}-{b}/steps={c}-{d}.parquet`` holds rows by step, rank, and within a step of a rank in the order in
+which the rank wrote them: that is the order of execution, by which causes are ordered. (Where steps of a rank do not
+ascend, all its rows are in that order.) Besides the columns of tables it
+has ``rank``, ``directory``, the position of the directory among those of the rank (not 0 only after a resume), and
+``file``, the number of the name of the file that the rank wrote.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.core.storage.manifest import Manifest
+from probe.core.storage.problems import Problem, Problems
+from probe.core.storage.sql import listed
+from probe.core.storage.table_files import PackedRows, TableFile
+
+INDEX = "index.json.gz"
+SCHEMA = 1
+"""Version of the index; increased when a reader of the older one would be wrong."""
+PACKED = "packed"
+"""Format of a :class:`TableFile` whose rows are in a file of a packed run."""
+RANK, DIRECTORY, FILE = "rank", "directory", "file"
+"""Columns of packed files besides those of tables."""
+MOST_BYTES = 1 << 30
+"""Bytes of an index, unpacked, at most."""
+STAGES = ("found", "chosen", "opened", "closed")
+"""When a reader of the unpacked run records a problem: as it looks for directories, chooses a run, opens and
+closes files."""
+
+
+class Written(NamedTuple):
+    """A name that files of one signal have, on any number of ranks."""
+
+    name: str
+    first: int
+    last: int
+    part: int
+    format: str
+
+
+class Block(NamedTuple):
+    """One file of a packed run."""
+
+    path: str
+    """Path within the run."""
+    ranks: tuple[int, int]
+    """The first and the last rank of which it may have rows."""
+    steps: tuple[int, int]
+    """The first and the last step in it."""
+    rows: int
+    bytes: int
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackedSignal:
+    """Files of one signal."""
+
+    numbers: tuple[str, ...]
+    """Ops and other numbers, in the order of a reader of the run as it was."""
+    names: tuple[Written, ...]
+    """In the order of their steps."""
+    columns: tuple[tuple[str, ...], ...]
+    sets: tuple[tuple[tuple[int, int, int], ...], ...]
+    """Different sets of files that directories have: of each file the number of its name, of its columns, and of its
+    block among those of the same ranks."""
+    of: tuple[int, ...]
+    """For each directory the number of its set; -1 if it has no file."""
+    blocks: tuple[Block, ...]
+    """In the order of ranks, then steps."""
+
+    @cached_property
+    def _bands(self) -> dict[tuple[int, int], list[Block]]:
+        bands: dict[tuple[int, int], list[Block]] = {}
+        for block in self.blocks:
+            bands.setdefault(block.ranks, []).append(block)
+        return bands
+
+    def blocks_of(self, rank: int) -> list[Block]:
+        """Return the files that may have rows of a rank, in the order of steps."""
+        return next((own for (low, high), own in self._bands.items() if low <= rank <= high), [])
+
+
+class PackedIndex:
+    """The index of a packed run.
+
+    Args:
+        root: folder of the run.
+        fields: as the index has them.
+    """
+
+    def __init__(self, root: Path, fields: Mapping[str, Any]) -> None:
+        self.root = root
+        self._fields = fields
+        self.complete = bool(fields["complete"])
+        """False while the run is followed."""
+        self.directories: Mapping[str, list[Any]] = fields["directories"]
+        """Columns ``name, rank, position, time, began, first_step, written, manifest``; ``written``: it has rows."""
+
+    def manifest(self, number: int) -> Manifest:
+        """Return the manifest of a directory."""
+        values = self._fields["values"]
+        shape, *own = self.directories["manifest"][number]
+        found = {key: values[at] for key, at in zip(self._fields["shapes"][shape], own, strict=True)}
+        if "groups" in found and found["groups"] is not None:
+            found["groups"] = {name: values[at] for name, at in found["groups"].items()}
+        return Manifest(found)
+
+    @cached_property
+    def signals(self) -> dict[str, PackedSignal]:
+        """Files by signal, in the order of a reader of the run as it was."""
+        return {name: _signal(fields) for name, fields in self._fields["signals"].items()}
+
+    def record_problems(self, stage: str, problems: Problems, directories: Collection[int] | None = None) -> None:
+        """Record the problems that a reader of the unpacked run finds at a stage, one of :data:`STAGES`.
+
+        Args:
+            directories: directories whose problems are recorded; None for all.
+        """
+        own = None if directories is None else {self.directories["name"][n] for n in directories}
+        for path, line, what, skipped in self._fields["problems"][stage]:
+            if own is None or path.partition("/")[0] in own:
+                problems.add(self.root / path, what, line, skipped)
+
+    def blocks(self, signal: str, first: int, last: int) -> Iterator[TableFile]:
+        """Yield the packed files that may have rows of the ranks from ``first`` to ``last``."""
+        for block in self.signals[signal].blocks:
+            if block.ranks[0] <= last and first <= block.ranks[1]:
+                yield TableFile(
+                    self.root / block.path,
+                    signal,
+                    *block.steps,
+                    part=0,
+                    format=PACKED,
+                    columns=block.columns,
+                    ranks=block.ranks,
+                    rows=block.rows,
+                    bytes=block.bytes,
+                )
+
+    def files_of(self, signal: str, number: int) -> Iterator[TableFile]:
+        """Yield the files of a signal that the rank has written in a directory, in the order of steps; their rows are
+        read from packed files."""
+        about = self.signals[signal]
+        own = about.sets[about.of[number]] if about.of[number] >= 0 else ()
+        rank, position = self.directories["rank"][number], self.directories["position"][number]
+        folder, blocks = self.root / self.directories["name"][number], about.blocks_of(rank)
+        for name, columns, at in own:
+            written, block = about.names[name], blocks[at]
+            place = PackedRows(self.root / block.path, rank, position, name)
+            yield TableFile(
+                folder / written.name,
+                signal,
+                written.first,
+                written.last,
+                written.part,
+                PACKED,
+                about.columns[columns],
+                packed=place,
+            )
+
+
+def _signal(fields: Mapping[str, Any]) -> PackedSignal:
+    return PackedSignal(
+        tuple(fields["numbers"]),
+        tuple(Written(*each) for each in fields["names"]),
+        tuple(map(tuple, fields["columns"])),
+        tuple(tuple(map(tuple, each)) for each in fields["sets"]),
+        tuple(fields["of"]),
+        tuple(
+            Block(*(tuple(part) if isinstance(part, list) else part for part in each))  # type: ignore[arg-type]
+            for each in fields["blocks"]
+        ),
+    )
+
+
+class PackedFiles(Sequence[tuple[int, TableFile]]):
+    """The files of a signal that ranks wrote, each with the index of its directory, in the order of directory and step;
+    made as they are asked for.
+
+    Args:
+        directories: directories with a method's argument as their index.
+    """
+
+    def __init__(self, index: PackedIndex, signal: str, directories: Sequence[Any]) -> None:
+        about = index.signals[signal]
+        self._index, self._signal = index, signal
+        self._own = [(n, d.packed) for n, d in enumerate(directories) if d.packed is not None]
+        self._counts = [len(about.sets[about.of[number]]) if about.of[number] >= 0 else 0 for _, number in self._own]
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    def __iter__(self) -> Iterator[tuple[int, TableFile]]:
+        for n, number in self._own:
+            yield from ((n, file) for file in self._index.files_of(self._signal, number))
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return list(self)[at]
+        place = range(len(self))[at]
+        for (n, number), count in zip(self._own, self._counts, strict=True):
+            if place < count:
+                return n, next(islice(self._index.files_of(self._signal, number), place, None))
+            place -= count
+        raise IndexError(at)
+
+
+def packed_source(files: Sequence[TableFile]) -> str:
+    """Return the SQL that reads packed files, or the files that ranks wrote, to be put after FROM; rows of a directory
+    come in the order in which its rank wrote them."""
+    read = f"read_parquet({listed(list(dict.fromkeys(_holder(file) for file in files)))})"
+    places = [file.packed for file in files if file.packed is not None]
+    own: dict[tuple[int, int], list[int]] = {}
+    for place in places:
+        own.setdefault((place.rank, place.directory), []).append(place.name)
+    conditions = [
+        f"({RANK} = {rank} AND {DIRECTORY} = {position} AND {_among(FILE, names)})"
+        for (rank, position), names in own.items()
+    ]
+    return f"(SELECT * FROM {read} WHERE {' OR '.join(conditions)})" if conditions else read  # noqa: S608 - numbers
+
+
+def _holder(file: TableFile) -> Path:
+    return file.packed.path if file.packed is not None else file.path
+
+
+def _among(column: str, numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    if high - low + 1 == len(set(numbers)):
+        return f"{column} BETWEEN {low} AND {high}"
+    return f"{column} IN ({', '.join(map(str, numbers))})"
+
+
+def is_packed(root: Path) -> bool:
+    """Return whether ``root`` is the folder of a packed run."""
+    return (root / INDEX).is_file()
+
+
+def packed_index(root: Path) -> PackedIndex:
+    """Return the index of the packed run in ``root``; it is read again when it has changed.
+
+    Raises:
+        ValueError: if it cannot be read, or is of a later version.
+    """
+    path = root / INDEX
+    try:
+        found = path.stat()
+        return _read(root, (found.st_mtime, found.st_size))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path}: expected the index of a packed run; {error}: pack the run again") from error
+
+
+@lru_cache(maxsize=8)
+def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
+    with gzip.GzipFile(fileobj=_bytes(root / INDEX)) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    fields = json.loads(data)
+    if not isinstance(fields, dict) or not isinstance(fields.get("schema"), int):
+        raise ValueError("it has no schema")
+    if fields["schema"] > SCHEMA:
+        raise ValueError(f"schema {fields['schema']} is of a newer version; this one reads up to {SCHEMA}")
+    return PackedIndex(root, fields)
+
+
+def _bytes(path: Path) -> Any:
+    return io.BytesIO(path.read_bytes())
+
+
+@dataclass
+class Interned:
+    """Values of which each is kept once, by number."""
+
+    values: list[Any] = field(default_factory=list)
+    _known: dict[str, int] = field(default_factory=dict)
+
+    def number(self, value: Any) -> int:
+        """Return the number of ``value``."""
+        text = json.dumps(value, sort_keys=False)
+        at = self._known.setdefault(text, len(self.values))
+        if at == len(self.values):
+            self.values.append(value)
+        return at
+
+
+def index_fields(
+    directories: Mapping[str, Sequence[Any]],
+    manifests: Sequence[Manifest],
+    signals: Mapping[str, PackedSignal],
+    problems: Mapping[str, Sequence[Problem]],
+    base: Path,
+    complete: bool,
+) -> dict[str, Any]:
+    """Return the fields of an index.
+
+    Args:
+        base: folder that paths of problems are relative to.
+    """
+    values, shapes = Interned(), Interned()
+    held = []
+    for manifest in manifests:
+        own = dict(manifest)
+        if isinstance(own.get("groups"), Mapping):
+            own["groups"] = {name: values.number(list(ranks)) for name, ranks in own["groups"].items()}
+        held.append([shapes.number(list(own)), *map(values.number, own.values())])
+    return {
+        "schema": SCHEMA,
+        "complete": complete,
+        "directories": {**directories, "manifest": held},
+        "signals": {name: vars_of(signal) for name, signal in signals.items()},
+        "problems": {stage: [_relative(each, base) for each in problems.get(stage, ())] for stage in STAGES},
+        "shapes": shapes.values,
+        "values": values.values,
+    }
+
+
+def vars_of(signal: PackedSignal) -> dict[str, Any]:
+    """Return the fields of a signal in an index."""
+    return {name: getattr(signal, name) for name in ("numbers", "names", "columns", "sets", "of", "blocks")}
+
+
+def _relative(problem: Problem, base: Path) -> list[Any]:
+    try:
+        path = str(problem.path.relative_to(base))
+    except ValueError:
+        path = str(problem.path)
+    return [path, problem.line, problem.what, problem.skipped]
+
+
+def index_bytes(fields: Mapping[str, Any]) -> bytes:
+    """Return an index as it is written: the same bytes for the same fields."""
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0)
