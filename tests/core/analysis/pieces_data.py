@@ -20,7 +20,7 @@ def table(rows: Rows, piece: Piece) -> Table:
     found: Table = {}
     for signal_name in rows.signals:
         columns = ("step", "rank", "name", "micro_step", "vpp_stage", *rows.numbers(signal_name))
-        query = f"SELECT {', '.join(columns)} FROM {rows.view(signal_name)} ORDER BY ALL"  # noqa: S608 - our own words
+        query = f"SELECT {', '.join(columns)} FROM {rows.view(signal_name)} ORDER BY ALL"
         found[signal_name] = rows.connection.execute(query).fetchall()
     return found
 

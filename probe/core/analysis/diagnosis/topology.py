@@ -228,8 +228,14 @@ GROUP_SQL = f"regexp_replace({COVERAGE}, '.* over ranks ', '')"
 
 
 def _coverages(rows: Rows, signal: str) -> Iterator[tuple[int, str]]:
-    """One coverage for each rank and group of ranks in the first files of a signal: a query for all files of equal
-    columns."""
+    """One coverage for each rank and group of ranks in the first files of a signal, of a packed run in all: a query for
+    all files of equal columns."""
+    if signal in rows.files and any(directory.packed is not None for directory in rows.directories):
+        yield from rows.connection.execute(
+            f"SELECT rank, min({COVERAGE}) FROM {rows.view(signal)} WHERE {COVERAGE} <> '' "  # noqa: S608 - our own words
+            f"GROUP BY rank, {GROUP_SQL}"
+        ).fetchall()
+        return
     alike: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
     files: dict[str, TableFile] = {}
     for rank, file in _first_files(rows, signal).items():
