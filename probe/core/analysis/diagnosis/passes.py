@@ -1,4 +1,4 @@
-"""Passes over the rows of a run: over all of them here, or over pieces by an engine."""
+"""Work on the rows of a run: on all of them here, or on pieces by an engine."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import COVERAGE, coverage_of
+from probe.core.storage.layout import COVERAGE, SHARERS_SQL, coverage_of
 from probe.core.storage.manifest import DATA, PIPELINE, Manifest
 from probe.core.storage.table_files import TableFile
 
@@ -224,16 +224,13 @@ def sharers(rows: Rows) -> dict[int, tuple[int, ...]]:
     return {rank: tuple(sorted(ranks)) for rank, ranks in sorted(found.items()) if len(ranks) > 1}
 
 
-GROUP_SQL = f"regexp_replace({COVERAGE}, '.* over ranks ', '')"
-
-
 def _coverages(rows: Rows, signal: str) -> Iterator[tuple[int, str]]:
     """One coverage for each rank and group of ranks in the first files of a signal, of a packed run in all: a query for
     all files of equal columns."""
     if signal in rows.files and any(directory.packed is not None for directory in rows.directories):
         yield from rows.connection.execute(
             f"SELECT rank, min({COVERAGE}) FROM {rows.view(signal)} WHERE {COVERAGE} <> '' "  # noqa: S608 - our own words
-            f"GROUP BY rank, {GROUP_SQL}"
+            f"GROUP BY rank, {SHARERS_SQL}"
         ).fetchall()
         return
     alike: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
@@ -246,7 +243,7 @@ def _coverages(rows: Rows, signal: str) -> Iterator[tuple[int, str]]:
         if COVERAGE in (columns or rows.columns(source)):
             query = (
                 f"SELECT filename, min({COVERAGE}) FROM {source} WHERE {COVERAGE} <> '' "  # noqa: S608 - our own words
-                f"GROUP BY filename, {GROUP_SQL}"
+                f"GROUP BY filename, {SHARERS_SQL}"
             )
             yield from ((ranks[path], text) for path, text in rows.connection.execute(query).fetchall())
 
