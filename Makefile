@@ -34,6 +34,8 @@ TORCH_VERSIONS := torch==2.4.1 torch==2.7.1 torch
 MINDSPORE_VERSIONS := mindspore==2.7.1 mindspore==2.7.2 mindspore==2.8.0 mindspore==2.9.0 mindspore
 # numpy 1 was never built for Python 3.13.
 NUMPY := "numpy<2; python_version < '3.13'"
+# The last that works with numpy 1; later ones install beside it all the same, and cannot be imported.
+PYARROW := "pyarrow<26; python_version < '3.13'"
 
 DOCS = $(VENV)/bin/sphinx-build --fail-on-warning --keep-going -q -b html docs build/docs
 
@@ -138,7 +140,7 @@ $(VENV)/.ready: $(PACKAGING) $(VENV)/.torch | $(VENV)/.created
 	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { \
 		echo "The tests need Python 3.10, 3.11 or 3.12, which $(MINDSPORE) is built for." >&2; \
 		echo "Then: make clean && make PYTHON=python3.12 venv" >&2; exit 1; }
-	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) -e ".[tensorboard,analysis,alerts,services,otlp,logs,ray,test,parallel,check,docs]"
+	$(VENV)/bin/python -m pip install $(TORCH) $(MINDSPORE) $(TRITON) $(NUMPY) $(PYARROW) -e ".[tensorboard,analysis,arrow,s3,alerts,services,otlp,logs,ray,test,parallel,check,docs]"
 	$(foreach version,$(VERSIONS),$(call apart,$(VENV),$(version))$(newline))
 	touch $(VENV)/.demo-pytorch $(VENV)/.demo-mindspore $@
 

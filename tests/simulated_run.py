@@ -524,7 +524,9 @@ class _DuckDbWriter:
         batch = run.batch(signal, rank, steps[0], {})
         as_text = run.format == CSV
         columns = [*columns_of(batch, OPS_WRITTEN, False), *([] if as_text else ["call"])]
-        chosen = ", ".join(_chosen(column, as_text) if column in numbers else quoted(column) for column in columns)
+        finite = all(np.isfinite(column).all() for column in numbers.values())
+        cells = {column: _chosen(column, as_text, finite) for column in numbers}
+        chosen = ", ".join(cells.get(column) or quoted(column) for column in columns)
         held = f"(SELECT * FROM {quoted(f'keys {signal}')} LIMIT {len(steps) * run.rows})"
         how = "FORMAT csv, HEADER true" if as_text else "FORMAT parquet"
         with self._connection.cursor() as cursor:
@@ -534,7 +536,11 @@ class _DuckDbWriter:
             )
 
 
-def _chosen(column: str, as_text: bool) -> str:
+def _chosen(column: str, as_text: bool, finite: bool) -> str:
     """SQL of a number; DuckDB reads NaN in arrays as a missing value."""
-    number = f"coalesce({quoted(column)}, 'nan'::DOUBLE)"
-    return f"format('{{:.6g}}', {number}) AS {quoted(column)}" if as_text else f"{number} AS {quoted(column)}"
+    number = quoted(column) if finite else f"coalesce({quoted(column)}, 'nan'::DOUBLE)"
+    return number if not as_text and finite else f"{_text(number) if as_text else number} AS {quoted(column)}"
+
+
+def _text(number: str) -> str:
+    return f"format('{{:.6g}}', {number})"

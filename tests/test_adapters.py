@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,24 +19,15 @@ from tests.required import require
 PROBE = Path(__file__).parent.parent / "probe"
 FRAMEWORKS = ("pytorch", "mindspore")
 CONTRACT = {"tensors": Tensors, "hooks": Hooks, "groups": Groups}
-TOGETHER = 2
-"""As many missing functions mypy names; of more it says only that it does not fit."""
 MYPY = """[mypy]
 ignore_missing_imports = true
 [mypy-torch.*,mindspore.*,numpy.*,pydantic.*,tensorboardX.*,yaml.*]
 follow_imports = skip
 """
-SECONDS = count(1_000_000_000)
 
 
 def functions(module: str) -> list[str]:
     return sorted(name for name, _ in inspect.getmembers(CONTRACT[module], inspect.isfunction) if name[0] != "_")
-
-
-def batches() -> Iterator[list[tuple[str, str]]]:
-    """All functions of the contract, as many at a time as mypy can name in each module."""
-    for first in range(0, max(len(functions(module)) for module in CONTRACT), TOGETHER):
-        yield [(module, name) for module in CONTRACT for name in functions(module)[first : first + TOGETHER]]
 
 
 class Deleting(ast.NodeTransformer):
@@ -69,44 +57,36 @@ class Deleting(ast.NodeTransformer):
 
 @pytest.mark.slow
 def test_mypy_names_every_function_that_an_adapter_lacks(tmp_path: Path) -> None:
+    """Of each module there is one copy for each function that it lacks; mypy compares all with the contract at once."""
     shutil.copytree(PROBE, tmp_path / "probe", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "mypy.ini").write_text(MYPY, encoding="utf-8")
-    assert check(tmp_path) == {"pytorch": "", "mindspore": ""}, "the copy must be right before anything is deleted"
-    for batch in batches():
-        originals = {}
-        for framework in FRAMEWORKS:
-            for module, name in batch:
-                path = tmp_path / "probe" / framework / f"{module}.py"
-                originals.setdefault(path, path.read_text(encoding="utf-8"))
-                deleting = Deleting(name)
-                changed = ast.unparse(deleting.visit(ast.parse(path.read_text(encoding="utf-8"))))
-                assert deleting.found, f"{framework}/{module}.py has no {name}"
-                write(path, changed)
-        said = check(tmp_path)
-        for framework in FRAMEWORKS:
-            for _, name in batch:
-                assert re.search(rf"note: .*\b{name}\b", said[framework]), f"{framework} {name}: {said[framework]}"
-        for path, text in originals.items():
-            write(path, text)
+    lacking = [(module, name) for module in CONTRACT for name in functions(module)]
+    for framework in FRAMEWORKS:
+        folder = tmp_path / "probe" / framework
+        compared = ["from probe.core.backend.protocols import Groups, Hooks, Tensors"]
+        for module, name in lacking:
+            deleting = Deleting(name)
+            changed = ast.unparse(deleting.visit(ast.parse((folder / f"{module}.py").read_text(encoding="utf-8"))))
+            assert deleting.found, f"{framework}/{module}.py has no {name}"
+            (folder / f"{module}_without_{name}.py").write_text(changed, encoding="utf-8")
+            compared.append(f"from probe.{framework} import {module}_without_{name}")
+            compared.append(f"{module}_{name}: {CONTRACT[module].__name__} = {module}_without_{name}")
+        (folder / "comparison.py").write_text("\n".join(compared) + "\n", encoding="utf-8")
+    found = check(tmp_path, "adapter", "comparison")
+    for framework in FRAMEWORKS:
+        assert not found[framework, "adapter"], "the adapter must fit as it is"
+        for n, (_, name) in enumerate(lacking):
+            about = [line for line in found[framework, "comparison"] if int(line.split(":")[1]) == 2 * n + 3]
+            assert re.search(rf"note: .*\b{name}\b", "\n".join(about)), f"{framework} {name}: {about}"
 
 
-def write(path: Path, text: str) -> None:
-    """Writes in a second of its own: mypy takes a file of the same second and size for the one that it has read."""
-    path.write_text(text, encoding="utf-8")
-    second = next(SECONDS)
-    os.utime(path, (second, second))
-
-
-def check(copy: Path) -> dict[str, str]:
-    """Messages of mypy about each adapter in ``copy``."""
+def check(copy: Path, *modules: str) -> dict[tuple[str, str], list[str]]:
+    """Messages of mypy about modules of each framework in ``copy``."""
     require("mypy")
-    adapters = {framework: f"probe/{framework}/adapter.py" for framework in FRAMEWORKS}
-    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *adapters.values()]
-    said = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300, check=False).stdout
-    return {
-        framework: "\n".join(line for line in said.splitlines() if line.startswith(path))
-        for framework, path in adapters.items()
-    }
+    paths = {(framework, module): f"probe/{framework}/{module}.py" for framework in FRAMEWORKS for module in modules}
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *paths.values()]
+    printed = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300, check=False).stdout
+    return {key: [line for line in printed.splitlines() if line.startswith(path)] for key, path in paths.items()}
 
 
 def lines(framework: str) -> Counter[str]:

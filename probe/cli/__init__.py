@@ -27,11 +27,13 @@ VERBS: dict[str, str] = {
     "exporter": "probe.cli.exporter:exporter",
     "logs": "probe.cli.logs:app",
     "merge": "probe.cli.merge:merge",
+    "pack": "probe.cli.pack:pack",
     "performance": "probe.cli.performance:performance",
     "remediate": "probe.cli.remediate:remediate",
     "report": "probe.cli.report:report",
     "run": "probe.cli.run:run",
     "serve": "probe.cli.serve:serve",
+    "sql": "probe.cli.sql:sql",
     "targets": "probe.cli.targets:targets",
 }
 """Verbs by the path of a function, or of a ``typer.Typer`` with verbs of its own, which is imported on use."""

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
 from probe.cli.engines import explain as explain_pieces
+from probe.cli.places import RunPlace
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
 from probe.core.analysis.diagnosis.causality import Cause
@@ -28,6 +29,7 @@ from probe.core.messages import complain, printable
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 WIDTH = 160
@@ -37,7 +39,7 @@ MOST_STEPS = 100_000
 
 
 def anomalies(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File such as first.json, or folder that gets anomaly_analyse.json."),
@@ -83,7 +85,7 @@ def anomalies(
     raise typer.Exit(1 if found or analysis.problems.skipped else 0)
 
 
-def _analysed(directory: Path, wanted: list[int], engine: str | None, jobs: int | None) -> Analysis:
+def _analysed(directory: Place, wanted: list[int], engine: str | None, jobs: int | None) -> Analysis:
     """Analyse a run in this process, or in pieces by the engine of the options."""
     if in_this_process(engine, jobs):
         with Console(stderr=True).status("reading") as status:
@@ -92,7 +94,7 @@ def _analysed(directory: Path, wanted: list[int], engine: str | None, jobs: int 
         return analyse(directory, wanted, engine=pieces)
 
 
-def _explain(directory: Path) -> None:
+def _explain(directory: Place) -> None:
     """Print the pieces of the run and what reading them takes."""
     problems = Problems()
     explain_pieces(by_ranks(last_run(directory, problems)))
@@ -145,7 +147,7 @@ def _show(analysis: Analysis, topk: int) -> None:
         console.print(printable(brief), highlight=False, markup=False)
 
 
-def _show_dumped(directory: Path, topk: int) -> None:
+def _show_dumped(directory: Place, topk: int) -> None:
     """Show the findings of the latest run if no run has files: a run with the format api alone writes none."""
     with suppress(ValueError):
         find(directory, Problems())

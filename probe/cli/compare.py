@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from probe.cli import refusing
+from probe.cli.places import run_argument
 
 if TYPE_CHECKING:
     from probe.core.analysis.compare.compare import Comparison
     from probe.core.analysis.compare.pairing import Options
 
+RUN_A = "Where the ranks of one run have written (or its URL, such as s3://bucket/run), or a folder of `probe merge`."
+
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Where the ranks of one run have written, or a folder of `probe merge`.")],
-    b: Annotated[Path, typer.Argument(help="The same of the other.")],
+    a: Annotated[Any, run_argument(RUN_A, "A")],
+    b: Annotated[Any, run_argument("The same of the other.", "B")],
     mapping: Annotated[
         Path | None, typer.Option("--map", help="JSON or YAML: names of A with those of B; see docs/guides/compare.md.")
     ] = None,

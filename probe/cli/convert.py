@@ -6,20 +6,21 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.cli import refusing
+from probe.cli.places import run_argument
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
 from probe.core.analysis.convert.select import Observer
 from probe.core.messages import complain, printable
 from probe.core.storage.problems import Problems
 
-MonitorPath = Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")]
+MonitorPath = Annotated[Any, run_argument(metavar="MONITOR_PATH")]
 TimeStart = Annotated[str | None, typer.Option(help="Earliest directory, such as Dec03_21-34-40, itself included.")]
 TimeEnd = Annotated[str | None, typer.Option(help="Latest directory, itself included.")]
 Processes = Annotated[int, typer.Option("--process-num", "-j", help="Processes that convert.")]
@@ -71,13 +72,13 @@ def csv2db(
     """
     kinds = _listed(data_type_list)
     try:
-        with refusing(ValueError), _progress("files") as observe:
+        with refusing(ValueError, ImportError), _progress("files") as observe:
             config = CSV2DBConfig(
                 monitor_path, time_start, time_end, process_num, kinds, step_partition, output_dirpath
             )
             done = convert(config, observe)
     except (sqlite3.Error, OSError) as error:
-        where = Path(output_dirpath or monitor_path)
+        where = output_dirpath or monitor_path
         complain(f"{where}: the database cannot be written: {error}; convert again to go on")
         raise typer.Exit(1) from None
     _ended(done.summary, done.problems)
@@ -96,6 +97,6 @@ def csv2tb(
     Exit code 0 if all was converted; 1 if something could not be read or written; 2 for wrong use.
     """
     kinds = _listed(data_type_list)
-    with refusing(ValueError), _progress("folders") as observe:
+    with refusing(ValueError, ImportError), _progress("folders") as observe:
         done = curves.convert(monitor_path, time_start, time_end, process_num, kinds, output_dirpath, observe)
     _ended(done.summary, done.problems)

@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 
 from probe.cli import refusing
+from probe.cli.places import RunPlace
 from probe.core.analysis.merge import merge_directory
 from probe.core.messages import plural, printable
+from probe.core.storage.location import on_disk
 
 
 def merge(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; else DIRECTORY/merged.")] = None,
 ) -> None:
     """Merge the ranks' files: the numbers of whole tensors that FSDP, ZeRO or tensor parallelism divide among ranks.
@@ -23,8 +25,8 @@ def merge(
     that they should hold alike, or there is more than one run; 2 for wrong use.
     """
     console = Console()
-    target = out or directory / "merged"
-    with refusing(ValueError, OSError), console.status("merging") as status:
+    with refusing(ValueError, ImportError, OSError), console.status("merging") as status:
+        target = out or on_disk(directory / "merged")
         report = merge_directory(directory, target, lambda what: status.update(f"merging {what}"))
     rows, files = plural(report.rows, "row"), plural(len(report.files), "file")
     console.print(printable(f"{report.rows} {rows} in {len(report.files)} {files} in {target}"), markup=False)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.cli import refusing
+from probe.cli.places import RunPlace
 from probe.core.messages import complain, plural, printable
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def performance(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     hours: Annotated[
         float | None, typer.Option(help="Hours of training, counted back from the last step; all if not given.")
     ] = None,

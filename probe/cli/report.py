@@ -9,34 +9,52 @@ import typer
 from rich.console import Console
 
 from probe.cli import refusing
+from probe.cli.places import RunPlace
 from probe.core.messages import complain, plural
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     judge: Annotated[
         bool, typer.Option(help="Judge the files for the first cause; else show the run's own findings.")
     ] = True,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Where pieces of the run are read: local, ray, or the address of a Ray cluster."),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Pieces that are read at a time; 1 if not given.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Only print what would be read, and stop.")] = False,
 ) -> None:
     """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
 
-    The file needs no network and nothing but a browser. Exit code 0 if everything was read; 1 if data were left out, as
-    printed line by line; 2 for wrong use.
+    The file needs no network and nothing but a browser; it is the same for any number of processes. Exit code 0 if
+    everything was read; 1 if data were left out, as printed line by line; 2 for wrong use.
     """
     from probe.core.analysis.diagnosis.analyse import analyse
+    from probe.core.analysis.engines import engine_of
     from probe.core.analysis.report.findings import card
+    from probe.core.analysis.report.run_cells import pieces_of_report
     from probe.core.analysis.report.write import check_target, write_report
     from probe.core.messages import printable, printable_lines
 
+    if explain:
+        with refusing(ValueError, OSError):
+            for line in pieces_of_report(directory):
+                typer.echo(printable(line))
+        return
     console = Console()
-    with refusing(ValueError, ImportError, OSError), console.status("reading") as status:
+    with (
+        refusing(ValueError, ImportError, OSError),
+        console.status("reading") as status,
+        engine_of(engine, processes) as pieces,
+    ):
         check_target(out)
         analysis = analyse(directory, progress=status.update) if judge else None
-        if analysis is None:
-            written = write_report(directory, out, observe=status.update)
-        else:
-            written = write_report(directory, out, card(analysis), status.update, analysis.problems)
+        diagnosis, problems = (card(analysis), analysis.problems) if analysis else (None, None)
+        written = write_report(directory, out, diagnosis, status.update, problems, pieces)
     typer.echo(printable_lines(written.diagnosis.paragraph))
     ranks = f"{written.ranks} {plural(written.ranks, 'rank')}"
     typer.echo(printable(f"{written.path} ({written.size / 1e6:.1f} MB): {written.rows:,} rows of {ranks}"))

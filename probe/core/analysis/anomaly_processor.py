@@ -22,6 +22,7 @@ from probe.core.rules.causal_order import position, stages
 from probe.core.storage.anomaly_json import FOLDER, Entry
 from probe.core.storage.anomaly_runs import Kept
 from probe.core.storage.files import replacing
+from probe.core.storage.location import located, on_disk
 from probe.core.storage.problems import Problems
 
 RESULT = "anomaly_analyse.json"
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit code 0 if all was read, 1 if something was left out, 2 for wrong use.",
     )
     add = parser.add_argument
-    add("-d", "--data_path", type=Path, required=True, help=f"the folder {FOLDER}, or the one that holds it")
+    add("-d", "--data_path", type=str, required=True, help=f"the folder {FOLDER}, or the one that holds it")
     add(
         "-o",
         "--out_path",
@@ -124,13 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     args = _parser().parse_args(arguments)
     problems = Problems()
-    data: Path = args.data_path.expanduser()
-    inside = data / FOLDER if (data / FOLDER).is_dir() else data
     try:
+        data = located(args.data_path).expanduser()
+        inside = data / FOLDER if (data / FOLDER).is_dir() else data
         kept = Kept(data, problems, args.run)
         found = first(kept, args.topk, set(args.step_list))
-        target = write(args.out_path or inside, [(key, entry.fields()) for key, entry in found])
-    except ValueError as error:
+        target = write(args.out_path or on_disk(inside), [(key, entry.fields()) for key, entry in found])
+    except (ValueError, ImportError) as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt:

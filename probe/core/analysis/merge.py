@@ -36,6 +36,7 @@ from probe.core.storage.layout import (
     ranks_text,
     shape_of,
 )
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import PIPELINE
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, tables
@@ -90,7 +91,7 @@ class Report:
     """Lines and files that could not be read."""
 
 
-def merge_directory(root: Path, out: Path, observe: Callable[[str], None] = lambda _: None) -> Report:
+def merge_directory(root: Place, out: Path, observe: Callable[[str], None] = lambda _: None) -> Report:
     """Merge the files of all ranks under ``root`` into files of the same layout in ``out``.
 
     Args:
@@ -102,6 +103,8 @@ def merge_directory(root: Path, out: Path, observe: Callable[[str], None] = lamb
     report = Report()
     problems = Problems()
     run = last_run(root, problems)
+    if run.directories[0].packed is not None:
+        raise ValueError(f"{root}: expected the directory in which ranks have written; this is a packed run")
     found: dict[tuple[str, int], list[tuple[TableFile, RankDirectory]]] = {}
     for directory in run.directories:
         looked = Problems()

@@ -13,14 +13,15 @@ from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from probe.core.messages import plural
 from probe.core.storage.directories import RankDirectory, RecordedRun
 from probe.core.storage.duckdb_reader import Connection, Rows, connect
 from probe.core.storage.layout import table_name
+from probe.core.storage.location import Place, contents
 from probe.core.storage.manifest import HIGHEST, Manifest
+from probe.core.storage.packed_run import packed_files, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile, each_once
 
@@ -41,7 +42,7 @@ REQUESTS = 3
 class Piece:
     """A part of a run that is read by itself; it can be pickled, and is small."""
 
-    root: Path
+    root: Place
     directories: tuple[RankDirectory, ...]
     """All directories of its ranks, without their manifests unless they were asked for."""
     files: Files
@@ -155,11 +156,13 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
     of a signal are those that the files of the piece have. A worker process uses one thread.
     """
     opening, conditions = Problems(), {"": "false"}
+    packed = any(directory.packed is not None for directory in piece.directories)
+    files = piece.files if packed else None
     with (
         closing(_connection()) as connection,
-        Rows(piece.directories, opening, connection, left_out=conditions) as rows,
+        Rows(piece.directories, opening, connection, left_out=conditions, files=files) as rows,
     ):
-        gone = _gone(piece, rows)
+        gone = set() if packed else _gone(piece, rows)
         if gone or not piece.checked:
             problems.extend(opening)
         for path in sorted(gone - {problem.path for problem in opening.kept}):
@@ -168,7 +171,8 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
         if piece.steps is not None:
             first, last = piece.steps
             conditions.update(dict.fromkeys(rows.signals, f"step NOT BETWEEN {first} AND {last}"))
-        rows.files = {signal: list(files) for signal, files in _restricted(rows.files, piece).items()}
+        if not packed:
+            rows.files = {signal: list(own) for signal, own in _restricted(rows.files, piece).items()}
         yield rows
 
 
@@ -201,7 +205,7 @@ def _connection() -> Connection:
     return connect(threads=_THREADS.get() or (1 if in_worker else None))
 
 
-def _gone(piece: Piece, rows: Rows) -> set[Path]:
+def _gone(piece: Piece, rows: Rows) -> set[Place]:
     """Return the files of a piece that its worker does not find."""
     there = {rows.original(file) for files in rows.files.values() for _, file in files}
     return {file.path for files in piece.files.values() for _, file in files} - there
@@ -221,15 +225,18 @@ def _whole(run: RecordedRun, rows: Rows | None, signals: Iterable[str] | None, m
 def _originals(rows: Rows) -> Files:
     return {
         signal: tuple((n, _sized(file._replace(path=rows.original(file)))) for n, file in files)
-        for signal, files in rows.files.items()
+        for signal, files in rows.blocks.items()
     }
 
 
 def _listed(directories: Sequence[RankDirectory]) -> Files:
     """Return the files of each directory by their names, none of them opened."""
     found: dict[str, list[tuple[int, TableFile]]] = {}
+    if directories[0].packed is not None:
+        found = packed_files(packed_index(directories[0].path.parent), directories)
+        return {signal: tuple(files) for signal, files in found.items()}
     for n, directory in enumerate(directories):
-        named = [(name, path) for path in sorted(directory.path.iterdir()) if (name := table_name(path.name))]
+        named = [(name, path) for path in contents(directory.path) if (name := table_name(path.name))]
         files = [TableFile(path, t.signal, t.first, t.last, t.part, t.format, ()) for t, path in named]
         for file in each_once(sorted(files, key=lambda f: (f.signal, f.first, f.part, f.path.name))):
             found.setdefault(file.signal, []).append((n, _sized(file)))
@@ -258,14 +265,16 @@ def _restricted(files: Mapping[str, Sequence[tuple[int, TableFile]]], piece: Pie
 
 
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[int, TableFile, float]]:
-    """Yield files with the steps before which they end: that at which the directory's next file begins."""
+    """Yield files with the steps before which they end: that at which the directory's next begins, or the one after
+    the last that may be in it (a next file with other columns may begin within its steps)."""
     firsts: dict[int, list[int]] = {}
     kept = list(files)
     for n, file in kept:
         firsts.setdefault(n, []).append(file.first)
     after = {n: dict(pairwise(sorted(set(found)))) for n, found in firsts.items()}
     for n, file in kept:
-        yield n, file, after[n].get(file.first, math.inf) if file.ranks is None else file.last + 1
+        end = max(after[n].get(file.first, math.inf), file.last + 1)
+        yield n, file, end if file.ranks is None else file.last + 1
 
 
 def _filled(piece: Piece) -> Piece:

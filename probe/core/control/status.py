@@ -17,6 +17,7 @@ from probe.core.config.errors import ConfigError
 from probe.core.config.load import load
 from probe.core.config.parse import content, read
 from probe.core.storage.directories import find, runs
+from probe.core.storage.location import on_disk
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 
@@ -50,7 +51,7 @@ def states(root: Path) -> list[RankState]:
     """
     run = runs(find(root, Problems()))[-1]
     latest = {directory.rank: directory for directory in run.directories}
-    return [_state(rank, directory.path, directory.manifest) for rank, directory in latest.items()]
+    return [_state(rank, on_disk(directory.path), directory.manifest) for rank, directory in latest.items()]
 
 
 def configuration(root: Path) -> Path:

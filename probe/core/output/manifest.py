@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ def described(run: Run, attached: Attached) -> dict[str, object]:
     now, hooks = time.localtime(), run.framework.hooks
     known = RunDescription(
         probe=__version__,
+        host=socket.gethostname(),
         framework=run.framework.name,
         framework_version=run.framework.version,
         rank=attached.rank,

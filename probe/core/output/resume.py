@@ -28,6 +28,7 @@ from probe.core.storage.directories import RankDirectory, find, runs
 from probe.core.storage.event_file import is_event_file
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import COSTS, CSV, STEP, cost_step, table_name
+from probe.core.storage.location import on_disk
 from probe.core.storage.metrics_schema import SUFFIX
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of, superseded_name
@@ -70,7 +71,7 @@ class Resumed:
     """
 
     def __init__(self, before: RankDirectory, first: int) -> None:
-        self.directory, self.first = before.path, first
+        self.directory, self.first = on_disk(before.path), first
         self.before, self._done = before, False
         self._lock = threading.Lock()  # rows about tensors and numbers of the run are written on two threads
         self._aside = self.directory / superseded_name(time.time(), first)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from probe.core.naming import SIGNALS, signal_of
 from probe.core.records import Finding
 from probe.core.storage.layout import cell_name
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_rank, rank_folder
 
@@ -148,7 +149,7 @@ class Entry:
         return {**documented, **self.typed}
 
 
-def read(root: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
+def read(root: Place, problems: Problems) -> Iterator[tuple[str, Entry]]:
     """Yield every entry of every rank with its key, one rank after the other.
 
     Args:
@@ -167,7 +168,7 @@ def read(root: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
         yield from _of_file(folder / FILE, problems)
 
 
-def rank_folders(root: Path) -> list[Path]:
+def rank_folders(root: Place) -> list[Place]:
     """Return the folders of the ranks that have dumped findings, in the order of ranks.
 
     Raises:
@@ -179,7 +180,7 @@ def rank_folders(root: Path) -> list[Path]:
         raise ValueError(f"{root}: expected a directory; {what}")
     inside = root / FOLDER if (root / FOLDER).is_dir() else root
     found = ((rank, path) for path in inside.iterdir() if (rank := parsed_rank(path.name)) is not None)
-    return [path for _, path in sorted((rank, path) for rank, path in found if (path / FILE).is_file())]
+    return [path for _, path in sorted((p for p in found if (p[1] / FILE).is_file()), key=lambda p: p[0])]
 
 
 def file_of(root: Path, rank: int) -> Path:
@@ -192,7 +193,7 @@ def entry_key(tag_name: str, step: int, order: int, op: str) -> str:
     return f"{tag_name}_step_{step}_call_{order}_{op}"
 
 
-def _of_file(path: Path, problems: Problems) -> Iterator[tuple[str, Entry]]:
+def _of_file(path: Place, problems: Problems) -> Iterator[tuple[str, Entry]]:
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"this is larger than {LARGEST >> 20} MiB")

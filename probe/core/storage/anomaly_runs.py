@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 from probe.core.messages import printable
 from probe.core.storage.anomaly_json import FOLDER, Entry, read
 from probe.core.storage.directories import RankDirectory, RecordedRun, find, runs
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import parsed_time
@@ -48,7 +48,7 @@ def _finder(directories: Iterable[RankDirectory]) -> Callable[[Entry], RankDirec
     return lambda entry: find_it(entry.run, entry.rank, entry.typed.get("start"))
 
 
-def known(root: Path, entries: Iterable[Entry]) -> list[RecordedRun]:
+def known(root: Place, entries: Iterable[Entry]) -> list[RecordedRun]:
     """Return the runs in an output directory and those of ``entries``, whose directories may be gone; the latest last.
 
     Args:
@@ -95,7 +95,7 @@ class Kept:
         ValueError: if there is no such run, or more than one; or no finding at all.
     """
 
-    def __init__(self, root: Path, problems: Problems, name: str = "") -> None:
+    def __init__(self, root: Place, problems: Problems, name: str = "") -> None:
         self._root, self._problems = root, problems
         self.number = 0
         """Findings that were taken."""

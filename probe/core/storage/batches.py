@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from probe.core.naming import RUN, signal_of
 from probe.core.records import Array, Batch, Coverage, Key
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.layout import coverage_of, is_number, key_of, shape_of
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 from probe.core.storage.table_files import TableFile
 
@@ -89,7 +89,7 @@ class _Table(NamedTuple):
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     micro_stepped: bool
-    directory: Path
+    directory: Place
     places: Sequence[int] = ()
     """Position of each row in the file, if some are left out."""
 
@@ -124,7 +124,8 @@ def _tables(rows: Readable, signal: str, rank: int, first: int | None, last: int
 def _of_directory(rows: Readable, signal: str, directory: int, first: int | None, last: int | None) -> Iterator[_Table]:
     files = [file for file in rows.files_of(signal, directory) if last is None or file.first <= last]
     begin = max((file.first for file in files if first is not None and file.first <= first), default=None)
-    files = [file for file in files if begin is None or file.first >= begin]  # no step is in two files
+    # No step is in two files; one with other columns may begin within the steps of the one before it.
+    files = [file for file in files if begin is None or first is None or file.first >= begin or file.last >= first]
     path, before = rows.directories[directory].path, -1
     for _, alike in groupby(files, key=lambda file: (file.format, file.columns)):
         group = list(alike)

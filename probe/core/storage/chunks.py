@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from probe.core.storage import csv_reader
 from probe.core.storage.csv_reader import PIECE_BYTES
-from probe.core.storage.duckdb_reader import connect, misfit
-from probe.core.storage.layout import KEY, PARQUET, TEXT
+from probe.core.storage.directories import RankDirectory
+from probe.core.storage.duckdb_reader import connect
+from probe.core.storage.layout import FORMATS, KEY, PARQUET, TEXT
+from probe.core.storage.location import Place, failure_of, readable_by_duckdb
 from probe.core.storage.metric_rows import MetricRows, assembled
-from probe.core.storage.problems import cannot_be_read
-from probe.core.storage.sql import pattern_of
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.packed_run import FILES_TABLE, PACKED, packed_index, packed_source
+from probe.core.storage.parquet_check import misfit
+from probe.core.storage.problems import Problems, cannot_be_read
+from probe.core.storage.sql import literal, pattern_of, quoted
+from probe.core.storage.table_files import TableFile, tables
 
 PIECE_ROWS = 100_000
 """Rows of a Parquet file that are read at a time."""
@@ -53,7 +56,9 @@ def pieces(file: TableFile, rank: int, size: int) -> Iterator[Chunk]:
         ImportError: if a Parquet file needs DuckDB, and that is missing.
         ValueError: if a Parquet file is invalid.
     """
-    if file.format == PARQUET:
+    if file.format == PACKED:
+        size, step = _number_of_packed_rows(file), PIECE_ROWS
+    elif file.format == PARQUET:
         size, step = _number_of_rows(file.path), PIECE_ROWS
     else:
         size, step = size - file.torn, PIECE_BYTES
@@ -71,7 +76,7 @@ def parse(piece: Chunk) -> ParsedChunk:
         ValueError: if a Parquet file is invalid or has other columns than it must have.
     """
     file = piece.file
-    if file.format == PARQUET:
+    if file.format in (PARQUET, PACKED):
         return ParsedChunk(_read_parquet(piece))
     with csv_reader.collector_paused():
         found = csv_reader.read(file, piece.begin, None if piece.last else piece.end)
@@ -80,22 +85,59 @@ def parse(piece: Chunk) -> ParsedChunk:
     return ParsedChunk(made, found.bad, (*found.named, *[(None, cannot_be_read(more))] * (more > 0)))
 
 
-def _number_of_rows(path: Path) -> int:
+def _number_of_rows(path: Place) -> int:
     """Return the number of rows of a Parquet file."""
-    with _duckdb() as connection:
+    with _duckdb(path) as connection:
         if wrong := misfit(connection, [path]):
             raise ValueError(wrong)
         query = "SELECT coalesce(sum(num_rows), 0) FROM parquet_file_metadata(?)"
         return int(connection.execute(query, [pattern_of(path)]).fetchone()[0])
 
 
+def _number_of_packed_rows(file: TableFile) -> int:
+    if file.rows:
+        return file.rows
+    with _duckdb(file.path) as connection:
+        return int(connection.execute(f"SELECT count(*) FROM {packed_source([file])}").fetchall()[0][0])  # noqa: S608
+
+
+def files_in(directory: RankDirectory, problems: Problems) -> list[TableFile]:
+    """Return every file of a rank's directory that can be read, by signal and step; of a packed run with the sizes and
+    times that they had.
+
+    Raises:
+        ImportError: if DuckDB is missing and the run is packed.
+        ValueError: if the packed run is damaged.
+    """
+    if directory.packed is None:
+        return tables(directory.path, problems)
+    root = directory.path.parent
+    index = packed_index(root)
+    for stage in ("opened", "closed"):
+        index.record_problems(stage, problems, {directory.packed})
+    query = "SELECT signal, file, size, modified_ns, rows FROM read_parquet(?) WHERE rank = ? AND directory = ?"
+    position = index.directories["position"][directory.packed]
+    with _duckdb(root / FILES_TABLE) as connection:
+        found = connection.execute(query, [pattern_of(root / FILES_TABLE), directory.rank, position]).fetchall()
+    known = {(signal, name): (size, modified_ns, rows) for signal, name, size, modified_ns, rows in found}
+    files = []
+    for signal in index.signals:
+        for file in index.files_of(signal, directory.packed):
+            if index.signals[signal].names[file.packed.name if file.packed else 0].format not in FORMATS:
+                continue  # a database: nothing is converted from it
+            size, modified_ns, rows = known[signal, file.packed.name if file.packed else 0]
+            files.append(file._replace(bytes=size, modified_ns=modified_ns, rows=rows))
+    return sorted(files, key=lambda file: (file.signal, file.first, file.part, file.path.name))
+
+
 def _read_parquet(piece: Chunk) -> MetricRows | None:
     """Return the rows of a piece of a Parquet file; None if there are none."""
-    with _duckdb() as connection:
-        query = "SELECT * FROM read_parquet(?) LIMIT ? OFFSET ?"
-        found = connection.execute(
-            query, [pattern_of(piece.file.path), piece.end - piece.begin, piece.begin]
-        ).fetchnumpy()
+    with _duckdb(piece.file.packed.path if piece.file.packed else piece.file.path) as connection:
+        cells, source = "*", f"read_parquet({literal(pattern_of(piece.file.path))})"
+        if piece.file.format == PACKED:
+            cells, source = ", ".join(map(quoted, piece.file.columns)), packed_source([piece.file])
+        query = f"SELECT {cells} FROM {source} LIMIT ? OFFSET ?"  # noqa: S608 - names are quoted
+        found = connection.execute(query, [piece.end - piece.begin, piece.begin]).fetchnumpy()
     if not len(found["step"]):
         return None
     about = {column: cells.tolist() for column, cells in found.items() if column in (*KEY, *TEXT)}
@@ -104,8 +146,8 @@ def _read_parquet(piece: Chunk) -> MetricRows | None:
 
 
 @contextmanager
-def _duckdb() -> Iterator[Any]:
-    """Open a connection for one file.
+def _duckdb(path: Place) -> Iterator[Any]:
+    """Open a connection for the file ``path``.
 
     Raises:
         ImportError: if DuckDB is missing.
@@ -114,6 +156,7 @@ def _duckdb() -> Iterator[Any]:
     connection = connect(threads=1)
     import duckdb
 
+    readable_by_duckdb(connection, path)
     try:
         yield connection
     except RuntimeError as error:
@@ -121,6 +164,8 @@ def _duckdb() -> Iterator[Any]:
             raise KeyboardInterrupt from error
         raise
     except duckdb.Error as error:
+        if failed := failure_of(error, [path]):
+            raise failed from None
         raise ValueError(f"expected a Parquet file; {' '.join(str(error).split())}") from error
     finally:
         connection.close()

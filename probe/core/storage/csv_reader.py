@@ -23,6 +23,7 @@ from probe.core.storage.csv_rows import CsvRow, rows
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.files import opened
 from probe.core.storage.layout import CSV, INTEGERS, STEP, is_number, whole
+from probe.core.storage.location import Place
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.table_files import TableFile, tables
 
@@ -117,7 +118,7 @@ def _next_line(file: io.BufferedReader, position: int) -> int:
     return file.tell()
 
 
-def _lines_before(path: Path, position: int) -> int:
+def _lines_before(path: Place, position: int) -> int:
     lines = 0
     with opened(path) as file:
         while position > 0 and (block := file.read(min(PIECE_BYTES, position))):

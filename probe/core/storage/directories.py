@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.messages import plural
 from probe.core.storage import sqlite_reader
 from probe.core.storage.layout import EXAMPLE
-from probe.core.storage.manifest import Manifest
+from probe.core.storage.location import Place, contents, fetch_ahead
+from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.packed_run import is_packed, packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import (
@@ -34,7 +34,7 @@ TOGETHER = 3600.0
 class RankDirectory(NamedTuple):
     """The directory in which one rank has written in one run of a program."""
 
-    path: Path
+    path: Place
     rank: int
     time: str
     """Time in the directory's name, such as ``Dec03_21-34-40``, in UTC+08:00; empty if it has none."""
@@ -74,7 +74,7 @@ class RecordedRun(NamedTuple):
 
 
 def find(
-    root: Path, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
+    root: Place, problems: Problems, time_start: str | None = None, time_end: str | None = None, pattern: str = "*"
 ) -> list[RankDirectory]:
     """Return every rank's directory in ``root``, or ``root`` itself if it is one; by rank, then time.
 
@@ -93,8 +93,9 @@ def find(
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)
+    inside = [path for path in contents(root, pattern) if path.is_dir()]
+    fetch_ahead(path / FILE for path in inside)
     alone = _read(root, problems)
-    inside = sorted(path for path in root.glob(pattern) if path.is_dir())
     found = [alone] if alone else [directory for path in inside if (directory := _read(path, problems))]
     kept = [directory for directory in found if not directory.time or within(directory.time)]
     if not kept:
@@ -103,7 +104,7 @@ def find(
 
 
 def _found_in_pack(
-    root: Path,
+    root: Place,
     problems: Problems,
     within: Callable[[str], bool],
     times: tuple[str | None, str | None],
@@ -145,7 +146,7 @@ def _without_copies(found: Sequence[RankDirectory], problems: Problems) -> list[
     return list(kept.values())
 
 
-def place(root: Path) -> Path:
+def place(root: Place) -> Place:
     """Return ``root`` as paths in it begin; ``.`` and ``..`` are resolved, since their names cannot contain a rank."""
     root = root.expanduser()
     return root.resolve() if not root.name or ".." in root.parts else root
@@ -181,7 +182,7 @@ def _in_time(directory: RankDirectory) -> tuple[int, float, int, int, str]:
     return (directory.rank, directory.began, directory.manifest.attachment, directory.first_step, directory.path.name)
 
 
-def last_run(root: Path, problems: Problems) -> RecordedRun:
+def last_run(root: Place, problems: Problems) -> RecordedRun:
     """Return the run in ``root`` that began last; other runs and missing ranks are recorded in ``problems``.
 
     Raises:
@@ -192,11 +193,11 @@ def last_run(root: Path, problems: Problems) -> RecordedRun:
     if is_packed(place(root)):
         packed_index(place(root)).record_problems("chosen", problems)
     if last.missing:
-        problems.add(root, f"expected ranks {_listed(last.missing)} too; there is nothing of them")
+        problems.add(root, f"expected ranks {listed(last.missing)} too; there is nothing of them")
     return _without_empty(last, problems)
 
 
-def record_earlier(others: Iterable[RecordedRun], root: Path, problems: Problems) -> None:
+def record_earlier(others: Iterable[RecordedRun], root: Place, problems: Problems) -> None:
     """Record runs that are left out, since a later one is read."""
     for run in others:
         problems.add(
@@ -230,7 +231,7 @@ def _without_empty(run: RecordedRun, problems: Problems) -> RecordedRun:
     return RecordedRun(kept, tuple(sorted({*run.missing, *empty})))
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
     """Return ranks as text: ``0-3, 7``."""
     spans = (list(span) for _, span in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]))
     return ", ".join(f"{s[0][1]}-{s[-1][1]}" if len(s) > 1 else str(s[0][1]) for s in spans)
@@ -247,7 +248,7 @@ def _expected(directories: Iterable[RankDirectory]) -> set[int]:
     return expected
 
 
-def _read(path: Path, problems: Problems) -> RankDirectory | None:
+def _read(path: Place, problems: Problems) -> RankDirectory | None:
     """Return the rank's directory at ``path``; None for another directory."""
     named, manifest = parsed_name(path.name), read_manifest(path, problems)
     if manifest is None or (named is None and manifest.rank is None):
@@ -260,14 +261,14 @@ def _read(path: Path, problems: Problems) -> RankDirectory | None:
     return RankDirectory(path, rank, time, began, manifest, first)
 
 
-def _first_of_database(path: Path) -> int:
+def _first_of_database(path: Place) -> int:
     try:
         return sqlite_reader.first_step(path) or 0
-    except sqlite_reader.UNREADABLE:
+    except (*sqlite_reader.UNREADABLE, OSError):  # nothing is lost: reading the file names the defect
         return 0
 
 
-def _began(text: str | None, name: str, path: Path) -> float:
+def _began(text: str | None, name: str, path: Place) -> float:
     """Return seconds since the epoch; 0 if neither the manifest's time nor the directory's name can be parsed."""
     try:
         if text is not None:
@@ -302,7 +303,7 @@ def _time(key: str, text: str) -> datetime:
         ) from None
 
 
-def _nothing(root: Path, found: Sequence[RankDirectory], start: str | None, end: str | None) -> str:
+def _nothing(root: Place, found: Sequence[RankDirectory], start: str | None, end: str | None) -> str:
     if found:
         times = sorted(directory.time for directory in found)
         interval = f"from {start or 'the first'} to {end or 'the last'}"

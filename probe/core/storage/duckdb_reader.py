@@ -1,12 +1,10 @@
-"""Files of any number of ranks as one table a signal, read by DuckDB; Parquet files are checked first, because a query
-of many files ends at the first one that DuckDB cannot read."""
+"""Files of any number of ranks as one table a signal, read by DuckDB; Parquet files are checked first."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 import uuid
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -23,15 +21,24 @@ from probe.core.storage.layout import (
     FORM,
     KEY,
     MICRO_STEP,
-    MOST_COLUMNS,
-    NEEDED,
     STEP,
-    TEXT,
     is_number,
+    table_name,
     type_of,
 )
+from probe.core.storage.location import Location, Place, contents, failure_of, fetch_ahead, located, readable_by_duckdb
 from probe.core.storage.metrics_schema import FILE_NAMES
-from probe.core.storage.packed_run import DIRECTORY, PACKED, RANK, PackedFiles, PackedIndex, packed_index, packed_source
+from probe.core.storage.packed_run import (
+    DIRECTORY,
+    PACKED,
+    RANK,
+    PackedFiles,
+    PackedIndex,
+    packed_files,
+    packed_index,
+    packed_source,
+)
+from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read, left_out
 from probe.core.storage.sql import folder_of, listed, literal, quoted
 from probe.core.storage.table_files import TableFile, each_once, tables
@@ -113,20 +120,24 @@ class Rows:
         self._schema = quoted(schema)
         self.directories = tuple(directories)
         self.problems = problems
+        for directory in self.directories:
+            readable_by_duckdb(self.connection, directory.path)
+        unpacked = [directory.path for directory in self.directories if directory.packed is None]
+        fetch_ahead(file for folder in unpacked for file in _objects(folder) if files is None)
+        fetch_ahead(file.path for own in (files or {}).values() for _, file in own)
         self._mended = tempfile.TemporaryDirectory(prefix="probe-")
-        self._originals: dict[str, Path] = {}
+        self._originals: dict[str, Place] = {}
         self._places: list[tuple[str, int]] = [
             (folder_of(str(d.path / "_")), n) for n, d in enumerate(self.directories)
         ]
-        self.blocks: Mapping[str, Sequence[tuple[int, TableFile]]]
-        """As ``files``, but of a packed run its own files, few and large, each with the index of the first directory of
-        which it has rows. Queries of all rows read these."""
         self.files: Mapping[str, Sequence[tuple[int, TableFile]]]
         """Files by signal, each with the index of its directory, in the order of directory and step; of a packed run
         the files that ranks wrote."""
+        self._lost: set[Place] = set()
+        self._blocks: Mapping[str, Sequence[tuple[int, TableFile]]] = {}
         self._packed = self._open_packed(files)
         if self._packed is None:
-            self.blocks = self.files = self._looked() if files is None else self._known(files)
+            self.files = self._looked() if files is None else self._known(files)
         self._by_directory: dict[str, dict[int, list[TableFile]]] = {}
         self._numbers: dict[str, tuple[str, ...]] = {}
         self._ends: dict[str, list[tuple[TableFile, float]]] = {}
@@ -135,12 +146,31 @@ class Rows:
     def __enter__(self) -> Rows:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close()
+        if failed := failure_of(error, (directory.path for directory in self.directories)):
+            raise failed from None
+        if self._packed is not None and error is not None:
+            self._name_damaged(self._packed, error)
+
+    def _name_damaged(self, index: PackedIndex, error: BaseException) -> None:
+        """Raise ValueError with the damaged file, if an error of DuckDB may come from one."""
+        import duckdb
+
+        if isinstance(error, duckdb.Error) and (path := next(index.damaged(), None)):
+            raise ValueError(
+                f"{path}: expected the file as it was packed; it is damaged: pack the run again"
+            ) from error
 
     @property
     def signals(self) -> tuple[str, ...]:
         return tuple(self.files)
+
+    @property
+    def blocks(self) -> Mapping[str, Sequence[tuple[int, TableFile]]]:
+        """Files that queries of all rows read: ``files``, but of a packed run its own few and large ones, each with the
+        index of the first directory of which it has rows."""
+        return self.files if self._packed is None else self._blocks
 
     def numbers(self, signal: str) -> tuple[str, ...]:
         """Return the ops and other numbers of a signal, in the order of their columns."""
@@ -240,7 +270,7 @@ class Rows:
         for path, line, wrong, after, place, lines in rejected:
             if folder_of(path) not in own:  # of another object that shares the connection
                 continue
-            where = self._originals.get(path, Path(path))
+            where = self._originals.get(path) or located(path)
             if place <= NAMED:
                 self.problems.add(where, f"{' '.join(wrong.split())}: {left_out(after)}", line)
             elif place == NAMED + 1:
@@ -321,7 +351,7 @@ class Rows:
             self._places.append((str(folder), directory))
         return folder
 
-    def original(self, file: TableFile) -> Path:
+    def original(self, file: TableFile) -> Place:
         """Return the file that a rank has written; ``file`` may be a copy of it."""
         return self._originals.get(str(file.path), file.path)
 
@@ -330,7 +360,7 @@ class Rows:
         the rank wrote there."""
         if self._packed is not None:
             number = self.directories[n].packed
-            return tuple(self._packed.files_of(signal, number)) if number is not None else ()
+            return tuple(self._packed.files_of(signal, number, self._lost)) if number is not None else ()
         if signal not in self._by_directory:
             own = self._by_directory[signal] = {}
             for of, file in self.files.get(signal, ()):
@@ -339,21 +369,27 @@ class Rows:
 
     def _open_packed(self, files: Mapping[str, Sequence[tuple[int, TableFile]]] | None) -> PackedIndex | None:
         """Return the index of the packed run, if the directories are of one."""
-        firsts = sorted((d.rank, n) for n, d in enumerate(self.directories) if d.packed is not None)
-        if not firsts:
+        if not any(directory.packed is not None for directory in self.directories):
             return None
         index = packed_index(self.directories[0].path.parent)
         index.record_problems("opened", self.problems, self._numbers_of_directories())
         if files is None:
-            low, high = firsts[0][0], firsts[-1][0]
-            found = {
-                signal: [(_first_from(firsts, file), file) for file in index.blocks(signal, low, high)]
-                for signal in index.signals
-            }
-            files = {signal: own for signal, own in found.items() if own}
-        self.blocks = files
-        self.files = {signal: PackedFiles(index, signal, self.directories) for signal in files}
+            files = self._whole(packed_files(index, self.directories))
+        self._blocks = files
+        self.files = {signal: PackedFiles(index, signal, self.directories, self._lost) for signal in files}
         return index
+
+    def _whole(self, files: Mapping[str, Sequence[tuple[int, TableFile]]]) -> dict[str, Files]:
+        """Return ``files`` without packed ones that are missing or have another size, which are recorded."""
+        for own in files.values():
+            for _, file in own:
+                size = file.path.stat().st_size if file.path.is_file() else None
+                if size != file.bytes:
+                    there = "there is none" if size is None else f"there are {size}"
+                    self.problems.add(file.path, f"expected {file.bytes} bytes, as the index says; {there}: left out")
+                    self._lost.add(file.path)
+        kept = {signal: [pair for pair in own if pair[1].path not in self._lost] for signal, own in files.items()}
+        return {signal: own for signal, own in kept.items() if own}
 
     def _numbers_of_directories(self) -> set[int]:
         return {directory.packed for directory in self.directories if directory.packed is not None}
@@ -378,7 +414,7 @@ class Rows:
             if path.exists():
                 self._add_rows_of(path, n, found)
 
-    def _add_rows_of(self, path: Path, n: int, found: dict[str, Files]) -> None:
+    def _add_rows_of(self, path: Place, n: int, found: dict[str, Files]) -> None:
         folder, covered = self._folder(n), partial(self._covered, found, n)
         for file in sqlite_reader.copied(path, self.directories[n].rank, folder, covered, self._copy, self.problems):
             self._originals[str(file.path)] = path
@@ -428,18 +464,18 @@ class Rows:
             raise OSError(f"its rows cannot be copied to {path.parent}, which TMPDIR names: {error}") from error
 
 
+def _objects(folder: Place) -> list[Place]:
+    """Return the tables in ``folder`` if it is in object storage; none for a path."""
+    return [each for each in contents(folder) if table_name(each.name)] if isinstance(folder, Location) else []
+
+
 def _with_ends(files: Iterable[tuple[int, TableFile]]) -> Iterator[tuple[TableFile, float]]:
-    """Yield the files (ordered by directory and step), each with its end: the step at which the next begins."""
+    """Yield the files (ordered by directory and step), each with its end: the step at which the next begins, or the one
+    after the last that may be in it (a next file with other columns may begin within its steps)."""
     for _, own in groupby(files, key=lambda pair: pair[0]):
         alike = [list(group) for _, group in groupby((file for _, file in own), key=lambda file: file.first)]
         for group, after in zip(alike, [*alike[1:], None], strict=True):
-            yield from ((file, after[0].first if after else math.inf) for file in group)
-
-
-def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
-    """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
-    first = file.ranks[0] if file.ranks else 0
-    return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
+            yield from ((file, max(after[0].first, file.last + 1) if after else math.inf) for file in group)
 
 
 _REJECTED = f"""
@@ -452,62 +488,3 @@ numbered AS (
     FROM lines)
 SELECT path, line, what, after, place, lines FROM numbered WHERE place <= {NAMED + 1} ORDER BY path, line
 """  # noqa: S608 - no word of it is a user's
-
-
-_WHOLE = ("INT32", "INT64")
-_NUMBERS = ("DOUBLE", "FLOAT", *_WHOLE)
-_SCHEMA = "SELECT file_name, name, type, num_children FROM parquet_schema({files})"
-_ALL = "SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet({files}, union_by_name = true)"
-"""Query that decodes every page, in several threads and without keeping any; a count would read the statistics only."""
-
-
-def readable(connection: Any, files: Sequence[TableFile], problems: Problems) -> list[TableFile]:
-    """Return ``files`` without the Parquet files that are damaged or foreign, which are recorded in ``problems``. Each
-    file is read once; if none is damaged, all in one query."""
-    parquet = [file for file in files if file.format == "parquet"]
-    if not parquet or _wrong(connection, parquet) is None:
-        return list(files)
-    kept = []
-    for file in files:
-        wrong = _wrong(connection, [file]) if file.format == "parquet" else None
-        if wrong is None:
-            kept.append(file)
-        else:
-            problems.add(file.path, f"{wrong}: left out")
-    return kept
-
-
-def _wrong(connection: Any, files: Sequence[TableFile]) -> str | None:
-    """Return the first defect of any of ``files``; None if there is none."""
-    import duckdb
-
-    paths = [file.path for file in files]
-    try:
-        if wrong := misfit(connection, paths):
-            return wrong
-        connection.execute(_ALL.format(files=listed(paths))).fetchall()
-    except duckdb.Error as error:
-        return f"expected a Parquet file, undamaged; {str(error).splitlines()[0][:200]}"
-    return None
-
-
-def misfit(connection: Any, paths: list[Path]) -> str | None:
-    """Return the first defect of the columns of any of the files; None if there is none."""
-    columns: dict[str, list[tuple[str, str, int | None]]] = {}
-    for path, *column in connection.execute(_SCHEMA.format(files=listed(paths))).fetchall():
-        columns.setdefault(path, []).append(tuple(column))
-    found = (_misfit(described[1:]) for described in columns.values())  # the first is the table itself
-    return next(filter(None, found), None)
-
-
-def _misfit(columns: Sequence[tuple[str, str, int | None]]) -> str | None:
-    names = [name for name, _, _ in columns]
-    if missing := [name for name in NEEDED if name not in names]:
-        return f"expected the columns {', '.join(NEEDED)}; there is no {', '.join(missing)}"
-    if len(names) > MOST_COLUMNS:
-        return f"expected at most {MOST_COLUMNS} columns; there are {len(names)}"
-    for name, kind, children in columns:
-        expected = ("BYTE_ARRAY",) if name in TEXT else _WHOLE if name in KEY else _NUMBERS
-        if children or kind not in expected:
-            return f"expected {' or '.join(expected)} in column {name}; there is {kind or 'a structure'}"
-    return None

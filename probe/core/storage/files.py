@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from probe.core.messages import plural
+from probe.core.storage.location import Location, Place
 
 MOST_JSON = 64 << 20
 """Bytes of a JSON file; one of a hundred thousand ranks has a few megabytes."""
@@ -26,12 +27,14 @@ FARTHEST = 8 << 20
 """Bytes within which the next line has to begin."""
 
 
-def opened(path: Path) -> BufferedReader:
+def opened(path: Place) -> BufferedReader:
     """Open ``path`` for reading bytes. A FIFO would wait for its writer, a device need not end: neither is opened.
 
     Raises:
         OSError: if it cannot be opened, or is no regular file.
     """
+    if isinstance(path, Location):
+        return path.open()
     _check(path, path.stat())
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - Path.open takes no opener; the caller closes
     try:
@@ -42,7 +45,7 @@ def opened(path: Path) -> BufferedReader:
     return file
 
 
-def json_of(path: Path) -> Any:
+def json_of(path: Place) -> Any:
     """Return the value in the JSON file ``path``.
 
     Raises:

@@ -32,6 +32,8 @@ class RunDescription(TypedDict):
     """The fields that are known before the first step."""
 
     probe: str
+    host: str
+    """Name of the machine."""
     framework: str
     framework_version: str
     rank: int
@@ -76,6 +78,8 @@ class Manifest(dict[str, Any]):
     world_size: int | None = _of("world_size")
     pipeline_stage: int = _of("pp_stage", 0)
     """The pipeline stage; 0 if unknown."""
+    host: str = _of("host", "")
+    """Name of the machine; empty if unknown."""
     attachment: int = _of("run", 0)
     """Number of the run among those of a process."""
     start_time: str | None = _of("start_time")
@@ -151,6 +155,7 @@ _FIELDS = {
     "run": _WHOLE,
     "start_time": _Field("a time such as 2026-11-03T21:34:40+0800", lambda value: isinstance(value, str)),
     "first_step": _WHOLE,
+    "host": _Field("the name of a machine", lambda value: isinstance(value, str)),
     "pp_stage": _WHOLE,
     "groups": _Field("ranks by the name of a group", _is_groups),
     "config": _Field("a configuration", lambda value: isinstance(value, Mapping)),

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.storage.directories import RankDirectory
-from probe.core.storage.duckdb_reader import MEMORY, Rows, connect, fill, readable
+from probe.core.storage.duckdb_reader import MEMORY, Rows, connect, fill
 from probe.core.storage.files import replacing
 from probe.core.storage.layout import CSV, KEY, NEEDED, TEXT, type_of
 from probe.core.storage.manifest import Manifest
-from probe.core.storage.packed_run import DIRECTORY, FILE, RANK
+from probe.core.storage.packed_run import DIRECTORY, FILE, RANK, digest
+from probe.core.storage.parquet_check import readable
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import literal, quoted
 from probe.core.storage.table_files import TableFile
@@ -74,7 +75,7 @@ class BlockWork(NamedTuple):
 
 
 class PackedSource(NamedTuple):
-    """What was packed of one file."""
+    """Rows of one file that were packed."""
 
     source: int
     """Index among the sources."""
@@ -92,6 +93,7 @@ class Sealed(NamedTuple):
     """None if no source can be read: then there is no file."""
     rows: int
     bytes: int
+    sha256: str
     columns: tuple[str, ...]
     packed: tuple[PackedSource, ...]
     opened: tuple[Problem, ...]
@@ -115,7 +117,7 @@ def write_block(work: BlockWork) -> Sealed:
     temporary = path.with_name(f".{path.name}.tmp")
     made = _write(work, temporary)
     if made.steps is not None:
-        made = made._replace(bytes=temporary.stat().st_size)
+        made = made._replace(bytes=temporary.stat().st_size, sha256=digest(temporary))
         _flush(temporary)
         temporary.replace(path)
     with suppress(OSError):
@@ -132,7 +134,7 @@ def _read_seal(work: BlockWork) -> Sealed | None:
     """Return the record of the finished file; None if it is to be written (again)."""
     try:
         fields: list[Any] = json.loads(work.seal.read_text(encoding="utf-8"))
-        mark, path, steps, rows, size, columns, packed, *problems = fields
+        mark, path, steps, rows, size, sha256, columns, packed, *problems = fields
         there = (work.out / work.path).stat().st_size if steps else 0
     except (OSError, ValueError):
         return None
@@ -140,7 +142,7 @@ def _read_seal(work: BlockWork) -> Sealed | None:
         return None
     opened, closed = (tuple(Problem(Path(p), line, what, skip) for p, line, what, skip in some) for some in problems)
     of = tuple(PackedSource(source, tuple(cells), number) for source, cells, number in packed)
-    return Sealed(mark, path, tuple(steps) if steps else None, rows, size, tuple(columns), of, opened, closed)
+    return Sealed(mark, path, tuple(steps) if steps else None, rows, size, sha256, tuple(columns), of, opened, closed)
 
 
 def _flush(path: Path) -> None:
@@ -159,7 +161,7 @@ def _write(work: BlockWork, path: Path) -> Sealed:
         directories = [RankDirectory(s.file.path.parent, s.rank, "", 0.0, Manifest(), 0, s.until) for s in sources]
         files = {work.signal: [(n, source.file) for n, source in enumerate(sources)]}
         if not sources:
-            return Sealed(work.mark, work.path, None, 0, 0, (), (), tuple(opened.kept), ())
+            return Sealed(work.mark, work.path, None, 0, 0, "", (), (), tuple(opened.kept), ())
         with Rows(directories, opened, connection, "packing", files=files) as rows:
             rows.problems = closed
             mended = [file for _, file in rows.files[work.signal]]
@@ -168,7 +170,7 @@ def _write(work: BlockWork, path: Path) -> Sealed:
             every = _columns_of(packed)
             _copy(connection, every, path, len({(file.format, file.columns) for file in mended}) == 1)
         number = sum(each.rows for each in packed)
-        return Sealed(work.mark, work.path, steps, number, 0, every, packed, tuple(opened.kept), tuple(closed.kept))
+        return Sealed(work.mark, work.path, steps, number, 0, "", every, packed, tuple(opened.kept), tuple(closed.kept))
     finally:
         connection.close()
 

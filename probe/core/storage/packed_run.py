@@ -11,35 +11,41 @@ has ``rank``, ``directory``, the position of the directory among those of the ra
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problem, Problems
 from probe.core.storage.sql import listed
 from probe.core.storage.table_files import PackedRows, TableFile
 
 INDEX = "index.json.gz"
+FILES_TABLE, TEXTS_TABLE = "files.parquet", "texts.parquet"
+"""Tables of a packed run: facts about each file that was packed, and the texts that lay beside these files."""
 SCHEMA = 1
 """Version of the index; increased when a reader of the older one would be wrong."""
 PACKED = "packed"
 """Format of a :class:`TableFile` whose rows are in a file of a packed run."""
 RANK, DIRECTORY, FILE = "rank", "directory", "file"
 """Columns of packed files besides those of tables."""
+_BASE = "\0"
+"""Stands for the folder of the run in messages."""
 MOST_BYTES = 1 << 30
 """Bytes of an index, unpacked, at most."""
 STAGES = ("found", "chosen", "opened", "closed")
-"""When a reader of the unpacked run records a problem: as it looks for directories, chooses a run, opens and
-closes files."""
+"""Stages at which a reader of the unpacked run records a problem: it looks for directories, chooses a run,
+opens and closes files."""
 
 
-class Written(NamedTuple):
+class WrittenName(NamedTuple):
     """A name that files of one signal have, on any number of ranks."""
 
     name: str
@@ -49,11 +55,11 @@ class Written(NamedTuple):
     format: str
 
 
-class Block(NamedTuple):
+class PackedBlock(NamedTuple):
     """One file of a packed run."""
 
     path: str
-    """Path within the run."""
+    """Place within the run."""
     ranks: tuple[int, int]
     """The first and the last rank of which it may have rows."""
     steps: tuple[int, int]
@@ -61,6 +67,7 @@ class Block(NamedTuple):
     rows: int
     bytes: int
     columns: tuple[str, ...]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class PackedSignal:
 
     numbers: tuple[str, ...]
     """Ops and other numbers, in the order of a reader of the run as it was."""
-    names: tuple[Written, ...]
+    names: tuple[WrittenName, ...]
     """In the order of their steps."""
     columns: tuple[tuple[str, ...], ...]
     sets: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -77,17 +84,17 @@ class PackedSignal:
     block among those of the same ranks."""
     of: tuple[int, ...]
     """For each directory the number of its set; -1 if it has no file."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[PackedBlock, ...]
     """In the order of ranks, then steps."""
 
     @cached_property
-    def _bands(self) -> dict[tuple[int, int], list[Block]]:
-        bands: dict[tuple[int, int], list[Block]] = {}
+    def _bands(self) -> dict[tuple[int, int], list[PackedBlock]]:
+        bands: dict[tuple[int, int], list[PackedBlock]] = {}
         for block in self.blocks:
             bands.setdefault(block.ranks, []).append(block)
         return bands
 
-    def blocks_of(self, rank: int) -> list[Block]:
+    def blocks_of(self, rank: int) -> list[PackedBlock]:
         """Return the files that may have rows of a rank, in the order of steps."""
         return next((own for (low, high), own in self._bands.items() if low <= rank <= high), [])
 
@@ -100,7 +107,7 @@ class PackedIndex:
         fields: as the index has them.
     """
 
-    def __init__(self, root: Path, fields: Mapping[str, Any]) -> None:
+    def __init__(self, root: Place, fields: Mapping[str, Any]) -> None:
         self.root = root
         self._fields = fields
         self.complete = bool(fields["complete"])
@@ -118,6 +125,10 @@ class PackedIndex:
         return Manifest(found)
 
     @cached_property
+    def _highest(self) -> int:
+        return max(self.directories["rank"])
+
+    @cached_property
     def signals(self) -> dict[str, PackedSignal]:
         """Files by signal, in the order of a reader of the run as it was."""
         return {name: _signal(fields) for name, fields in self._fields["signals"].items()}
@@ -131,7 +142,7 @@ class PackedIndex:
         own = None if directories is None else {self.directories["name"][n] for n in directories}
         for path, line, what, skipped in self._fields["problems"][stage]:
             if own is None or path.partition("/")[0] in own:
-                problems.add(self.root / path, what, line, skipped)
+                problems.add(self.root / path, what.replace(_BASE, str(self.root)), line, skipped)
 
     def blocks(self, signal: str, first: int, last: int) -> Iterator[TableFile]:
         """Yield the packed files that may have rows of the ranks from ``first`` to ``last``."""
@@ -144,14 +155,26 @@ class PackedIndex:
                     part=0,
                     format=PACKED,
                     columns=block.columns,
-                    ranks=block.ranks,
+                    ranks=(block.ranks[0], min(block.ranks[1], self._highest)),
                     rows=block.rows,
                     bytes=block.bytes,
                 )
 
-    def files_of(self, signal: str, number: int) -> Iterator[TableFile]:
+    def damaged(self) -> Iterator[Place]:
+        """Yield the packed files that are not as they were written."""
+        for signal in self.signals.values():
+            for block in signal.blocks:
+                path = self.root / block.path
+                if not path.is_file() or path.stat().st_size != block.bytes or digest(path) != block.sha256:
+                    yield path
+
+    def files_of(self, signal: str, number: int, lost: Collection[Place] = ()) -> Iterator[TableFile]:
         """Yield the files of a signal that the rank has written in a directory, in the order of steps; their rows are
-        read from packed files."""
+        read from packed files.
+
+        Args:
+            lost: packed files that cannot be read.
+        """
         about = self.signals[signal]
         own = about.sets[about.of[number]] if about.of[number] >= 0 else ()
         rank, position = self.directories["rank"][number], self.directories["position"][number]
@@ -159,6 +182,8 @@ class PackedIndex:
         for name, columns, at in own:
             written, block = about.names[name], blocks[at]
             place = PackedRows(self.root / block.path, rank, position, name)
+            if place.path in lost:
+                continue
             yield TableFile(
                 folder / written.name,
                 signal,
@@ -174,12 +199,12 @@ class PackedIndex:
 def _signal(fields: Mapping[str, Any]) -> PackedSignal:
     return PackedSignal(
         tuple(fields["numbers"]),
-        tuple(Written(*each) for each in fields["names"]),
+        tuple(WrittenName(*each) for each in fields["names"]),
         tuple(map(tuple, fields["columns"])),
         tuple(tuple(map(tuple, each)) for each in fields["sets"]),
         tuple(fields["of"]),
         tuple(
-            Block(*(tuple(part) if isinstance(part, list) else part for part in each))  # type: ignore[arg-type]
+            PackedBlock(*(tuple(part) if isinstance(part, list) else part for part in each))  # type: ignore[arg-type]
             for each in fields["blocks"]
         ),
     )
@@ -190,31 +215,38 @@ class PackedFiles(Sequence[tuple[int, TableFile]]):
     made as they are asked for.
 
     Args:
-        directories: directories with a method's argument as their index.
+        directories: directories of ranks.
+        lost: packed files that cannot be read.
     """
 
-    def __init__(self, index: PackedIndex, signal: str, directories: Sequence[Any]) -> None:
-        about = index.signals[signal]
-        self._index, self._signal = index, signal
+    def __init__(
+        self, index: PackedIndex, signal: str, directories: Sequence[Any], lost: Collection[Place] = ()
+    ) -> None:
+        self._index, self._signal, self._lost = index, signal, lost
         self._own = [(n, d.packed) for n, d in enumerate(directories) if d.packed is not None]
-        self._counts = [len(about.sets[about.of[number]]) if about.of[number] >= 0 else 0 for _, number in self._own]
 
     def __len__(self) -> int:
-        return sum(self._counts)
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[tuple[int, TableFile]]:
         for n, number in self._own:
-            yield from ((n, file) for file in self._index.files_of(self._signal, number))
+            yield from ((n, file) for file in self._index.files_of(self._signal, number, self._lost))
 
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
+        if isinstance(at, int) and at < 0:  # the last ones: their directories come last
+            backwards = (
+                (n, file)
+                for n, number in reversed(self._own)
+                for file in reversed(list(self._index.files_of(self._signal, number, self._lost)))
+            )
+            found = next(islice(backwards, -1 - at, None), None)
+        elif isinstance(at, int):
+            found = next(islice(iter(self), at, None), None)
+        else:
             return list(self)[at]
-        place = range(len(self))[at]
-        for (n, number), count in zip(self._own, self._counts, strict=True):
-            if place < count:
-                return n, next(islice(self._index.files_of(self._signal, number), place, None))
-            place -= count
-        raise IndexError(at)
+        if found is None:
+            raise IndexError(at)
+        return found
 
 
 def packed_source(files: Sequence[TableFile]) -> str:
@@ -232,7 +264,7 @@ def packed_source(files: Sequence[TableFile]) -> str:
     return f"(SELECT * FROM {read} WHERE {' OR '.join(conditions)})" if conditions else read  # noqa: S608 - numbers
 
 
-def _holder(file: TableFile) -> Path:
+def _holder(file: TableFile) -> Place:
     return file.packed.path if file.packed is not None else file.path
 
 
@@ -243,12 +275,37 @@ def _among(column: str, numbers: Sequence[int]) -> str:
     return f"{column} IN ({', '.join(map(str, numbers))})"
 
 
-def is_packed(root: Path) -> bool:
+def packed_files(index: PackedIndex, directories: Sequence[Any]) -> dict[str, list[tuple[int, TableFile]]]:
+    """Return the packed files that may have rows of some directories, each with the index of the first of these."""
+    ranks = sorted((directory.rank, n) for n, directory in enumerate(directories))
+    found = {
+        signal: [(_first_from(ranks, file), file) for file in index.blocks(signal, ranks[0][0], ranks[-1][0])]
+        for signal in index.signals
+    }
+    return {signal: own for signal, own in found.items() if own}
+
+
+def _first_from(ranks: Sequence[tuple[int, int]], file: TableFile) -> int:
+    """Return the index of the first directory of which a packed file may have rows, among sorted ranks and indices."""
+    first = file.ranks[0] if file.ranks else 0
+    return ranks[min(bisect_left(ranks, (first, -1)), len(ranks) - 1)][1]
+
+
+def digest(path: Place) -> str:
+    """Return the SHA-256 of a file."""
+    made = hashlib.sha256()
+    with path.open("rb") as file:
+        for data in iter(lambda: file.read(1 << 20), b""):
+            made.update(data)
+    return made.hexdigest()
+
+
+def is_packed(root: Place) -> bool:
     """Return whether ``root`` is the folder of a packed run."""
     return (root / INDEX).is_file()
 
 
-def packed_index(root: Path) -> PackedIndex:
+def packed_index(root: Place) -> PackedIndex:
     """Return the index of the packed run in ``root``; it is read again when it has changed.
 
     Raises:
@@ -257,13 +314,13 @@ def packed_index(root: Path) -> PackedIndex:
     path = root / INDEX
     try:
         found = path.stat()
-        return _read(root, (found.st_mtime, found.st_size))
+        return _read(root, (found.st_mtime, found.st_size, getattr(root, "store", None)))
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path}: expected the index of a packed run; {error}: pack the run again") from error
 
 
 @lru_cache(maxsize=8)
-def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
+def _read(root: Place, _: tuple[float, int, Any]) -> PackedIndex:
     with gzip.GzipFile(fileobj=_bytes(root / INDEX)) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -276,7 +333,7 @@ def _read(root: Path, _: tuple[float, int]) -> PackedIndex:
     return PackedIndex(root, fields)
 
 
-def _bytes(path: Path) -> Any:
+def _bytes(path: Place) -> Any:
     return io.BytesIO(path.read_bytes())
 
 
@@ -301,7 +358,7 @@ def index_fields(
     manifests: Sequence[Manifest],
     signals: Mapping[str, PackedSignal],
     problems: Mapping[str, Sequence[Problem]],
-    base: Path,
+    base: Place,
     complete: bool,
 ) -> dict[str, Any]:
     """Return the fields of an index.
@@ -332,12 +389,10 @@ def vars_of(signal: PackedSignal) -> dict[str, Any]:
     return {name: getattr(signal, name) for name in ("numbers", "names", "columns", "sets", "of", "blocks")}
 
 
-def _relative(problem: Problem, base: Path) -> list[Any]:
-    try:
-        path = str(problem.path.relative_to(base))
-    except ValueError:
-        path = str(problem.path)
-    return [path, problem.line, problem.what, problem.skipped]
+def _relative(problem: Problem, base: Place) -> list[Any]:
+    whole = str(problem.path)
+    path = "" if whole == str(base) else whole.removeprefix(f"{base}/")
+    return [path, problem.line, problem.what.replace(str(base), _BASE), problem.skipped]
 
 
 def index_bytes(fields: Mapping[str, Any]) -> bytes:

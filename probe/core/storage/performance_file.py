@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probe.core.storage.files import LONGEST_LINE, opened
+from probe.core.storage.location import Place, contents
 from probe.core.storage.problems import NAMED, Problems, cannot_be_read
 
 NAME = "performance.jsonl"
@@ -125,10 +126,10 @@ def _number(found: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def readings(root: Path, problems: Problems) -> Iterator[tuple[str, PerformanceReading]]:
+def readings(root: Place, problems: Problems) -> Iterator[tuple[str, PerformanceReading]]:
     """Yield the readings of all files in ``root``, each with the name of its file; lines that cannot be parsed are
     recorded in ``problems``."""
-    for path in sorted(root.glob(PATTERN)):
+    for path in contents(root, PATTERN):
         wrong = 0
         try:
             with opened(path) as file:

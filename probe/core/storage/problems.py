@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.messages import plural, printable
+from probe.core.storage.location import Place
 
 MOST = 1000
 """Problems that are kept; more are counted."""
@@ -27,7 +27,7 @@ def cannot_be_read(more: int) -> str:
 class Problem(NamedTuple):
     """One problem with a file or directory."""
 
-    path: Path
+    path: Place
     line: int | None
     what: str
     skipped: bool
@@ -46,7 +46,7 @@ class Problems:
     skipped: bool = False
     """True if any data were left out."""
 
-    def add(self, path: Path, what: str, line: int | None = None, skipped: bool = True) -> None:
+    def add(self, path: Place, what: str, line: int | None = None, skipped: bool = True) -> None:
         """Record a problem; equal ones count once."""
         problem = Problem(path, line, what, skipped)
         self.skipped |= skipped

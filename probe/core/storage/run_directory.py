@@ -16,6 +16,7 @@ from typing import Any
 
 from probe.core.storage import manifest
 from probe.core.storage.files import json_of, replacing
+from probe.core.storage.location import Location, Place
 from probe.core.storage.manifest import Manifest
 from probe.core.storage.problems import Problems
 
@@ -139,7 +140,7 @@ def write_manifest(directory: Path, fields: Mapping[str, object]) -> None:
         file.write(text + "\n")
 
 
-def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
+def read_manifest(directory: Place, problems: Problems) -> Manifest | None:
     """Read the manifest in ``directory``: empty if there is none, or it cannot be read; None if a later version has
     written the directory, since its files may have another meaning."""
     path = directory / manifest.FILE
@@ -148,7 +149,8 @@ def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
     except FileNotFoundError:
         return Manifest()
     except (OSError, ValueError) as error:
-        problems.add(path, f"expected a JSON object; {error}", getattr(error, "lineno", None), skipped=False)
+        lost = isinstance(path, Location)  # an object that cannot be fetched is not a file that a killed rank has left
+        problems.add(path, f"expected a JSON object; {error}", getattr(error, "lineno", None), skipped=lost)
         return Manifest()
     if not isinstance(fields, dict):
         problems.add(path, f"expected a JSON object; there is {type(fields).__name__}", skipped=False)
@@ -162,7 +164,7 @@ def read_manifest(directory: Path, problems: Problems) -> Manifest | None:
     return Manifest({key: value for key, value in fields.items() if _is_plausible(key, value, path, problems)})
 
 
-def _is_plausible(key: str, value: object, path: Path, problems: Problems) -> bool:
+def _is_plausible(key: str, value: object, path: Place, problems: Problems) -> bool:
     """Return whether a field is as documented, or unknown."""
     expected = manifest.misfit(key, value)
     if expected:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Sequence
+
+from probe.core.storage.location import Place
 
 _GLOB = re.compile(r"[\[*?]")
+_ESCAPED = re.compile(r"\[([\[*?])\]")
 
 
 def quoted(name: str) -> str:
@@ -18,12 +21,17 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def pattern_of(path: Path) -> str:
+def pattern_of(path: Place) -> str:
     """Return the pattern that matches the file ``path`` alone: DuckDB reads every path as a pattern."""
     return _GLOB.sub(r"[\g<0>]", str(path))
 
 
-def listed(paths: list[Path]) -> str:
+def unescaped(pattern: str) -> str:
+    """Return the name that a pattern of :func:`pattern_of` matches."""
+    return _ESCAPED.sub(r"\g<1>", pattern)
+
+
+def listed(paths: Sequence[Place]) -> str:
     """Return ``paths`` as a list for DuckDB's readers."""
     return f"[{', '.join(literal(pattern_of(path)) for path in paths)}]"
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from probe.core.storage.layout import KEY, TAKEN, TEXT, whole
+from probe.core.storage.location import Location, Place
 from probe.core.storage.metrics_schema import FILE_NAMES, FIXED, SCHEMA, row_table, row_tables
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import quoted
@@ -34,6 +36,8 @@ MICRO_STEPPED = frozenset({"actv", "actv_grad"})
 """Signals whose rows have micro steps, for databases that do not record this."""
 
 _OURS = frozenset({"monitoring_targets", "monitoring_metrics", "tensor_forms", "global_stats"})
+
+AnyPlace = TypeVar("AnyPlace", Path, Location)
 
 Covered = Callable[[str], Sequence[int]]
 """Function that returns the steps of a signal that other files of the directory hold."""
@@ -61,7 +65,7 @@ class _Signal(NamedTuple):
     micro_stepped: bool
 
 
-def first_step(directory: Path) -> int | None:
+def first_step(directory: Place) -> int | None:
     """Return the lowest step in the databases of a rank's directory; None if there is none.
 
     Raises:
@@ -71,25 +75,25 @@ def first_step(directory: Path) -> int | None:
     return min((step for step in found if step is not None), default=None)
 
 
-def _first_step(path: Path) -> int | None:
+def _first_step(path: Place) -> int | None:
     if not path.is_file():
         return None
-    with closing(_connected(path)) as database:
+    with _on_disk(path) as copy, closing(_connected(copy)) as database:
         query = "SELECT stat_value FROM global_stats WHERE stat_name = 'min_step'"
         found = database.execute(query).fetchone()
     return found[0] if found and isinstance(found[0], int) else None
 
 
-def may_have_rows(directory: Path) -> bool:
+def may_have_rows(directory: Place) -> bool:
     """Return whether a database of a rank's directory has rows, or cannot be read."""
     try:
         return any((directory / name).is_dir() for name in FILE_NAMES) or first_step(directory) is not None
-    except UNREADABLE:
+    except (*UNREADABLE, OSError):
         return True
 
 
 def copied(
-    path: Path, rank: int, folder: Path, covered: Covered, copy: Copy, problems: Problems
+    path: Place, rank: int, folder: Path, covered: Covered, copy: Copy, problems: Problems
 ) -> Iterator[TableFile]:
     """Copy the rows that only the database ``path`` of a rank has; yield the copies by signal and step.
 
@@ -114,6 +118,19 @@ def copied(
         problems.add(path, f"expected a metrics database that can be read; {error}: left out")
 
 
+@contextmanager
+def _on_disk(path: Place) -> Iterator[Path]:
+    """Return ``path``, or a copy of the database and its journals if it is an object, for the time of the block."""
+    if not isinstance(path, Location):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
+        for part in (path, *_journals(path)):
+            with part.open("rb") as source, (Path(folder) / part.name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+        yield Path(folder) / path.name
+
+
 def _connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
     database = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", timeout=LOCKED_SECONDS, isolation_level=None, uri=True
@@ -124,8 +141,8 @@ def _connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
 
 
 @contextmanager
-def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open ``path`` as it is at one moment, while training may continue to write; nothing is written beside it.
+def _opened(place: Place, folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open ``place`` as it is at one moment, while training may continue to write; nothing is written beside it.
 
     If SQLite would have to write in order to read (a killed run's journal in a folder that is read-only), a copy in
     ``folder`` is opened.
@@ -133,7 +150,7 @@ def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         sqlite3.Error: if it is no database, or locked.
     """
-    with closing(_connected(path)) as database:
+    with _on_disk(place) as path, closing(_connected(path)) as database:
         try:
             database.execute("BEGIN")
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -145,13 +162,13 @@ def _opened(path: Path, folder: Path) -> Iterator[sqlite3.Connection]:
         if readable:
             yield database
             return
-    for part in (path, *_journals(path)):
-        shutil.copy2(part, folder / part.name)
-    with closing(_connected(folder / path.name, "rw")) as database:
+        for part in (path, *_journals(path)):
+            shutil.copy2(part, folder / part.name)
+    with closing(_connected(folder / place.name, "rw")) as database:
         yield database
 
 
-def _journals(path: Path) -> list[Path]:
+def _journals(path: AnyPlace) -> list[AnyPlace]:
     """Return the journals that SQLite has left beside a database."""
     beside = (path.with_name(f"{path.name}{end}") for end in ("-wal", "-journal"))
     return [journal for journal in beside if journal.is_file() and journal.stat().st_size]
@@ -169,7 +186,7 @@ def _check_ours(database: sqlite3.Connection) -> None:
 class _Reading:
     """Reader of the rows of one rank in a database."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path, rank: int, problems: Problems) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Place, rank: int, problems: Problems) -> None:
         self._database, self._path, self._rank, self._problems = database, path, rank, problems
         self._targets = self._rows_of("monitoring_targets", "target_id, target_name, vpp_stage, micro_step, call")
         self._forms = self._rows_of("tensor_forms", "form_id, shape, dtype, coverage")

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from io import BufferedReader
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.messages import plural
@@ -26,6 +25,7 @@ from probe.core.storage.layout import (
     table_name,
     whole,
 )
+from probe.core.storage.location import Place, contents
 from probe.core.storage.problems import Problems
 
 KNOWN = frozenset({STACKS})
@@ -36,7 +36,7 @@ _PARQUET_MARK = b"PAR1"
 class PackedRows(NamedTuple):
     """The place in a packed run of the rows that a rank wrote to one file."""
 
-    path: Path
+    path: Place
     """The packed file."""
     rank: int
     directory: int
@@ -48,7 +48,7 @@ class PackedRows(NamedTuple):
 class TableFile(NamedTuple):
     """One file of one signal."""
 
-    path: Path
+    path: Place
     signal: str
     first: int
     """The first step that may be in it."""
@@ -67,14 +67,29 @@ class TableFile(NamedTuple):
     """Number of rows; 0 if unknown."""
     bytes: int = 0
     """Size; 0 if unknown."""
+    modified_ns: int = 0
+    """Time of the last change, in nanoseconds since the epoch; 0 if unknown."""
     packed: PackedRows | None = None
-    """Where the rows of a file that a packed run replaces are."""
+    """Place of the rows in a packed run; None for a file that exists."""
 
 
-def tables(directory: Path, problems: Problems) -> list[TableFile]:
+def tables(directory: Place, problems: Problems) -> list[TableFile]:
     """Return every file of a rank's directory that can be read, by signal and step."""
-    found = (_look(path, problems) for path in sorted(directory.iterdir()) if is_table_suffix(path.suffix))
+    found = (_look(path, problems) for path in contents(directory) if is_table_suffix(path.suffix))
     return sorted((f for f in found if f), key=lambda f: (f.signal, f.first, f.part, f.path.name))
+
+
+def size_and_time(file: TableFile) -> tuple[int, int]:
+    """Return the size of a file, and the time of its last change in nanoseconds since the epoch; of a packed one as the
+    rank had written it.
+
+    Raises:
+        OSError: if there is no such file.
+    """
+    if file.modified_ns:
+        return file.bytes, file.modified_ns
+    found = file.path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def each_once(found: Sequence[TableFile]) -> list[TableFile]:
@@ -83,12 +98,12 @@ def each_once(found: Sequence[TableFile]) -> list[TableFile]:
     return [file for file in found if file.format == CSV or (file.signal, file.first) not in in_csv]
 
 
-def has_tables(directory: Path) -> bool:
+def has_tables(directory: Place) -> bool:
     """Return whether a rank's directory has a file of any signal."""
     return any(table_name(path.name) for path in directory.iterdir())
 
 
-def first_step(directory: Path) -> int:
+def first_step(directory: Place) -> int:
     """Return the lowest step in a rank's directory, from the first rows of the files that may have it; 0 if unknown."""
     named = [(name, path) for path in directory.iterdir() if (name := table_name(path.name))]
     if not named:
@@ -98,7 +113,7 @@ def first_step(directory: Path) -> int:
     return min((step for step in steps if step is not None), default=lowest)
 
 
-def _first_row(path: Path) -> int | None:
+def _first_row(path: Place) -> int | None:
     try:
         with opened(path) as file:
             start = file.read(LONGEST_LINE).decode("utf-8", "replace")
@@ -108,7 +123,7 @@ def _first_row(path: Path) -> int | None:
         return None
 
 
-def _look(path: Path, problems: Problems) -> TableFile | None:
+def _look(path: Place, problems: Problems) -> TableFile | None:
     if path.name.startswith(".") or path.name in KNOWN:
         return None
     name = table_name(path.name)
@@ -130,7 +145,7 @@ class _HeaderError(ValueError):
     """The first line is not a header of the monitor."""
 
 
-def _look_at_csv(path: Path, problems: Problems) -> tuple[tuple[str, ...], int]:
+def _look_at_csv(path: Place, problems: Problems) -> tuple[tuple[str, ...], int]:
     """Return the columns, and the bytes of a last line that is not finished."""
     with opened(path) as file:
         start = file.read(LONGEST_LINE)
@@ -182,7 +197,7 @@ def _torn(file: BufferedReader) -> int:
     return size
 
 
-def _look_at_parquet(path: Path) -> tuple[str, ...]:
+def _look_at_parquet(path: Place) -> tuple[str, ...]:
     with opened(path) as file:
         head = file.read(len(_PARQUET_MARK))
         size = file.seek(0, os.SEEK_END)

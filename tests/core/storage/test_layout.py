@@ -190,7 +190,7 @@ def test_tables_of_a_database_are_parsed() -> None:
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Every field that readers ask for."""
     about = RunDescription(
-        probe="1", framework="pytorch", framework_version="2.10", rank=3, world_size=8,
+        probe="1", host="node7", framework="pytorch", framework_version="2.10", rank=3, world_size=8,
         groups={"pipeline_parallel": [1, 3]}, run=2, first_step=10, pp_stage=1, model=["Net"], optimizer=["Adam"],
         optimizer_state_names=[{"m": "exp_avg"}], raw_names={"a": "module.a"}, start_time="2026-12-03T21:34:40+0800",
         time_zone="CST", directory_time_zone="UTC+08:00", config={"ndigits": 4},

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, coarsest
 from probe.core.analysis.compare.first_difference import DifferingRow, executed, first_rows
 from probe.core.analysis.compare.name_map import nearest
 from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, opened
+from probe.core.storage.location import Place
 
 MOST_POINTS = 1000
 """Most steps for which growth is listed; more are merged into ranges of steps, with the largest in each."""
@@ -96,7 +96,7 @@ class Comparison(NamedTuple):
         return not self.beyond and self.rows > 0 and (self.common or not self.one_sided)
 
 
-def compare(a: Path, b: Path, options: Options = Options(), most: int = 20) -> Comparison:  # noqa: B008 - it is frozen
+def compare(a: Place, b: Place, options: Options = Options(), most: int = 20) -> Comparison:  # noqa: B008 - it is frozen
     """Compare the runs that began last in two directories.
 
     Memory does not grow with the number of ranks or steps: results lie in tables of DuckDB, which may spill to disk.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.compare.name_map import NameMap, Pairs, nearest, pair
@@ -12,11 +11,12 @@ from probe.core.naming import CLOCKS, PHASE, RUN, STATE_PHASE, signal_of
 from probe.core.storage.directories import RankDirectory, RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect, fill
 from probe.core.storage.layout import CALL, MICRO_STEP, NAME, STEP
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import directories_of
 from probe.core.storage.sql import literal, quoted
-from probe.core.storage.table_files import first_step, has_tables
+from probe.core.storage.table_files import first_step, has_tables, size_and_time
 
 KEY = ("rank", "stage", NAME, STEP, MICRO_STEP, CALL)
 """Columns that pair rows of the two runs."""
@@ -92,7 +92,7 @@ class Sides:
         """Ranges of A's steps, first and last, that are compared one at a time."""
         begin, last = self.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0]
         held = 0
-        for first, size in sorted((file.first, file.path.stat().st_size) for _, file in self.a.rows.files[signal]):
+        for first, size in sorted((file.first, size_and_time(file)[0]) for _, file in self.a.rows.blocks[signal]):
             if held >= WINDOW and begin < first <= last:
                 yield begin, first - 1
                 begin, held = first, 0
@@ -284,7 +284,7 @@ class Side(NamedTuple):
     """One of the two runs."""
 
     letter: str
-    root: Path
+    root: Place
     run: RecordedRun
     rows: Rows
     problems: Problems
@@ -301,7 +301,7 @@ class Side(NamedTuple):
 
 
 @contextmanager
-def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
+def opened(a: Place, b: Place) -> Iterator[tuple[Side, Side]]:
     """Open the last run in each of two directories, in one database.
 
     Raises:
@@ -324,7 +324,7 @@ def opened(a: Path, b: Path) -> Iterator[tuple[Side, Side]]:
         yield sides[0], sides[1]
 
 
-def _run(root: Path, problems: Problems) -> RecordedRun:
+def _run(root: Place, problems: Problems) -> RecordedRun:
     """The last run in ``root``, or what ``probe merge`` has written there, as of rank 0."""
     merged = root.is_dir() and has_tables(root) and not (root / FILE).exists()
     if merged and not any(root.glob(directories_of())):

@@ -19,6 +19,7 @@ from probe.core.analysis.convert.select import (
     checked_folder,
     checked_kinds,
     checked_number,
+    checked_place,
     choose,
     output_folder,
 )
@@ -26,10 +27,11 @@ from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
 from probe.core.storage.chunks import Chunk, ParsedChunk, parse, pieces
 from probe.core.storage.directories import RankDirectory
+from probe.core.storage.location import Location, Place
 from probe.core.storage.metrics_db import MetricsDatabase
 from probe.core.storage.metrics_schema import FILE_NAME
 from probe.core.storage.problems import Problems
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, size_and_time
 
 logger = logging.getLogger("probe.convert")
 
@@ -45,8 +47,8 @@ class CSV2DBConfig:
         ValueError: if a value is not of its field's kind.
     """
 
-    monitor_path: str | PathLike[str]
-    """The directory in which the ranks have written; ``~`` is the home directory."""
+    monitor_path: str | PathLike[str] | Location
+    """The directory in which the ranks have written, or its URL; ``~`` is the home directory."""
     time_start: str | None = None
     """Earliest directory, such as ``Dec03_21-34-40``, itself included; None for no limit."""
     time_end: str | None = None
@@ -62,7 +64,7 @@ class CSV2DBConfig:
     files that it holds already are not read again."""
 
     def __post_init__(self) -> None:
-        checked_folder("monitor_path", self.monitor_path)
+        checked_place("monitor_path", self.monitor_path)
         if self.output_dirpath is not None:
             checked_folder("output_dirpath", self.output_dirpath)
         checked_number("process_num", self.process_num, 1, MOST_PROCESSES)
@@ -141,10 +143,9 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
         sqlite3.Error: if the database cannot be written. The files in it are whole: convert again to continue.
     """
     problems = Problems()
-    chosen = choose(
-        config.monitor_path, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems
-    )
-    folder = output_folder(config.monitor_path, config.output_dirpath, "csv2db")
+    root = checked_place("monitor_path", config.monitor_path)
+    chosen = choose(root, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems)
+    folder = output_folder(root, config.output_dirpath, "csv2db")
     done = Imported(folder / FILE_NAME, problems)
     with _nothing_left(done):
         database = MetricsDatabase(done.path, config.step_partition)
@@ -204,17 +205,17 @@ class _Import:
         If an earlier file has changed, all are imported again, so that later ones still replace its rows.
         """
         works = []
-        formats: dict[Path, set[str]] = {}
+        formats: dict[Place, set[str]] = {}
         for directory, file in unit.files:
-            formats.setdefault(directory.path, set()).add(file.format)
+            formats.setdefault(directory.path, set()).add(file.path.suffix)
         for directory, file in unit.files:
             try:
-                stat = file.path.stat()
+                size, modified_ns = size_and_time(file)
             except OSError as error:
                 self._done.problems.add(file.path, f"{error}: left out")
                 continue
             twice = len(formats[directory.path]) > 1
-            works.append(_Work(directory, file, stat.st_size, stat.st_mtime_ns, afresh=False, twice=twice))
+            works.append(_Work(directory, file, size, modified_ns, afresh=False, twice=twice))
         held = self._database.imported(unit.kind, unit.rank)
         known = [held.get(work.name) == (work.size, work.modified_ns) for work in works]
         new = known.index(False) if False in known else len(works)
@@ -258,7 +259,7 @@ class _Counted:
     more rows counts."""
 
     def __init__(self) -> None:
-        self._about: tuple[Path, str] | None = None
+        self._about: tuple[Place, str] | None = None
         self._steps: dict[str, Counter[int]] = {}
 
     def new(self, work: _Work, steps: Counter[int]) -> int:
@@ -267,7 +268,7 @@ class _Counted:
         if about != self._about:
             self._about, self._steps = about, {"csv": Counter(), "parquet": Counter()}
         before = self._most(steps)
-        self._steps[work.file.format].update(steps)
+        self._steps[work.file.path.suffix[1:]].update(steps)
         return self._most(steps) - before
 
     def _most(self, steps: Iterable[int]) -> int:

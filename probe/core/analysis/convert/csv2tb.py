@@ -17,12 +17,14 @@ from probe.core.analysis.convert.select import (
     Observer,
     checked_kinds,
     checked_number,
+    checked_place,
     choose,
     output_folder,
 )
 from probe.core.analysis.convert.workers import WorkersDiedError, in_order
 from probe.core.messages import plural
 from probe.core.storage.event_file import curves_folder, is_event_file
+from probe.core.storage.location import Location
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import rank_folder
 
@@ -56,7 +58,7 @@ class Converted:
 
 
 def csv2tensorboard_by_step(
-    monitor_path: str | PathLike[str],
+    monitor_path: str | PathLike[str] | Location,
     time_start: str | None = None,
     time_end: str | None = None,
     process_num: int = 1,
@@ -75,7 +77,7 @@ def csv2tensorboard_by_step(
 
 
 def convert(
-    monitor_path: str | PathLike[str],
+    monitor_path: str | PathLike[str] | Location,
     time_start: str | None = None,
     time_end: str | None = None,
     process_num: int = 1,
@@ -87,7 +89,7 @@ def convert(
     converted.
 
     Args:
-        monitor_path: the directory in which the ranks have written; ``~`` is the home directory.
+        monitor_path: the directory in which the ranks have written, or its URL; ``~`` is the home directory.
         time_start: earliest directory, such as ``Dec03_21-34-40``, itself included; None for no limit.
         time_end: latest directory, itself included; None for no limit.
         process_num: processes that convert.
@@ -102,8 +104,9 @@ def convert(
     """
     checked_number("process_num", process_num, 1, MOST_PROCESSES)
     problems = Problems()
-    chosen = choose(monitor_path, time_start, time_end, checked_kinds(data_type_list), problems)
-    done = Converted(output_folder(monitor_path, output_dirpath, "csv2tensorboard_by_step"), problems)
+    root = checked_place("monitor_path", monitor_path)
+    chosen = choose(root, time_start, time_end, checked_kinds(data_type_list), problems)
+    done = Converted(output_folder(root, output_dirpath, "csv2tensorboard_by_step"), problems)
     ranks = {directory.rank for directory in chosen.directories}
     total = len(ranks) * len(chosen.kinds)
     try:

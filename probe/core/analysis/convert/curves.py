@@ -21,8 +21,9 @@ from probe.core.analysis.convert.select import ConversionUnit
 from probe.core.storage.chunks import parse, pieces
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.event_file import VERSION, file_name, record
+from probe.core.storage.location import Place
 from probe.core.storage.metric_rows import MetricRows, MetricTarget
-from probe.core.storage.table_files import TableFile
+from probe.core.storage.table_files import TableFile, size_and_time
 
 
 class _Template(NamedTuple):
@@ -129,7 +130,7 @@ Steps = npt.NDArray[np.int64]
 class Trouble(NamedTuple):
     """A problem with a file, with the arguments of :meth:`Problems.add` as its fields."""
 
-    path: Path
+    path: Place
     what: str
     line: int | None = None
     skipped: bool = True
@@ -176,7 +177,7 @@ class _Folder:
         self._path = folder
         self._done: Steps = np.array([], dtype=np.int64)
         """Steps that are written, at eight bytes each."""
-        self._latest: Path | None = None
+        self._latest: Place | None = None
         """The directory that was added last."""
         self.rows = 0
         self.troubles: list[Trouble] = []
@@ -236,12 +237,13 @@ class _Folder:
     def _read(self, file: TableFile, rank: int) -> Iterator[tuple[MetricRows, float]]:
         """Yield the readable rows of ``file``, with the time at which it was written."""
         try:
-            stat = file.path.stat()
-            for piece in pieces(file, rank, stat.st_size):
+            size, modified_ns = size_and_time(file)
+            seconds, rest = divmod(modified_ns, 10**9)
+            for piece in pieces(file, rank, size):
                 parsed = parse(piece)
                 self.troubles += (Trouble(file.path, what, line) for line, what in parsed.troubles)
                 if parsed.rows is not None:
-                    yield parsed.rows, stat.st_mtime
+                    yield parsed.rows, seconds + 1e-9 * rest
         except (ImportError, OSError, ValueError) as error:
             self.troubles.append(Trouble(file.path, f"{error}: left out"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.naming import SIGNALS
+from probe.core.storage.chunks import files_in
 from probe.core.storage.directories import RankDirectory, find
-from probe.core.storage.layout import EXAMPLE, table_name
+from probe.core.storage.layout import EXAMPLE, FORMATS, table_name
+from probe.core.storage.location import MARK, Location, Place, located
 from probe.core.storage.manifest import Manifest
+from probe.core.storage.packed_run import packed_index
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import stamp
-from probe.core.storage.table_files import TableFile, tables
+from probe.core.storage.table_files import TableFile
 
 Observer = Callable[[int, int, str], None]
 """Function called with the number of items that are done, the number of all, and the name of the latest."""
@@ -48,14 +50,14 @@ class Chosen(NamedTuple):
         for rank, directories in groupby(self.directories, key=lambda directory: directory.rank):
             files: dict[str, list[tuple[RankDirectory, TableFile]]] = {kind: [] for kind in self.kinds}
             for directory in directories:
-                for file in tables(directory.path, problems):
+                for file in files_in(directory, problems):
                     if file.signal in files:
                         files[file.signal].append((directory, file))
             yield from (ConversionUnit(rank, kind, of_kind) for kind, of_kind in files.items() if of_kind)
 
 
 def choose(
-    monitor_path: str | PathLike[str],
+    monitor_path: str | PathLike[str] | Location,
     time_start: str | None,
     time_end: str | None,
     kinds: Sequence[str] | None,
@@ -66,10 +68,10 @@ def choose(
     Raises:
         ValueError: if there is no file, or none of ``kinds``, or a kind is neither there nor documented.
     """
-    root = checked_folder("monitor_path", monitor_path)
+    root = checked_place("monitor_path", monitor_path)
     # Manifests are not needed here, and would be sent to the workers with every file.
     directories = [found._replace(manifest=Manifest()) for found in find(root, problems, time_start, time_end)]
-    there = Counter(kind for directory in directories for kind in _kinds_in(directory.path))
+    there = Counter(kind for directory in directories for kind in _kinds_in(directory))
     if not there:
         raise ValueError(f"{root}: its {len(directories)} directories hold no files such as {EXAMPLE}")
     if kinds is None:
@@ -87,16 +89,20 @@ def choose(
     return Chosen(directories, {kind: there[kind] for kind in sorted(set(kinds)) if kind in there})
 
 
-def _kinds_in(directory: Path) -> Iterator[str]:
-    with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries]
-    for name in names:
-        found = table_name(name)
-        if found and not name.startswith("."):
+def _kinds_in(directory: RankDirectory) -> Iterator[str]:
+    if directory.packed is not None:
+        for signal, about in packed_index(directory.path.parent).signals.items():
+            number = about.of[directory.packed]
+            own = about.sets[number] if number >= 0 else ()
+            yield from (signal for name, _, _ in own if about.names[name].format in FORMATS)
+        return
+    for path in directory.path.iterdir():
+        found = table_name(path.name)
+        if found and not path.name.startswith("."):
             yield found.signal
 
 
-def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] | None, suffix: str) -> Path:
+def output_folder(monitor_path: str | PathLike[str] | Location, given: str | PathLike[str] | None, suffix: str) -> Path:
     """Return ``given``, else ``{curtime}_{suffix}`` in ``monitor_path``, with the time as in names of directories.
 
     Raises:
@@ -111,7 +117,10 @@ def output_folder(monitor_path: str | PathLike[str], given: str | PathLike[str] 
         if is_file:
             raise ValueError(f"{folder}: expected a folder to write to; this is a file")
         return folder
-    return checked_folder("monitor_path", monitor_path) / f"{stamp(time.time())}_{suffix}"
+    root = checked_place("monitor_path", monitor_path)
+    if isinstance(root, Location):
+        raise ValueError(f"output_dirpath: expected a folder of this machine, since {root} is only read from; give one")
+    return root / f"{stamp(time.time())}_{suffix}"
 
 
 def checked_folder(key: str, value: object) -> Path:
@@ -122,7 +131,20 @@ def checked_folder(key: str, value: object) -> Path:
     """
     if not isinstance(value, str | PathLike) or not str(value):
         raise ValueError(f"{key}: expected the path of a folder, got {value!r}; give one")
+    if MARK in str(value):
+        raise ValueError(f"{key}: expected a folder of this machine, got a URL: nothing is written to object storage")
     return Path(value).expanduser()
+
+
+def checked_place(key: str, value: object) -> Place:
+    """Return ``value``, which may be a URL too.
+
+    Raises:
+        ValueError: if it is neither a path nor a URL.
+    """
+    if isinstance(value, Location):
+        return value
+    return located(value) if isinstance(value, str) and MARK in value else checked_folder(key, value)
 
 
 def checked_number(key: str, value: object, low: int, high: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from pathlib import Path
 
 from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
 from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, Extent, counted, extent
@@ -28,6 +27,7 @@ from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun, find, last_run, place
 from probe.core.storage.duckdb_reader import Connection, Rows
 from probe.core.storage.layout import cell_name, key_of, ranks_text
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 
@@ -94,7 +94,7 @@ class Analysis:
 
 
 def analyse(
-    root: Path,
+    root: Place,
     steps: Iterable[int] = (),
     progress: Callable[[str], None] = lambda _: None,
     connection: Connection | None = None,
@@ -238,8 +238,8 @@ class LiveFindings:
 
 
 def _dumped(
-    root: Path,
-    dump: Path,
+    root: Place,
+    dump: Place,
     run: RecordedRun,
     judged: Mapping[int, EvaluatedRank],
     rules: Collection[str],

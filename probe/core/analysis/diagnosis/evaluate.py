@@ -23,6 +23,7 @@ from probe.core.storage.batches import StoredStep, steps
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import ranks_text
+from probe.core.storage.location import Place
 from probe.core.storage.manifest import FILE, Manifest
 from probe.core.storage.problems import Problems
 
@@ -79,7 +80,7 @@ class EvaluatedRank:
     """First step of each episode, with the sampled step before it, which was clean."""
 
 
-def configured(manifest: Manifest, path: Path, problems: Problems) -> AlertSettings:
+def configured(manifest: Manifest, path: Place, problems: Problems) -> AlertSettings:
     """AlertSettings rules of a run, the default ones if its manifest names none; always with ``AnomalyNan``."""
     settings = manifest.config.get("alert")
     alert = AlertSettings()

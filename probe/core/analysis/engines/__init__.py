@@ -108,18 +108,22 @@ def mapped(
         ImportError: if a package is missing where the function ran.
     """
     waiting: dict[tuple[int, ...], tuple[Piece, R | Exception]] = {}
-    numbered = (replace(piece, place=(n,)) for n, piece in enumerate(pieces))
-    sized = _Counted(numbered, len(pieces)) if isinstance(pieces, Sized) else numbered
+    asked: dict[int, Piece] = {}
+    numbered = _Numbered(pieces, asked)
     at = 0
-    for piece, result in engine.each(function, sized):
-        waiting[piece.place] = piece, result
+    for done, result in engine.each(function, numbered):
+        waiting[done.place] = done, result
         while places := _complete(waiting, (at,)):
+            del asked[at]
             at += 1
             for place in places:
                 yield from _kept(*waiting.pop(place), problems)
-    for piece, result in waiting.values():  # of a piece whose other half is missing: an engine that lost one
-        problems.add(piece.root, f"{piece}: no result: left out")
-        yield from _kept(piece, result, problems)
+    for n, piece in sorted(asked.items()):  # no engine should lose one; if it does, the answer shows it
+        places = sorted(place for place in waiting if place[0] == n)
+        if not _complete(waiting, (n,)):
+            problems.add(piece.root, f"{piece}: there is no result{' of some of it' * bool(places)}: left out")
+        for place in places:
+            yield from _kept(*waiting.pop(place), problems)
 
 
 def read_each(
@@ -145,17 +149,19 @@ class _Reading(Generic[R]):
         return result, problems
 
 
-class _Counted:
-    """Pieces of a known number, made when they are asked for."""
+class _Numbered:
+    """Pieces with their places; those that were asked for are recorded."""
 
-    def __init__(self, pieces: Iterator[Piece], number: int) -> None:
-        self._pieces, self._number = pieces, number
+    def __init__(self, pieces: Iterable[Piece], asked: dict[int, Piece]) -> None:
+        self._pieces, self._asked = pieces, asked
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+        for n, piece in enumerate(self._pieces):
+            self._asked[n] = replace(piece, place=(n,))
+            yield self._asked[n]
 
     def __len__(self) -> int:
-        return self._number
+        return len(self._pieces) if isinstance(self._pieces, Sized) else 0
 
 
 def _complete(waiting: Mapping[tuple[int, ...], object], place: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -193,7 +199,7 @@ class _ObservedEngine:
 
     def each(self, function: Callable[[Piece], R], pieces: Iterable[Piece]) -> Iterator[tuple[Piece, R | Exception]]:
         start = time.monotonic()
-        done = PiecesDone(0, len(pieces) if isinstance(pieces, Sized) else 0, 0, 0, 0.0)
+        done = PiecesDone(0.0, len(pieces) if isinstance(pieces, Sized) else 0, 0, 0, 0.0)
         for piece, result in self._engine.each(function, pieces):
             part = 0.5 ** max(len(piece.place) - 1, 0)  # a half
             done = done._replace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from probe.core.analysis.performance.throughput import Drop, Flags, Numbers, Thr
 from probe.core.analysis.performance.time_use import Communication, PhaseTime, communication, phase_times
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 AFTER_RESUME = 20
@@ -98,7 +98,7 @@ class Performance:
 
 
 def analysed(
-    root: Path, hours: float | None = None, observe: Callable[[str], object] = lambda _: None
+    root: Place, hours: float | None = None, observe: Callable[[str], object] = lambda _: None
 ) -> tuple[Performance, Problems]:
     """Analyse the last run in ``root``.
 
@@ -124,7 +124,7 @@ def analysed(
     return found, problems
 
 
-def performance(rows: Rows, run: RecordedRun, root: Path, hours: float | None = None) -> Performance:
+def performance(rows: Rows, run: RecordedRun, root: Place, hours: float | None = None) -> Performance:
     """Analyse ``rows``, the files of ``run`` in ``root``; see :func:`analysed`."""
     table = StepTable(rows)
     whole = table.series()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.performance.step_table import HOUR, TABLE, StepTable
+from probe.core.storage.location import Place
 from probe.core.storage.performance_file import DeviceReading, PerformanceReading, readings
 from probe.core.storage.problems import Problems
 
@@ -71,7 +71,9 @@ class Devices(NamedTuple):
         return _mean([_percent(number) for number in self.logged if DEVICE_USE.search(number.name)])
 
 
-def devices(table: StepTable, first: int, root: Path, began: float, hours: float | None, problems: Problems) -> Devices:
+def devices(
+    table: StepTable, first: int, root: Place, began: float, hours: float | None, problems: Problems
+) -> Devices:
     """Return memory and utilisation from step ``first`` on.
 
     Args:
@@ -138,7 +140,7 @@ class _HostSums:
 
 
 def _read(
-    root: Path, began: float, hours: float | None, problems: Problems
+    root: Place, began: float, hours: float | None, problems: Problems
 ) -> tuple[tuple[DeviceUse, ...], tuple[HostUse, ...]]:
     """Return the use of each device and of each machine, from the files in ``root``, which are read twice."""
     if hours is not None:

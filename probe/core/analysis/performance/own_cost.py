@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import NamedTuple
 
+from probe.core.storage.cost_file import PACKED_COSTS, costs_source, packed_costs_source
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Connection
 from probe.core.storage.layout import COST_COLUMNS, COSTS
-from probe.core.storage.sql import listed
+from probe.core.storage.packed_run import packed_index
 
 
 class RankCost(NamedTuple):
@@ -49,17 +50,28 @@ def _read(
     connection: Connection, directories: Sequence[RankDirectory], first: int
 ) -> Mapping[str, tuple[int, float, float]]:
     """Return the collected steps, the sum of their seconds and the last overhead of each directory that has a file."""
-    paths = {str(path): str(directory.path) for directory in directories if (path := directory.path / COSTS).is_file()}
+    source, paths = _source(directories)
     if not paths:
         return {}
-    columns = ", ".join(f"{name}: '{kind}'" for name, kind in COST_COLUMNS.items())
     step, *parts, overhead = COST_COLUMNS
     query = (
         f"SELECT filename, count(*) FILTER ({step} >= ?), "  # noqa: S608 - our own words, paths are literals
         f"coalesce(sum({' + '.join(parts)}) FILTER ({step} >= ?), 0), arg_max({overhead}, {step}) "
-        f"FROM read_json({listed([directory.path / COSTS for directory in directories if str(directory.path / COSTS) in paths])}, "  # noqa: E501
-        f"format = 'newline_delimited', columns = {{{columns}}}, ignore_errors = true, filename = true) "
-        f"WHERE {step} IS NOT NULL GROUP BY filename"
+        f"FROM {source} WHERE {step} IS NOT NULL GROUP BY filename"
     )
     rows = connection.execute(query, [first, first]).fetchall()
     return {paths[path]: (steps, seconds, nan if part is None else part) for path, steps, seconds, part in rows}
+
+
+def _source(directories: Sequence[RankDirectory]) -> tuple[str, Mapping[str, str]]:
+    """Return SQL that reads the costs, and for each file name in it the path of the directory."""
+    packed = [directory for directory in directories if directory.packed is not None]
+    if not packed:
+        files = {path: str(d.path) for d in directories if (path := d.path / COSTS).is_file()}
+        return costs_source(list(files)), {str(path): directory for path, directory in files.items()}
+    root = packed[0].path.parent
+    if not (root / PACKED_COSTS).is_file():
+        return "", {}
+    positions = packed_index(root).directories["position"]
+    folders = [(d.rank, positions[d.packed], d.path) for d in packed if d.packed is not None]
+    return packed_costs_source(root, folders), {str(d.path): str(d.path) for d in packed}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.analyse import Analysis
@@ -26,6 +25,7 @@ from probe.core.storage.anomaly_json import Entry, rank_folders, read
 from probe.core.storage.anomaly_runs import belongs
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.layout import cell_name
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 MOST = 2000
@@ -120,7 +120,7 @@ def causal(mark: Mark) -> tuple[int, int, int, int, int]:
     return *position(mark.step, signal_of(mark.signal).phase, mark.micro_step), mark.order
 
 
-def dumped(root: Path, run: RecordedRun, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
+def dumped(root: Place, run: RecordedRun, first: int, last: int, problems: Problems) -> tuple[list[Mark], int]:
     """Earliest findings of ``run`` in ``root/anomaly_detected``, at most ``MOST``, and the number of all.
 
     Files of older versions do not name the run of a finding: theirs count if the step is from ``first`` to ``last``.

@@ -21,6 +21,11 @@ Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+Found = Mapping[str, Any]
+"""Result of a query: columns, masked where a cell has no such number."""
+
+LAST = (1 << 63) - 1
+"""Place beyond all others."""
 KIND = 1 << 61
 """Number that is added to twice a place if there is Inf, and one more for -Inf, so that the lowest is the first NaN,
 else the first Inf of either sign."""
@@ -60,7 +65,7 @@ class _Packing(NamedTuple):
 
     def sql(self) -> str:
         return (
-            f"((v.step * {self.directories} + v.directory) * {self.micro_steps} + coalesce(v.micro_step, 0)) "
+            f"((v.step * {self.directories} + s.number) * {self.micro_steps} + coalesce(v.micro_step, 0)) "
             f"* {self.members} + w.member"
         )
 
@@ -71,17 +76,144 @@ class _Packing(NamedTuple):
         return CellPlaces(step, directory, micro_step, member)
 
 
+class HeatmapSums:
+    """Cells of every op of a signal, from any number of parts of a run, added in any order.
+
+    Args:
+        directories: number of directories of the whole run.
+    """
+
+    def __init__(self, plan: ReportPlan, signal: SignalPlan, directories: int) -> None:
+        self.plan, self.signal = plan, signal
+        self._packing = _Packing(max(directories, 1), plan.micro_steps, signal.most_members)
+        self._begun = False
+
+    def _begin(self) -> None:
+        """Make the arrays, which a process that only queries does not need."""
+        self._begun = True
+        shape = (len(self.signal.ops), len(self.signal.labels), len(self.plan.columns.starts))
+        self._size = np.full(shape, -1.0)
+        self._where = np.full(shape, LAST, dtype=np.int64)
+        self._least = np.full(shape, np.inf)
+        self._worst = np.full(shape, LAST, dtype=np.int64)
+        self._bad = np.zeros(shape, dtype=np.int32)
+
+    def query(self, rows: Rows) -> Found:
+        """Cells that ``rows`` have; a survey has made the table ``stages``, and :func:`list_members` ``members``."""
+        place, there = self._packing.sql(), rows.numbers(self.signal.signal)
+        aggregates = {n: _aggregates(op, place) for n, op in enumerate(self.signal.ops) if op in there}
+        return grouped(rows, self.signal, self.plan.columns, aggregates, group="w.row", extra="")
+
+    def add(self, found: Found) -> None:
+        """Merge the result of :meth:`query` on a part of the run."""
+        if not self._begun:
+            self._begin()
+        at = found["line"], self.plan.columns.of(found["start"])
+        for n in _ops_in(found, len(self.signal.ops)):
+            size, where, least, worst, bad = (found[f"a{n}_{m}"] for m in range(5))
+            size = np.ma.filled(size, -1.0)  # type: ignore[no-untyped-call]
+            where = np.ma.filled(where, LAST)  # type: ignore[no-untyped-call]
+            before = self._size[n][at]
+            first = np.minimum(where, self._where[n][at])
+            self._where[n][at] = np.where(size == before, first, np.where(size > before, where, self._where[n][at]))
+            self._size[n][at] = np.maximum(size, before)
+            least = np.ma.filled(least, np.inf)  # type: ignore[no-untyped-call]
+            self._least[n][at] = np.minimum(least, self._least[n][at])
+            worst = np.ma.filled(worst, LAST)  # type: ignore[no-untyped-call]
+            self._worst[n][at] = np.minimum(worst, self._worst[n][at])
+            self._bad[n][at] += np.ma.filled(bad, 0)  # type: ignore[no-untyped-call]
+
+    def cells(self) -> dict[str, Cells]:
+        """Cells of each op, of all parts together."""
+        if not self._begun:
+            self._begin()
+        return {op: self._cells(n) for n, op in enumerate(self.signal.ops)}
+
+    def _cells(self, n: int) -> Cells:
+        bad, there = self._worst[n] < LAST, self._size[n] >= 0
+        place, negative = np.divmod(np.where(there, self._where[n], 0), 2)
+        value = np.where(there, np.where(negative, -self._size[n], self._size[n]), np.nan)
+        kind, first = np.divmod(np.where(bad, self._worst[n], 0), KIND)
+        first, below = np.divmod(first, 2)
+        value[bad] = np.where(kind == 1, np.where(below, -np.inf, np.inf), np.nan)[bad]
+        least = np.where(np.isinf(self._least[n]), np.nan, self._least[n])
+        places = self._packing.places(np.where(bad, first, place))
+        return Cells(value, ~there & ~bad, least, self._bad[n].astype(np.int64), places)
+
+
+class LineSums:
+    """Numbers of lines (ranks, or groups of them), from any number of parts of a run, added in any order.
+
+    Args:
+        ops: ops of the signal that are wanted.
+        row_of: for each row of the page the row here.
+        lines: number of lines.
+    """
+
+    def __init__(
+        self, signal: SignalPlan, ops: Sequence[str], columns: Columns, row_of: Sequence[int], lines: int
+    ) -> None:
+        self.signal, self.ops, self.columns, self.lines = signal, tuple(ops), columns, lines
+        self.row_of = np.asarray(row_of, dtype=np.int64)
+        self._begun = False
+
+    def _begin(self) -> None:
+        self._begun = True
+        shape = (len(self.ops), int(self.row_of.max(initial=-1)) + 1, self.lines, len(self.columns.starts))
+        self._high = np.full(shape, -np.inf, dtype=np.float64)
+        self._low = np.full(shape, np.inf, dtype=np.float64)
+
+    def query(self, rows: Rows, line: str) -> Found:
+        """Cells that ``rows`` have.
+
+        Args:
+            line: column of the table ``stages`` with the line of each directory.
+        """
+        there = rows.numbers(self.signal.signal)
+        chosen = {n: f"v.{quoted(op)}" for n, op in enumerate(self.ops) if op in there}
+        aggregates = {n: [f"max({x})", f"min({x})"] for n, x in chosen.items()}
+        fill(rows.connection, "coarse", {"row": "INTEGER", "own": "INTEGER"}, enumerate(self.row_of.tolist()))
+        group, extra = f"r.own * {self.lines} + s.{line}", "JOIN coarse AS r ON r.row = w.row"
+        return grouped(rows, self.signal, self.columns, aggregates, group, extra)
+
+    def add(self, found: Found) -> None:
+        """Merge the result of :meth:`query` on a part of the run."""
+        if not self._begun:
+            self._begin()
+        row, line = np.divmod(found["line"], self.lines)
+        at = row, line, self.columns.of(found["start"])
+        for n in _ops_in(found, len(self.ops)):
+            high, low = found[f"a{n}_0"], found[f"a{n}_1"]
+            high, low = np.ma.filled(high, -np.inf), np.ma.filled(low, np.inf)  # type: ignore[no-untyped-call]
+            self._high[n][at] = np.maximum(self._high[n][at], high)  # NaN stays
+            self._low[n][at] = np.minimum(self._low[n][at], low)
+
+    def cells(self) -> dict[str, tuple[Array, Mask]]:
+        """For each op the first NaN, else Inf, else the number of largest magnitude, as rows x lines x columns; and the
+        mask of missing ones."""
+        if not self._begun:
+            self._begin()
+        with np.errstate(invalid="ignore"):
+            return {
+                op: (
+                    np.where(np.isnan(high) | (high >= -low), high, low),
+                    np.asarray(high < low),
+                )
+                for op, high, low in zip(self.ops, self._high, self._low, strict=True)
+            }
+
+
+def _ops_in(found: Found, ops: int) -> list[int]:
+    """Ops that the files of a part have."""
+    return [n for n in range(ops) if f"a{n}_0" in found]
+
+
 def heatmaps(rows: Rows, plan: ReportPlan, signal: SignalPlan) -> dict[str, Cells]:
-    """Cells of every op of a signal."""
-    _list_members(rows, signal)
-    packing = _Packing(max(len(rows.directories), 1), plan.micro_steps, signal.most_members)
-    place = packing.sql()
-    shape = (len(signal.labels), len(plan.columns.starts))
-    found = _grouped(
-        rows, signal, plan.columns, {op: _aggregates(op, place) for op in signal.ops}, group="w.row", extra=""
-    )
-    where = found["line"], plan.columns.of(found["start"])
-    return {op: _cells(n, found, where, shape, packing) for n, op in enumerate(signal.ops)}
+    """Cells of every op of a signal; a survey of ``rows`` has made the table ``stages``."""
+    list_members(rows, signal)
+    sums = HeatmapSums(plan, signal, len(rows.directories))
+    sums.add(sums.query(rows))
+    return sums.cells()
 
 
 def ranks(rows: Rows, plan: ReportPlan, signal: SignalPlan, lines: Sequence[int]) -> dict[str, tuple[Array, Mask]]:
@@ -90,22 +222,26 @@ def ranks(rows: Rows, plan: ReportPlan, signal: SignalPlan, lines: Sequence[int]
     Args:
         lines: for each directory the line that its rank belongs to.
     """
-    fill(rows.connection, "lines", {"directory": "INTEGER", "line": "INTEGER"}, enumerate(lines))
-    number = max(lines, default=0) + 1
-    aggregates = {op: [f"arg_max(v.{quoted(op)}, abs(v.{quoted(op)}))"] for op in signal.rank_ops}
-    group, extra = f"w.row * {number} + l.line", "JOIN lines l ON l.directory = v.directory"
-    found = _grouped(rows, signal, plan.rank_columns, aggregates, group, extra)
-    shape = (len(signal.labels) * number, len(plan.rank_columns.starts))
-    where = found["line"], plan.rank_columns.of(found["start"])
-    full = (len(signal.labels), number, shape[1])
-    result = {}
-    for n, op in enumerate(signal.rank_ops):
-        value, missing = _spread(found[f"a{n}_0"], where, shape)
-        result[op] = value.reshape(full), missing.reshape(full)
-    return result
+    list_members(rows, signal)
+    list_lines(rows, {"line": lines})
+    own = range(len(signal.labels))
+    sums = LineSums(signal, signal.rank_ops, plan.rank_columns, own, max(lines, default=0) + 1)
+    sums.add(sums.query(rows, "line"))
+    return sums.cells()
 
 
-def _list_members(rows: Rows, signal: SignalPlan) -> None:
+def list_lines(rows: Rows, columns: Mapping[str, Sequence[int]]) -> None:
+    """Add to the table ``stages``, which a survey has made, a line for each directory of ``rows``."""
+    for name, values in columns.items():
+        rows.connection.execute(f"ALTER TABLE stages ADD COLUMN IF NOT EXISTS {quoted(name)} INTEGER")
+        fill(rows.connection, "added", {"directory": "INTEGER", "cell": "INTEGER"}, enumerate(map(int, values)))
+        rows.connection.execute(
+            f"UPDATE stages SET {quoted(name)} = a.cell FROM added AS a WHERE a.directory = stages.directory"  # noqa: S608
+        )
+
+
+def list_members(rows: Rows, signal: SignalPlan) -> None:
+    """Make the table ``members``: the row and the place in it of each name of a signal."""
     listed = [
         (member.pp_stage, member.vpp_stage, member.name, row, n)
         for row, members in enumerate(signal.members)
@@ -116,27 +252,25 @@ def _list_members(rows: Rows, signal: SignalPlan) -> None:
 
 
 def _aggregates(op: str, place: str) -> list[str]:
-    """Aggregates of an op in a cell: value, its place, smallest magnitude, place of the first of the worst, and the
-    number of those that are not finite."""
+    """Aggregates of an op in a cell: largest magnitude, twice the first place that has it (one more if it is negative),
+    smallest magnitude, place of the first of the worst, and the number of those that are not finite."""
     x = f"v.{quoted(op)}"
     size = f"CASE WHEN isfinite({x}) THEN abs({x}) END"
     kind = f"CASE WHEN isnan({x}) THEN 0 WHEN {x} = 'inf'::DOUBLE THEN {KIND} WHEN isinf({x}) THEN {KIND + 1} END"
     return [
-        f"arg_max({x}, {size})",
-        f"arg_max({place}, {size})",
+        f"max({size})",
+        f"arg_max(2 * ({place}) + ({x} < 0)::INTEGER, row(abs({x}), -({place}))) FILTER (isfinite({x}))",
         f"min({size})",
         f"min(2 * ({place}) + {kind})",
         f"count(*) FILTER (NOT isfinite({x}))",
     ]
 
 
-def _grouped(
-    rows: Rows, signal: SignalPlan, columns: Columns, aggregates: Mapping[str, Sequence[str]], group: str, extra: str
-) -> dict[str, Any]:
+def grouped(
+    rows: Rows, signal: SignalPlan, columns: Columns, aggregates: Mapping[int, Sequence[str]], group: str, extra: str
+) -> Found:
     """Query ``line`` and ``start`` of every cell that has a number, and ``a{op}_{aggregate}``."""
-    chosen = ", ".join(
-        f"{sql} AS a{n}_{m}" for n, of_op in enumerate(aggregates.values()) for m, sql in enumerate(of_op)
-    )
+    chosen = ", ".join(f"{sql} AS a{n}_{m}" for n, of_op in aggregates.items() for m, sql in enumerate(of_op))
     query = (
         f"SELECT {group} AS line, {columns.sql()} AS start{', ' * bool(chosen)}{chosen} "  # noqa: S608 - our own words
         f"FROM {rows.view(signal.signal)} AS v JOIN stages AS s ON s.directory = v.directory "
@@ -145,36 +279,3 @@ def _grouped(
     )
     found: dict[str, Any] = rows.connection.execute(query).fetchnumpy()
     return found
-
-
-def _cells(n: int, found: Mapping[str, Any], where: Any, shape: tuple[int, int], packing: _Packing) -> Cells:
-    value, missing = _spread(found[f"a{n}_0"], where, shape)
-    least, _ = _spread(found[f"a{n}_2"], where, shape)
-    place = _spread_whole(found[f"a{n}_1"], where, shape, 0)
-    worst = _spread_whole(found[f"a{n}_3"], where, shape, -1)
-    kind, first = np.divmod(worst, KIND)
-    first, negative = np.divmod(first, 2)
-    value[worst >= 0] = np.nan
-    infinite = (worst >= 0) & (kind == 1)
-    value[infinite] = np.where(negative[infinite], -np.inf, np.inf)
-    return Cells(
-        value,
-        missing & (worst < 0),
-        least,
-        _spread_whole(found[f"a{n}_4"], where, shape, 0),
-        packing.places(np.where(worst >= 0, first, place)),
-    )
-
-
-def _spread(found: Any, where: Any, shape: tuple[int, int]) -> tuple[Array, Mask]:
-    """Spread cells to their places, with NaN elsewhere; also return the mask of missing cells."""
-    spread, missing = np.full(shape, np.nan), np.ones(shape, dtype=np.bool_)
-    missing[where] = np.ma.getmaskarray(found)  # type: ignore[no-untyped-call]
-    spread[where] = np.where(missing[where], np.nan, found)
-    return spread, missing
-
-
-def _spread_whole(found: Any, where: Any, shape: tuple[int, int], otherwise: int) -> Whole:
-    spread = np.full(shape, otherwise, dtype=np.int64)
-    spread[where] = np.where(np.ma.getmaskarray(found), otherwise, found)  # type: ignore[no-untyped-call]
-    return spread

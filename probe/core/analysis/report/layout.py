@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,10 @@ MOST_LINES = 64
 LINE_COLUMNS = 12
 RANK_CELLS = 1_200_000
 """Cells of the ranks side by side, over all rows."""
+MANY_CELLS, MANY_RANK_CELLS, FINE_CELLS = 450_000, 600_000, 3_000_000
+"""If ranks are grouped: cells of all heatmaps, of the groups of ranks in all orders, and of single ranks (to two
+digits, a byte a cell)."""
+FINE_COLUMNS = 120
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,34 @@ class SignalPlan:
     labels: tuple[str, ...]
     members: tuple[tuple[SurveyRow, ...], ...]
     """Names that each row stands for."""
+    micro_stepped: bool = False
 
     @property
     def most_members(self) -> int:
         return max(map(len, self.members), default=1)
+
+
+class FineSignal(NamedTuple):
+    """Rows of a signal for which every rank has a line."""
+
+    ops: tuple[str, ...]
+    labels: tuple[str, ...]
+    row_of: tuple[int, ...]
+    """For each row of the page the row here."""
+    stages: tuple[tuple[int, ...], ...]
+    """For each row of the page the pipeline stages that have it."""
+
+
+@dataclass(frozen=True)
+class FinePlan:
+    """Second level of the ranks over steps: a line for every rank, if there is room."""
+
+    columns: Columns
+    ranks_a_line: int
+    lines: int
+    signals: tuple[FineSignal, ...]
+    lines_a_line: int
+    """Lines here that a line of the first level stands for."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +100,36 @@ class ReportPlan:
     ranks_a_line: int
     signals: tuple[SignalPlan, ...]
     micro_steps: int
+    fine: FinePlan | None = None
+    """None if each rank has a line of its own on the first level."""
 
 
-def plan(survey: Survey, ranks: int) -> ReportPlan:
-    """Plan as many rows and columns as there is room for; all of them if they fit."""
-    steps = len(survey.steps) or survey.last - survey.first + 1
+def plan(survey: Survey, ranks: int, orders: int = 1) -> ReportPlan:
+    """Choose rows and columns that the page has room for; all of them if they fit.
+
+    Args:
+        orders: number of orders in which groups of ranks are shown.
+    """
+    many = ranks > MOST_LINES
+    cells, rank_cells = (MANY_CELLS, MANY_RANK_CELLS // orders) if many else (CELLS, RANK_CELLS)
+    steps = _steps(survey)
     label = _labeller(survey)
     groupings = [_Depths(signal.rows, label) for signal in survey.signals]
     for most in (MOST_ROWS, MOST_ROWS // 2, MOST_ROWS // 4, MOST_ROWS // 8):
         rows = [_rows(depths, most) for depths in groupings]
         series = sum(len(own) * len(signal.ops) for own, signal in zip(rows, survey.signals, strict=True))
-        columns = min(MOST_COLUMNS, CELLS // max(series, 1))
+        columns = min(MOST_COLUMNS, cells // max(series, 1))
         if columns >= min(steps, ENOUGH_COLUMNS):
             break
     number = sum(map(len, rows))
-    lines = min(ranks, MOST_LINES, max(1, RANK_CELLS // max(number * min(steps, LINE_COLUMNS), 1)))
-    all_ops = series * lines * min(steps, ENOUGH_COLUMNS) <= RANK_CELLS
-    rank_columns = max(LINE_COLUMNS, min(MOST_COLUMNS, RANK_CELLS // max((series if all_ops else number) * lines, 1)))
+    lines = min(ranks, MOST_LINES, max(1, rank_cells // max(number * min(steps, LINE_COLUMNS), 1)))
+    all_ops = series * lines * min(steps, ENOUGH_COLUMNS) <= rank_cells
+    rank_columns = max(LINE_COLUMNS, min(MOST_COLUMNS, rank_cells // max((series if all_ops else number) * lines, 1)))
+    fine = _fine(survey, groupings, rows, ranks, lines) if many and number else None
     return ReportPlan(
         _columns(survey, max(columns, FEWEST_COLUMNS)),
         _columns(survey, rank_columns),
-        ceil(ranks / lines),
+        fine.ranks_a_line * fine.lines_a_line if fine else ceil(ranks / lines),
         tuple(
             SignalPlan(
                 signal.signal,
@@ -99,11 +137,61 @@ def plan(survey: Survey, ranks: int) -> ReportPlan:
                 signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops),
                 tuple(own),
                 tuple(map(tuple, own.values())),
+                signal.micro_stepped,
             )
             for signal, own in zip(survey.signals, rows, strict=True)
         ),
         survey.micro_steps,
+        fine,
     )
+
+
+def _steps(survey: Survey) -> int:
+    return len(survey.steps) or survey.last - survey.first + 1
+
+
+RowGroups = dict[str, list[SurveyRow]]
+"""Labels of rows with the names that they stand for."""
+
+
+def _fine(survey: Survey, groupings: Sequence[_Depths], rows: Sequence[RowGroups], ranks: int, lines: int) -> FinePlan:
+    """Plan the second level: every rank before every row, every row before every op."""
+    columns = min(_steps(survey), LINE_COLUMNS)
+    ranks_a_line = ceil(ranks * len(rows) * columns / FINE_CELLS)
+    number = ceil(ranks / ranks_a_line)
+    room = max(len(rows), FINE_CELLS // (number * columns))
+    most = max(map(len, rows))
+    while most > 1 and sum(min(len(own), most) for own in rows) > room:
+        most -= 1
+    coarse = [_coarser(own, depths, most) for own, depths in zip(rows, groupings, strict=True)]
+    all_ops = sum(len(own) * len(signal.ops) for own, signal in zip(coarse, survey.signals, strict=True)) <= room
+    signals = tuple(
+        FineSignal(
+            signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops),
+            tuple(own),
+            _row_of(page, own),
+            tuple(tuple(sorted({member.pp_stage for member in members})) for members in page.values()),
+        )
+        for signal, page, own in zip(survey.signals, rows, coarse, strict=True)
+    )
+    series = sum(len(one.labels) * len(one.ops) for one in signals)
+    most_columns = max(columns, min(FINE_COLUMNS, FINE_CELLS // max(number * series, 1)))
+    return FinePlan(_columns(survey, most_columns), ranks_a_line, number, signals, ceil(number / lines))
+
+
+def _coarser(rows: RowGroups, depths: _Depths, most: int) -> RowGroups:
+    """At most ``most`` groups, each of whole rows of the page: layers if they are, else blocks of rows."""
+    if len(rows) <= most:
+        return rows
+    layers = _rows(depths, most)
+    of = {member: n for n, own in enumerate(layers.values()) for member in own}
+    nested = all(len({of[member] for member in own}) == 1 for own in rows.values())
+    return layers if nested else _in_blocks(list(rows.items()), most)
+
+
+def _row_of(rows: RowGroups, coarse: RowGroups) -> tuple[int, ...]:
+    of = {member: n for n, own in enumerate(coarse.values()) for member in own}
+    return tuple(of[own[0]] for own in rows.values())
 
 
 def _columns(survey: Survey, most: int) -> Columns:

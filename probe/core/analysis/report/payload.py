@@ -10,47 +10,51 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from probe.core.analysis.report.findings import Mark
-from probe.core.analysis.report.heatmaps import Cells, heatmaps, ranks
-from probe.core.analysis.report.layout import Columns, ReportPlan, SignalPlan
+from probe.core.analysis.report.heatmaps import Cells, LineSums
+from probe.core.analysis.report.layout import Columns, SignalPlan
 from probe.core.analysis.report.page import packed_text
+from probe.core.analysis.report.run_cells import CellWork, FileNames, RunFiles, SignalCells
 from probe.core.analysis.report.survey import Survey, principal
 from probe.core.naming import signal_of
 from probe.core.storage.directories import RecordedRun
-from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import MICRO_STEP, line_beginning, names_of, table_name
+from probe.core.storage.layout import line_beginning, names_of
 from probe.core.storage.metrics_schema import row_query
 
 MOST_FILES = 50_000
 """Most names of files that the page contains; if there are more, it contains none."""
 RANK_DIGITS = 4
+FINE_DIGITS = 2
 LEAST_DIGITS = 3
 BAD_OF_A_SIGNAL = 100
 """Most rows of a signal whose first numbers that are not finite are listed."""
 
 
 def payload(
-    rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan, observe: Callable[[str], object]
+    cells: Iterable[tuple[SignalPlan, SignalCells]], run: RecordedRun, known: Survey, work: CellWork, files: RunFiles
 ) -> tuple[dict[str, object], list[Mark]]:
     """Data for the scripts of the page, and the first number of each row that is not finite."""
-    cells: dict[str, object] = {}
+    packed: dict[str, object] = {}
     bad: list[Mark] = []
-    position = {rank: n for n, rank in enumerate(run.ranks)}
-    lines = [position[directory.rank] // plan.ranks_a_line for directory in run.directories]
-    for n, signal in enumerate(plan.signals):
-        observe(f"{signal.signal} ({n + 1} of {len(plan.signals)})")
-        maps = heatmaps(rows, plan, signal)
-        bad += _first_bad(maps, signal, run, rows)
-        cells.update((f"map/{n}/{m}", _packed(of_op, plan.columns)) for m, of_op in enumerate(maps.values()))
-        if len(run.ranks) > 1:
-            for op, (values, missing) in ranks(rows, plan, signal, lines).items():
-                cells[f"ranks/{n}/{signal.ops.index(op)}"] = packed_numbers(values, missing, RANK_DIGITS)
-    return {"about": packed_text(json.dumps(_about(rows, run, known, plan))), "cells": cells}, bad
+    plan = work.plan
+    for n, (signal, found) in enumerate(cells):
+        maps = found.heat.cells()
+        bad += _first_bad(maps, signal, run)
+        packed.update((f"map/{n}/{m}", _packed(of_op, plan.columns)) for m, of_op in enumerate(maps.values()))
+        for store, lines in enumerate(found.lines):
+            name = f"ranks/{n}" if plan.fine is None else f"groups/{store}/{n}"
+            for op, (values, missing) in lines.cells().items():
+                packed[f"{name}/{signal.ops.index(op)}"] = packed_numbers(values, missing, RANK_DIGITS)
+        if found.fine:
+            packed.update(packed_lines(n, signal, found.fine))
+    if plan.fine:
+        packed.update(packed_attributes(work))
+    return {"about": packed_text(json.dumps(_about(run, known, work, files))), "cells": packed}, bad
 
 
 def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
@@ -67,9 +71,8 @@ def _packed(cells: Cells, columns: Columns) -> dict[str, object]:
     }
 
 
-def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun, rows: Rows) -> Iterator[Mark]:
+def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun) -> Iterator[Mark]:
     """First number of each row that is not finite, of the principal op, else of another."""
-    micro_stepped = _micro_stepped(rows, signal.signal)
     listed: set[int] = set()
     first = principal(signal.ops)
     for op in sorted(maps, key=lambda op: op != first):
@@ -84,19 +87,13 @@ def _first_bad(maps: Mapping[str, Cells], signal: SignalPlan, run: RecordedRun, 
             about = signal.members[row][member]
             value = float(cells.value[row, column])
             rank = run.directories[directory].rank
-            micro = micro_step if micro_stepped else None
+            micro = micro_step if signal.micro_stepped else None
             yield Mark("", signal.signal, about.name, op, value, step, rank, micro, "", "", about.vpp_stage, row)
 
 
-def _micro_stepped(rows: Rows, signal: str) -> bool:
-    if any(MICRO_STEP in file.columns for _, file in rows.files[signal]):
-        return True
-    parquet = [file for _, file in rows.files[signal] if not file.columns]
-    return bool(parquet) and MICRO_STEP in rows.columns(rows.source(parquet))
-
-
-def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dict[str, object]:
-    lists: dict[tuple[tuple[str, int, bool], ...], int] = {}
+def _about(run: RecordedRun, known: Survey, work: CellWork, files: RunFiles) -> dict[str, object]:
+    plan, ranks = work.plan, run.ranks
+    lists: dict[FileNames, int] = {}
     signals = [
         {
             "signal": signal.signal,
@@ -106,16 +103,19 @@ def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dic
             "rankOps": [signal.ops.index(op) for op in signal.rank_ops],
             "labels": signal.labels,
             "members": [[[member.vpp_stage, member.name] for member in members] for members in signal.members],
-            "microStepped": _micro_stepped(rows, signal.signal),
-            "line": line_beginning("{stage}", "{name}", "{step}", "{micro}" * _micro_stepped(rows, signal.signal)),
+            "microStepped": signal.micro_stepped,
+            "line": line_beginning("{stage}", "{name}", "{step}", "{micro}" * signal.micro_stepped),
             "query": row_query(signal.signal, "{name}", "{step}"),
             "names": names_of(signal.signal),
-            "files": [lists.setdefault(names, len(lists)) for names in _files(rows, signal.signal)],
+            "files": [
+                lists.setdefault(files.files.get(signal.signal, {}).get(number, ()), len(lists))
+                for number in range(len(run.directories))
+            ],
         }
         for signal in plan.signals
     ]
     few = sum(map(len, lists)) <= MOST_FILES
-    groups = [run.ranks[at : at + plan.ranks_a_line] for at in range(0, len(run.ranks), plan.ranks_a_line)]
+    groups = [ranks[at : at + plan.ranks_a_line] for at in range(0, len(ranks), plan.ranks_a_line)]
     return {
         "columns": _columns(plan.columns),
         "rankColumns": _columns(plan.rank_columns),
@@ -124,21 +124,53 @@ def _about(rows: Rows, run: RecordedRun, known: Survey, plan: ReportPlan) -> dic
         "directories": [[directory.path.name, directory.rank] for directory in run.directories],
         "signals": signals,
         "files": list(lists) if few else [],
+        **({"fine": about_lines(work)} if plan.fine else {}),
+    }
+
+
+def packed_lines(n: int, signal: SignalPlan, fine: LineSums) -> Iterator[tuple[str, object]]:
+    """Second level of a signal, each row by itself: the page unpacks the one that is shown."""
+    for op, (values, missing) in fine.cells().items():
+        for row in range(len(values)):
+            packed = packed_numbers(values[row], missing[row], FINE_DIGITS)
+            yield f"fine/{n}/{signal.ops.index(op)}/{row}", packed
+
+
+def packed_attributes(work: CellWork) -> Iterator[tuple[str, object]]:
+    """Numbers and attributes of the ranks, and the orders of their lines."""
+    yield "rank/number", packed_array(work.table.ranks)
+    for n, attribute in enumerate(work.table.attributes):
+        yield f"rank/{n}", packed_array(attribute.of)
+    for n, order in enumerate(work.orders):
+        yield f"order/{n}", packed_array(order.lines)
+
+
+def about_lines(work: CellWork) -> dict[str, object]:
+    """What the page has to know of the lines of ranks."""
+    fine = work.plan.fine
+    assert fine is not None
+    return {
+        "ranks": len(work.table.ranks),
+        "ranksALine": fine.ranks_a_line,
+        "lines": fine.lines,
+        "linesALine": fine.lines_a_line,
+        "columns": _columns(fine.columns),
+        "orders": [{"title": order.title, "store": order.store} for order in work.orders],
+        "attributes": [{"title": one.title, "names": one.names} for one in work.table.attributes],
+        "signals": [
+            {
+                "ops": [signal.ops.index(op) for op in own.ops],
+                "labels": own.labels,
+                "rowOf": own.row_of,
+                "stages": own.stages,
+            }
+            for signal, own in zip(work.plan.signals, fine.signals, strict=True)
+        ],
     }
 
 
 def _columns(columns: Columns) -> dict[str, object]:
     return {"starts": columns.starts.tolist(), "width": columns.width}
-
-
-def _files(rows: Rows, signal: str) -> list[tuple[tuple[str, int, bool], ...]]:
-    """Files of a signal by directory, in order of steps: name, first step, whether it is a database."""
-    files: list[dict[str, tuple[str, int, bool]]] = [{} for _ in rows.directories]
-    for directory, file in rows.files[signal]:
-        name = rows.original(file).name
-        table = table_name(name)
-        files[directory][name] = (name, table.first if table else -1, table is None)  # a database has all steps
-    return [tuple(own.values()) for own in files]
 
 
 Array = npt.NDArray[np.float64]

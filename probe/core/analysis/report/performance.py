@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from math import isfinite
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from probe.core.analysis.performance.analyse import Performance, performance
+from probe.core.analysis.performance.slow_ranks import RankPace
 from probe.core.analysis.performance.step_table import NoNumbersError
 from probe.core.analysis.report.page import PageSection
 from probe.core.analysis.report.sections import facts, table
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.location import Place
 
 POINTS = 500
 """Most points of the curve; each is the median of as many steps as needed."""
@@ -30,9 +31,11 @@ class PerformancePart(NamedTuple):
     sections: list[PageSection]
     data: dict[str, object] | None
     """None without a section."""
+    paces: Sequence[RankPace] = ()
+    """Seconds of the steps of each rank."""
 
 
-def performance_part(rows: Rows, run: RecordedRun, root: Path) -> PerformancePart:
+def performance_part(rows: Rows, run: RecordedRun, root: Place) -> PerformancePart:
     """Return the section about ``rows``; none if the run has no seconds of its steps."""
     try:
         found = performance(rows, run, root)
@@ -46,7 +49,7 @@ def performance_part(rows: Rows, run: RecordedRun, root: Path) -> PerformancePar
         + _phases(found)
         + _calls(found)
     )
-    return PerformancePart([PageSection("performance", "Performance", html)], _curve(found))
+    return PerformancePart([PageSection("performance", "Performance", html)], _curve(found), found.paces)
 
 
 def _facts(found: Performance) -> Iterator[tuple[str, object]]:

@@ -47,7 +47,9 @@ def run_curves(rows: Rows) -> RunCurves:
 
 def _curve(rows: Rows, view: str, name: str, first: int, width: int) -> dict[str, object]:
     query = (
-        "SELECT min(step), avg(value) FILTER (isfinite(value)), min(value) FILTER (isfinite(value)), "  # noqa: S608
+        # Summed in this order, so that the last digits do not depend on threads.
+        "SELECT min(step), avg(value ORDER BY rank, step) FILTER (isfinite(value)), "  # noqa: S608
+        "min(value) FILTER (isfinite(value)), "
         "max(value) FILTER (isfinite(value)), min(step) FILTER (NOT isfinite(value)) "
         f"FROM {view} WHERE name = ? AND step IS NOT NULL GROUP BY (step - ?) // ? ORDER BY 1"
     )

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 from probe.core.analysis.report.findings import Diagnosis, Mark
-from probe.core.analysis.report.layout import Columns, ReportPlan
+from probe.core.analysis.report.layout import Columns, FinePlan, ReportPlan
 from probe.core.analysis.report.page import PageSection
 from probe.core.messages import plural
 from probe.core.naming import signal_of
-from probe.core.storage.directories import RankDirectory, RecordedRun
+from probe.core.storage.directories import RankDirectory, RecordedRun, listed
 from probe.core.storage.manifest import FACTS
 from probe.core.storage.problems import Problems
 
 MOST_PROBLEMS = 100
+MOST_COSTS = 256
+"""Most directories whose cost is listed."""
+MOST_NAMED = 64
+"""Most missing ranks that are listed one by one; more are listed as spans."""
 
 DIFFERENT = 8
 """Most different values of ranks that are shown."""
@@ -86,12 +91,17 @@ def configuration(run: RecordedRun) -> PageSection:
     """Fields of the manifests and the configuration of the monitor."""
     manifests = [directory.manifest for directory in run.directories]
     pairs: list[tuple[str, object]] = [("directories", len(run.directories)), ("ranks", len(run.ranks))]
-    pairs += [("missing ranks", ", ".join(map(str, run.missing)))] if run.missing else []
+    pairs += [("missing ranks", _spans(run.missing))] if run.missing else []
     pairs += [(title, _agreed(manifests, key)) for key, title in FACTS.items() if any(key in m for m in manifests)]
     flat = [dict(_flat(manifest.config)) for manifest in manifests if manifest.config]
     rows = [(key, _agreed(flat, key)) for key in dict.fromkeys(key for config in flat for key in config)]
     keys = f'<details><summary>Every key</summary><div class="scroll">{table(("key", "value"), rows)}</div></details>'
     return PageSection("configuration", "Run configuration", facts(pairs) + (keys if rows else ""))
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """Ranks as text; many as spans."""
+    return ", ".join(map(str, ranks)) if len(ranks) <= MOST_NAMED else listed(ranks)
 
 
 def _agreed(manifests: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -131,16 +141,29 @@ def cost(run: RecordedRun) -> PageSection:
         "findings",
         "faults inside the monitor",
     )
+    if len(ended) > MOST_COSTS:
+        ended = sorted(ended, key=_seconds_a_step, reverse=True)[:MOST_COSTS]
+        text += f" The {MOST_COSTS} directories with most time a step on the training thread are listed."
     shown = table(header, map(_cost, ended), numeric=range(7)) if ended else ""
     return PageSection(
         "cost", "The monitor's own cost", f'<p class="quiet">{escape(text)}</p><div class="scroll">{shown}</div>'
     )
 
 
-def _cost(directory: RankDirectory) -> tuple[object, ...]:
+def _seconds_a_step(directory: RankDirectory) -> float:
+    hooks, drain, _, steps = _cost_seconds(directory)
+    return (hooks + drain) / steps if steps else 0.0
+
+
+def _cost_seconds(directory: RankDirectory) -> tuple[float, ...]:
+    """Seconds of hooks, drain and delivery, and the number of steps."""
     seconds = directory.manifest.cost_seconds
     cells = (seconds.get(key) for key in ("hooks", "drain", "delivery", "steps"))
-    hooks, drain, delivery, steps = (float(cell) if isinstance(cell, (int, float)) else 0.0 for cell in cells)
+    return tuple(float(cell) if isinstance(cell, (int, float)) else 0.0 for cell in cells)
+
+
+def _cost(directory: RankDirectory) -> tuple[object, ...]:
+    hooks, drain, delivery, steps = _cost_seconds(directory)
     failed = ", ".join(f"{place}: {number}" for place, number in directory.manifest.faults.items())
     each = f"{1000 * (hooks + drain) / steps:.2f}" if steps else ""
     return (
@@ -157,7 +180,8 @@ def _cost(directory: RankDirectory) -> tuple[object, ...]:
 
 def reading(problems: Problems) -> PageSection:
     """Data that could not be read."""
-    lines = problems.lines(MOST_PROBLEMS)
+    kept = sorted(problems.kept, key=lambda problem: (str(problem.path), problem.line or 0, problem.what))
+    lines = replace(problems, kept=kept).lines(MOST_PROBLEMS)  # pieces of a run find them in another order
     if not lines:
         return PageSection("reading", "Problems in reading", '<p class="quiet">None: everything was read.</p>')
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -170,7 +194,8 @@ def interactive(plan: ReportPlan, ranks: int) -> list[PageSection]:
     if not plan.signals:
         nothing = '<p class="quiet">There are no numbers to show.</p>'
         return [PageSection("layers", "Layers and steps", nothing)]
-    return [_heatmap(plan), *([_ranks(plan)] if ranks > 1 else []), _depth()]
+    by_rank = [_fine(plan, plan.fine)] if plan.fine else [_ranks(plan)] if ranks > 1 else []
+    return [_heatmap(plan), *by_rank, _depth()]
 
 
 def _heatmap(plan: ReportPlan) -> PageSection:
@@ -201,6 +226,24 @@ def _ranks(plan: ReportPlan) -> PageSection:
         '<h3 id="ranks-heading"></h3><div id="ranks-plot" class="plot"></div>'
     )
     return PageSection("by-rank", "Ranks side by side", html)
+
+
+def _fine(plan: ReportPlan, fine: FinePlan) -> PageSection:
+    several = f"{fine.ranks_a_line} consecutive ranks" if fine.ranks_a_line > 1 else "one rank"
+    html = (
+        '<p class="quiet">The row chosen above, rank over step. Each line of the first heatmap stands for '
+        f"{plan.ranks_a_line} ranks that are neighbours in the order; {_columns(plan.rank_columns)} Click a line, or "
+        "drag over some, to see its ranks below. A cell shows the largest magnitude; NaN and Inf take precedence.</p>"
+        '<div class="controls"><label>op <select id="rank-op"></select></label>'
+        '<label>order by <select id="groups-order"></select></label>'
+        '<label>rank <input id="groups-rank" type="number" min="0"></label></div>'
+        '<h3 id="groups-heading"></h3><div id="groups-plot" class="plot"></div>'
+        '<h3 id="fine-heading"></h3>'
+        f'<p class="quiet">Each line is {several}; {_columns(fine.columns)} Two digits are kept here. '
+        'Click a cell to see its rank.</p><div id="fine-plot" class="plot"></div>'
+        '<dl id="fine-cell" class="facts" aria-live="polite"></dl>'
+    )
+    return PageSection("by-rank", "Ranks over steps", html)
 
 
 def _depth() -> PageSection:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from probe.core.naming import RUN, signal_of
 from probe.core.storage.duckdb_reader import Rows, fill
-from probe.core.storage.layout import PP_STAGE
+from probe.core.storage.layout import MICRO_STEP, PP_STAGE
 from probe.core.storage.table_files import TableFile
 
 BACKWARD = frozenset({"actv_grad", "grad_unreduced"})
@@ -37,6 +37,8 @@ class SignalSurvey:
     """Rows in the order of the model."""
     number: int
     """Number of rows in the files."""
+    micro_stepped: bool = False
+    """True if any file distinguishes micro steps."""
 
 
 @dataclass
@@ -57,40 +59,104 @@ class Survey:
         return sum(signal.number for signal in self.signals)
 
 
+class SurveyPart(NamedTuple):
+    """What the files of some ranks and steps hold of a signal; parts of a run are merged by :func:`merged`."""
+
+    signal: str
+    ops: tuple[str, ...]
+    counted: dict[SurveyRow, tuple[int, int, int, int]]
+    """First and last step, number and highest micro step of each row."""
+    steps: frozenset[int]
+    """Steps; of more than ``FEW_STEPS`` some."""
+    heads: dict[int, tuple[int, int, tuple[SurveyRow, ...]]]
+    """For each stage the number of the first directory, the first step of its first file, and the names there, in the
+    order of the model."""
+    micro_stepped: bool
+    """True if any file distinguishes micro steps."""
+
+
 def survey(rows: Rows, stages: Mapping[int, int]) -> Survey:
     """Read all ``rows`` once.
 
     Args:
         stages: pipeline stage of each directory of ``rows``.
     """
-    fill(rows.connection, "stages", {"directory": "INTEGER", PP_STAGE: "INTEGER"}, stages.items())
-    found = Survey()
-    steps: set[int] = set()
-    ends: list[int] = []
-    positions: dict[SurveyRow, int] = {}
-    shown = (signal for signal in rows.signals if signal != RUN)
-    signals = sorted(shown, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal))
-    for signal in signals:
-        counted = _counted(rows, signal, steps)
+    return merged(survey_parts(rows, stages, range(len(rows.directories))))
+
+
+def survey_parts(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) -> list[SurveyPart]:
+    """Survey each signal of ``rows``.
+
+    Args:
+        stages: pipeline stage of each directory of ``rows``.
+        numbers: number of each directory among those of the run.
+    """
+    list_stages(rows, stages, numbers)
+    parts = []
+    for signal in rows.signals:
+        if signal == RUN:
+            continue
+        counted, steps = _counted(rows, signal)
         if not counted or not rows.numbers(signal):
             continue
-        found.micro_steps = max(found.micro_steps, 1 + max(int(row[-1] or 0) for row in counted))
-        ends += [int(end) for row in counted for end in row[3:5]]
-        names = [SurveyRow(row[0], row[1], row[2]) for row in counted]
-        for row in _in_order(rows, signal, stages, names):
+        heads = _heads(rows, signal, stages, numbers)
+        parts.append(SurveyPart(signal, rows.numbers(signal), counted, steps, heads, _micro_stepped(rows, signal)))
+    return parts
+
+
+def list_stages(rows: Rows, stages: Mapping[int, int], numbers: Sequence[int]) -> None:
+    """Make the table ``stages``: the pipeline stage of each directory, and its number among those of the run."""
+    columns = dict.fromkeys(("directory", PP_STAGE, "number"), "INTEGER")
+    fill(rows.connection, "stages", columns, ((n, stage, numbers[n]) for n, stage in stages.items()))
+
+
+def merged(parts: Iterable[SurveyPart]) -> Survey:
+    """Merge the parts of a run; their order matters for the order of ops only."""
+    of_signal: dict[str, SurveyPart] = {}
+    for part in parts:
+        known = of_signal.get(part.signal)
+        of_signal[part.signal] = _together(known, part) if known else part
+    found = Survey()
+    steps: set[int] = set()
+    positions: dict[SurveyRow, int] = {}
+    for signal in sorted(of_signal, key=lambda signal: (signal in BACKWARD, signal_of(signal).phase, signal)):
+        part = of_signal[signal]
+        steps |= part.steps
+        ends = part.counted.values()
+        found.micro_steps = max(found.micro_steps, 1 + max(end[3] for end in ends))
+        for row in _in_order(part):
             positions.setdefault(row, len(positions))
         # Virtual stages begin again after the last pipeline stage.
-        names.sort(key=lambda row: (row.vpp_stage, row.pp_stage, positions[row]))
-        number = sum(row[5] for row in counted)
-        found.signals.append(SignalSurvey(signal, rows.numbers(signal), names, number))
+        names = sorted(part.counted, key=lambda row: (row.vpp_stage, row.pp_stage, positions[row]))
+        number = sum(end[2] for end in ends)
+        found.signals.append(SignalSurvey(signal, part.ops, names, number, part.micro_stepped))
     found.signals.sort(key=lambda one: (signal_of(one.signal).phase, one.signal))
-    found.first, found.last = min(ends, default=0), max(ends, default=0)
+    spans = [end for part in of_signal.values() for end in part.counted.values()]
+    found.first, found.last = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=0)
     found.steps = sorted(steps) if len(steps) <= FEW_STEPS else []
     return found
 
 
-def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
-    """Stage, virtual stage, name, first and last step, number and highest micro step of each row; fills ``steps``."""
+def _together(one: SurveyPart, other: SurveyPart) -> SurveyPart:
+    counted = dict(one.counted)
+    for row, (first, last, number, micro) in other.counted.items():
+        known = counted.get(row, (first, last, 0, micro))
+        counted[row] = (min(known[0], first), max(known[1], last), known[2] + number, max(known[3], micro))
+    heads = dict(one.heads)
+    for stage, head in other.heads.items():
+        heads[stage] = min(heads.get(stage, head), head)
+    return SurveyPart(
+        one.signal,
+        tuple(dict.fromkeys((*one.ops, *other.ops))),
+        counted,
+        one.steps if len(one.steps) > FEW_STEPS else one.steps | other.steps,
+        heads,
+        one.micro_stepped or other.micro_stepped,
+    )
+
+
+def _counted(rows: Rows, signal: str) -> tuple[dict[SurveyRow, tuple[int, int, int, int]], frozenset[int]]:
+    """First and last step, number and highest micro step of each row; and the steps."""
     row = "s.pp_stage, coalesce(v.vpp_stage, 0), coalesce(v.name, '')"
     query = (
         f"SELECT {row}, min(v.step), max(v.step), count(*), max(v.micro_step), grouping(v.step), v.step "  # noqa: S608
@@ -99,29 +165,45 @@ def _counted(rows: Rows, signal: str, steps: set[int]) -> list[tuple[Any, ...]]:
     )
     cursor = rows.connection.cursor()
     cursor.execute(query)
-    counted: list[tuple[Any, ...]] = []
+    counted: dict[SurveyRow, tuple[int, int, int, int]] = {}
+    steps: set[int] = set()
     while some := cursor.fetchmany(10_000):
-        counted += [row[:7] for row in some if row[7]]
         for row in some:
-            if not row[7] and len(steps) <= FEW_STEPS:
+            if row[7]:
+                counted[SurveyRow(*row[:3])] = (int(row[3]), int(row[4]), int(row[5]), int(row[6] or 0))
+            elif len(steps) <= FEW_STEPS:
                 steps.add(int(row[8]))
     cursor.close()
-    return counted
+    return counted, frozenset(steps)
 
 
-def _in_order(rows: Rows, signal: str, stages: Mapping[int, int], names: Iterable[SurveyRow]) -> list[SurveyRow]:
-    """Sort ``names`` as the files have them, for each stage those of one rank first; the others by name."""
-    met: dict[SurveyRow, None] = {}
-    files: dict[int, TableFile] = {}
+def _micro_stepped(rows: Rows, signal: str) -> bool:
+    if any(MICRO_STEP in file.columns for _, file in rows.files[signal]):
+        return True
+    parquet = [file for _, file in rows.files[signal] if not file.columns]
+    return bool(parquet) and MICRO_STEP in rows.columns(rows.source(parquet))
+
+
+def _heads(
+    rows: Rows, signal: str, stages: Mapping[int, int], numbers: Sequence[int]
+) -> dict[int, tuple[int, int, tuple[SurveyRow, ...]]]:
+    """Names at the first step of the first file of each stage, in the order of the model."""
+    files: dict[int, tuple[int, TableFile]] = {}
     for directory, file in rows.files[signal]:
-        files.setdefault(stages[directory], file)
-    for stage, file in sorted(files.items()):
+        files.setdefault(stages[directory], (directory, file))
+    heads = {}
+    for stage, (directory, file) in files.items():
         query = f"SELECT vpp_stage, name, step FROM {rows.source([file])} LIMIT {HEAD}"  # noqa: S608 - paths
         head: Sequence[tuple[Any, ...]] = rows.connection.execute(query).fetchall()
         own = dict.fromkeys(SurveyRow(stage, int(row[0] or 0), row[1] or "") for row in head if row[2] == head[0][2])
-        met.update(dict.fromkeys(reversed(own) if signal in BACKWARD else own))
-    known = set(names)
-    return [row for row in met if row in known] + sorted(known - set(met))
+        heads[stage] = (numbers[directory], file.first, tuple(reversed(own) if signal in BACKWARD else own))
+    return heads
+
+
+def _in_order(part: SurveyPart) -> list[SurveyRow]:
+    """Sort rows as the files have them, for each stage those of one rank first; the others by name."""
+    met = dict.fromkeys(row for _, (_, _, head) in sorted(part.heads.items()) for row in head)
+    return [row for row in met if row in part.counted] + sorted(part.counted.keys() - met.keys())
 
 
 def principal(ops: Sequence[str]) -> str:

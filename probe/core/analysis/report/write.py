@@ -7,26 +7,30 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.analysis.engines import PieceEngine
 from probe.core.analysis.report import sections
+from probe.core.analysis.report.farthest import FarPart, far_part
 from probe.core.analysis.report.findings import Diagnosis, Mark, dumped, kind, preliminary
 from probe.core.analysis.report.layout import ReportPlan, plan
 from probe.core.analysis.report.page import asset, page, plotly_bundle
 from probe.core.analysis.report.payload import payload
 from probe.core.analysis.report.performance import PerformancePart, performance_part
+from probe.core.analysis.report.rank_table import rank_table
+from probe.core.analysis.report.run_cells import CellWork, opened_run
 from probe.core.analysis.report.run_curves import RunCurves, run_curves, run_section
-from probe.core.analysis.report.survey import Survey, survey
+from probe.core.analysis.report.survey import Survey
 from probe.core.messages import plural
 from probe.core.storage.directories import RecordedRun, last_run
-from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.files import replacing
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
-MEMORY = "400MB"
-"""Memory limit of DuckDB: together with the page itself less than 1 GiB."""
 SCRIPTS = (
     *("cells.js", "drawing.js", "choosing.js", "ranks.js", "depth.js"),
     *("findings.js", "run.js", "performance.js", "report.js"),
 )
+MANY_RANKS_SCRIPTS = (*(name for name in SCRIPTS[:-1] if name != "ranks.js"), "lines.js", "farthest.js", SCRIPTS[-1])
+"""Scripts of a page that groups ranks."""
 
 
 class Written(NamedTuple):
@@ -43,11 +47,12 @@ class Written(NamedTuple):
 
 
 def write_report(
-    root: Path,
+    root: Place,
     out: Path,
     diagnosis: Diagnosis | None = None,
     observe: Callable[[str], object] = lambda _: None,
     problems: Problems | None = None,
+    engine: PieceEngine | None = None,
 ) -> Written:
     """Write the report of the last run in ``root``.
 
@@ -55,6 +60,7 @@ def write_report(
         diagnosis: diagnosis by an analysis of the run; else one is made of the findings that the live rules dumped.
         observe: called with a line about each task as it begins.
         problems: problems of the analysis; those of reading for the report are added.
+        engine: reads the run in pieces; None to read it in one go. The page is the same.
 
     Raises:
         ValueError: if there is no run in ``root``, or nowhere to write to.
@@ -64,14 +70,16 @@ def write_report(
     problems = problems or Problems()
     run = last_run(root, problems)
     observe(f"reading {len(run.directories)} {plural(len(run.directories), 'directory', 'directories')}")
-    connection = connect(MEMORY)
-    with Rows(run.directories, problems, connection) as rows:
-        stages = {n: directory.manifest.pipeline_stage for n, directory in enumerate(run.directories)}
-        known = survey(rows, stages)
-        chosen = plan(known, len(run.ranks))
-        data, bad = payload(rows, run, known, chosen, observe)
+    table = rank_table(run)
+    with opened_run(run, table, problems, engine) as source:
+        known, files = source.survey()
+        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()))
+        work = CellWork(chosen, table, tuple(table.orders(chosen.fine.ranks_a_line if chosen.fine else 1)))
+        data, bad = payload(source.cells(work, observe), run, known, work, files)
+        rows = source.run_rows
         curves = run_curves(rows)
         speed = performance_part(rows, run, root)
+        far = far_part(source, work, speed.paces, observe)
     if not known.signals and not curves.curves:
         problems.add(root, "expected rows in the files of its ranks; there are none")
     if diagnosis is None:
@@ -80,7 +88,7 @@ def write_report(
         diagnosis = preliminary(found, number, bad, known)
     observe("writing")
     with replacing(out) as file:
-        file.write(_page(root, run, chosen, known, diagnosis, problems, data, curves, speed))
+        file.write(_page(root, run, chosen, known, diagnosis, problems, data, curves, speed, far))
     return Written(out, out.stat().st_size, len(run.ranks), known.number, problems, diagnosis)
 
 
@@ -92,7 +100,7 @@ def check_target(out: Path) -> None:
 
 
 def _page(
-    root: Path,
+    root: Place,
     run: RecordedRun,
     plan: ReportPlan,
     known: Survey,
@@ -101,6 +109,7 @@ def _page(
     data: Mapping[str, object],
     curves: RunCurves,
     speed: PerformancePart,
+    far: FarPart,
 ) -> str:
     ranks = f"{len(run.ranks)} {plural(len(run.ranks), 'rank')}"
     numbers = f"{ranks}, steps {known.first} to {known.last}, {known.number:,} rows"
@@ -112,6 +121,7 @@ def _page(
             *run_section(curves),
             *speed.sections,
             *sections.interactive(plan, len(run.ranks)),
+            *far.sections,
             sections.configuration(run),
             sections.cost(run),
             sections.reading(problems),
@@ -122,9 +132,10 @@ def _page(
             **data,
             "run": curves.curves,
             **({} if speed.data is None else {"performance": speed.data}),
+            **({} if far.data is None else {"far": far.data}),
             "findings": [_finding(mark) for mark in diagnosis.findings],
         },
-        scripts=[asset(name) for name in SCRIPTS],
+        scripts=[asset(name) for name in (SCRIPTS if plan.fine is None else MANY_RANKS_SCRIPTS)],
     )
 
 

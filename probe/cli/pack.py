@@ -1,0 +1,73 @@
+"""``probe pack``: the files of all ranks as few large ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from probe.cli import refusing
+from probe.core.messages import complain, printable
+from probe.core.storage.pack import Observer, PackedReport
+
+MOST_PROCESSES = 128
+
+
+@contextmanager
+def _progress() -> Iterator[Observer]:
+    """Progress bar on standard error, shown only in a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("packing", total=None)
+        yield lambda done, total, _: bar.update(task, completed=done, total=total)
+
+
+def pack(
+    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the packed run: new, or one to go on with.")],
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=MOST_PROCESSES, help="Processes that pack.")] = 1,
+    follow: Annotated[bool, typer.Option("--follow", help="Pack what is closed while training goes on.")] = False,
+    every: Annotated[float, typer.Option(min=0, help="With --follow: seconds between two times.")] = 60.0,
+    check: Annotated[bool, typer.Option("--check", help="Then compare all packed files with the index.")] = False,
+) -> None:
+    """Pack the files of all ranks into few large Parquet files with an index, which all analyses read.
+
+    The source is never changed. If it is interrupted, the same command goes on. Exit code 0 if all was packed; 1 if
+    something could not be read, the folder not be written, or a packed file is damaged; 2 for wrong use.
+    """
+    from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+    from probe.core.storage.pack import PackError, damaged, pack_followed
+    from probe.core.storage.pack import pack as packed
+
+    each = partial(in_order, processes=jobs)
+    try:
+        with refusing(ValueError, ImportError), _progress() as observe:
+            if follow:
+                done = pack_followed(directory, out, partial(_wait, every), each, observe)
+            else:
+                done = packed(directory, out, each, observe)
+    except (PackError, WorkersDiedError, OSError) as error:
+        complain(f"{out}: not all is packed: {error}")
+        raise typer.Exit(1) from None
+    typer.echo(printable(done.summary))
+    for line in done.problems.lines():
+        complain(line, "warning")
+    wrong = damaged(out) if check else []
+    for path in wrong:
+        complain(f"{path}: not as it was written: remove {out} and pack again")
+    raise typer.Exit(1 if done.problems.skipped or wrong else 0)
+
+
+def _wait(seconds: float, report: PackedReport) -> bool:
+    """Print the result so far, and wait; return True."""
+    typer.echo(printable(report.summary))
+    time.sleep(seconds)
+    return True

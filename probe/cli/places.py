@@ -1,0 +1,33 @@
+"""Argument that names a run: a folder of this machine, or a URL of object storage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from probe.core.storage.location import Place, located
+
+HELP = "Where the ranks have written: MONITOR_OUTPUT_DIR of the run, or its URL, such as s3://bucket/run."
+
+
+def parsed(text: str) -> Place:
+    """Return the place that ``text`` names.
+
+    Raises:
+        typer.BadParameter: if it is a URL that cannot be read from. Typer itself would print the URL, and with it what
+            may be credentials.
+    """
+    try:
+        return located(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def run_argument(help_text: str = HELP, metavar: str = "DIRECTORY") -> Any:
+    """Return the Typer argument of a :data:`Place`."""
+    return typer.Argument(parser=parsed, metavar=metavar, help=help_text)
+
+
+RunPlace = Annotated[Any, run_argument()]
+"""Annotation of such an argument; its value is a :data:`Place`. Typer refuses the annotation of a union."""

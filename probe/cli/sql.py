@@ -1,0 +1,162 @@
+"""``probe sql``: questions about the rows of a run, in SQL."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from probe.cli import refusing
+from probe.core.analysis.answer_formats import cell, write_csv, write_json
+from probe.core.messages import complain, plural, printable
+from probe.core.storage.files import replacing
+
+if TYPE_CHECKING:
+    from probe.core.analysis.query import OpenRun
+    from probe.core.analysis.query_views import SqlAnswer
+
+MOST_SHOWN = 1000
+"""Rows that a table shows."""
+NARROWEST = 160
+"""Characters of a line without a terminal."""
+
+
+class AnswerFormat(str, Enum):
+    """Formats of an answer."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+def sql(
+    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    query: Annotated[str, typer.Argument(help="One SELECT; without it the tables are listed.")] = "",
+    map_query: Annotated[str, typer.Option("--map", help="A query of each piece of the run; needs --reduce.")] = "",
+    reduce_query: Annotated[
+        str, typer.Option("--reduce", help="A query of the answers of all pieces: the table mapped.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write: its suffix is the format, csv, json or parquet.")
+    ] = None,
+    form: Annotated[
+        AnswerFormat | None, typer.Option("--format", help="Else as the file is called, or a table.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where pieces are read: local, ray, or an address such as ray://host:10001.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option("--processes", "-j", help="Pieces that are read at a time.")] = None,
+) -> None:
+    """Answer one SQL query about the rows of a run: each signal is a table.
+
+    With --map and --reduce, pieces of whole ranks are read by several processes or machines. A query reads the run and
+    nothing else. Exit code 0 if everything was read; 1 if data were left out, as printed line by line; 2 for wrong use.
+    """
+    from probe.core.analysis.query import open_run
+
+    with refusing(ValueError, ImportError, OSError):
+        chosen = _format(out, form)
+        if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
+            raise ValueError("expected one query, or --map and --reduce")
+        with open_run(directory, engine, processes) as run:
+            _check_apart(run, out)
+            if query or map_query:
+                with _answered(run, query, map_query, reduce_query) as answer:
+                    _write(run, answer, chosen, out)
+            else:
+                _list(run)
+    for line in run.problems.lines():
+        complain(line, "warning")
+    raise typer.Exit(1 if run.problems.skipped else 0)
+
+
+@contextmanager
+def _answered(run: OpenRun, query: str, map_query: str, reduce_query: str) -> Iterator[SqlAnswer]:
+    if query:
+        yield run.answer(query)
+    else:
+        with run.reduced(map_query, reduce_query) as answer:
+            yield answer
+
+
+def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
+    """Return the format of the answer.
+
+    Raises:
+        ValueError: if it is neither named nor shown by the file's name, or if the answer cannot be written there.
+    """
+    if out is None:
+        if form is AnswerFormat.parquet:
+            raise ValueError("--format parquet: expected -o with the name of a file")
+        return form or AnswerFormat.table
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
+        raise ValueError(f"{out}: expected the name of a file in a directory that exists")
+    if form is None and out.suffix[1:] not in AnswerFormat.__members__:
+        known = ", ".join(f".{each.value}" for each in AnswerFormat)
+        raise ValueError(f"{out}: expected a name that ends with one of {known}, or --format")
+    return form or AnswerFormat(out.suffix[1:])
+
+
+def _check_apart(run: OpenRun, out: Path | None) -> None:
+    """Raise ValueError if a file of the run would be replaced."""
+    if out is not None and any(out.resolve().is_relative_to(each.path.resolve()) for each in run.run.directories):
+        raise ValueError(f"{out}: expected the name of a file outside of the directories of ranks")
+
+
+def _list(run: OpenRun) -> None:
+    """Print the tables that queries can read."""
+    typer.echo(printable(f"{run.run.name}: {len(run.signals)} {plural(len(run.signals), 'table')}"))
+    for view in run.views():
+        ranks = f"{view.ranks:,} {plural(view.ranks, 'rank')}"
+        steps = f", steps {view.first_step} to {view.last_step}" if view.rows else ""
+        typer.echo(printable(f"{view.signal}: {view.rows:,} {plural(view.rows, 'row')} of {ranks}{steps}"))
+        typer.echo(printable(f"  {', '.join(view.columns)}"))
+
+
+def _write(run: OpenRun, answer: SqlAnswer, form: AnswerFormat, out: Path | None) -> None:
+    """Write an answer to a file, which appears when it is complete, or print it."""
+    if form is AnswerFormat.table:
+        _output(out, lambda file: _write_table(answer, file))
+    elif form is AnswerFormat.json:
+        _output(out, lambda file: write_json(answer.columns, answer.rows(), file))
+    elif form is AnswerFormat.csv:
+        _output(out, lambda file: write_csv(answer.columns, answer.rows(), file, escaped=out is None))
+    else:
+        made = run.scratch / "answer"
+        answer.write_parquet(made)
+        with made.open("rb") as source:
+            _output(out, lambda file: shutil.copyfileobj(source, file.buffer))
+
+
+def _output(out: Path | None, write: Callable[[TextIO], None]) -> None:
+    if out is None:
+        write(sys.stdout)
+        return
+    with replacing(out) as file:
+        write(file)
+
+
+def _write_table(answer: SqlAnswer, file: TextIO) -> None:
+    console = Console(file=file)
+    if not console.is_terminal:  # wide, so that no name is cut
+        console = Console(file=file, width=NARROWEST)
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in answer.columns:
+        table.add_column(escape(printable(column)), overflow="fold")
+    source = answer.rows()
+    for row in islice(source, MOST_SHOWN):
+        table.add_row(*(escape(printable(cell(value))) for value in row))
+    console.print(table)
+    if next(source, None) is not None:
+        complain(f"the first {MOST_SHOWN:,} rows are shown; --format csv or -o for all", "info")

@@ -1,0 +1,416 @@
+"""Object storage by fsspec: one listing of a run, and each part of an object fetched once.
+
+The credentials are those of the storage's own tools: the variables and files of AWS, Google Cloud and Azure. They are
+never part of a URL, an error or a pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from errno import EIO
+from math import ceil
+from typing import Any, NamedTuple
+
+from probe.core.errors import missing
+
+EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "azure")),
+    "memory": ("fsspec", "s3"),
+}
+"""Package and extra of this one by the scheme of URLs."""
+WHOLE = 8 << 20
+"""Bytes of an object that is fetched as a whole at most."""
+TAIL = 256 << 10
+"""Last bytes of a larger object, in which a Parquet file has its footer; they are a part of their own."""
+LARGEST_PART = 128 << 20
+"""Bytes of a part of a larger object at most; an object of up to twice this has a tail and two other parts."""
+AT_ONCE = 32
+"""Objects that are fetched at the same time."""
+LARGE_AT_ONCE = 2
+"""Parts of larger objects that are fetched at the same time, since each is held in memory."""
+SECRETS = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "FSSPEC_S3_SECRET", "FSSPEC_S3_KEY"),
+    *("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN"),
+    *("AZURE_CLIENT_SECRET", "GOOGLE_API_KEY"),
+)
+"""Variables whose values are never shown."""
+
+
+class LocationError(OSError, ValueError):
+    """An object or folder cannot be read.
+
+    Args:
+        url: URL of the object or folder.
+        what: what was expected, what came, and what to do.
+    """
+
+    def __init__(self, url: str, what: str) -> None:
+        super().__init__(EIO, what, url)
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocationError, (self.filename, self.strerror)
+
+
+class Entry(NamedTuple):
+    """An object as listed."""
+
+    size: int
+    modified: float
+    """Seconds since the epoch."""
+    version: str
+    """ETag, or empty where the storage has none."""
+
+
+class Store:
+    """The file system of one run, its listing, and a copy of what was read, in a file without a name.
+
+    Args:
+        root: URL of the run.
+        token: name that is the same for the copies of a store in other processes.
+        recursive: True to list all of ``root`` by one recursive listing; else each folder by itself when it is asked.
+    """
+
+    def __init__(self, root: str, token: str, recursive: bool) -> None:
+        self.root, self.token, self._recursive = root, token, recursive
+        self._entries: dict[str, Entry | None] = {}
+        self._folders: dict[str, set[str] | None] = {}
+        self._lock = threading.RLock()
+        self._large = threading.Semaphore(LARGE_AT_ONCE)
+        self._busy = [threading.Lock() for _ in range(4 * AT_ONCE)]
+        self._parts: dict[tuple[str, int], tuple[int, int]] = {}
+        self._failures: dict[str, LocationError] = {}
+        self._failed: LocationError | None = None
+        self._fs: Any = None
+        self._copy: Any = None
+
+    # listing
+
+    def known(self, url: str) -> Entry | None:
+        """Return the entry of ``url`` if it is listed already, without a request."""
+        return self._entries.get(url)
+
+    def learn(self, url: str, entry: Entry) -> None:
+        """Keep the entry of an object that another process has listed."""
+        self._entries.setdefault(url, entry)
+
+    def entry(self, url: str) -> Entry | None:
+        """Return the entry of an object; None if there is none.
+
+        Raises:
+            LocationError: if its folder cannot be listed.
+        """
+        if url not in self._entries:
+            folder = url.rpartition("/")[0] if url != self.root else url
+            if folder in self._folders or (self._recursive and f"{url}/".startswith(f"{self.root}/")):
+                self._list(folder)
+            else:
+                self._entries[url] = self._asked(url)
+        return self._entries.get(url)
+
+    def is_folder(self, url: str) -> bool:
+        """Return whether there are objects in ``url``."""
+        return self._list(url) is not None
+
+    def names(self, url: str) -> set[str]:
+        """Return the names of objects and folders in the folder ``url``; none if there is no such folder."""
+        return self._list(url) or set()
+
+    def _list(self, url: str) -> set[str] | None:
+        """Return the names in ``url``, listed once; None if there is no such folder."""
+        with self._lock:
+            within = f"{url}/".startswith(f"{self.root}/")
+            if url not in self._folders and within and self._recursive:
+                if self.root not in self._folders:
+                    self._take(self.root, recursive=True)
+                return self._folders.setdefault(url, None)
+            if url not in self._folders:
+                self._take(url, recursive=False)
+            return self._folders[url]
+
+    def _listed(self, url: str, recursive: bool) -> Mapping[str, Mapping[str, Any]]:
+        path = self._path(url)
+        try:
+            if recursive:
+                found: Mapping[str, Mapping[str, Any]] = self.fs.find(path, detail=True)
+                return found
+            return {each["name"]: each for each in self.fs.ls(path, detail=True)}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+            raise LocationError(url, _explained(error, "a folder that can be listed")) from None
+
+    def _asked(self, url: str) -> Entry | None:
+        """Ask for a single object."""
+        try:
+            about = self.fs.info(self._path(url))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+            raise LocationError(url, _explained(error, "an object")) from None
+        return None if about.get("type") == "directory" else _entry(about)
+
+    def _take(self, url: str, recursive: bool) -> None:
+        """List ``url`` and keep what is there."""
+        found = self._listed(url, recursive)
+        self._folders[url] = None
+        base = self._path(url).rstrip("/")
+        for name, about in found.items():
+            inside = name[len(base) :].strip("/")
+            is_folder = about.get("type") == "directory" or name.endswith("/")
+            place = f"{url}/{inside}" if inside else url
+            if not is_folder:
+                self._entries[place] = _entry(about)
+            if inside or is_folder:
+                self._add_folders(url, inside.split("/") if inside else [], is_folder and (recursive or not inside))
+
+    def _add_folders(self, url: str, names: list[str], is_empty: bool) -> None:
+        """Add ``names``, one in the other, to the folder ``url``; the last may be an empty folder."""
+        for name in names:
+            held = self._folders.get(url)
+            if held is None:
+                held = self._folders[url] = set()
+            held.add(name)
+            url = f"{url}/{name}"
+        if is_empty and self._folders.get(url) is None:
+            self._folders[url] = set()
+
+    # reading
+
+    def read(self, url: str, entry: Entry, at: int, size: int) -> bytes:
+        """Return ``size`` bytes from ``at`` on, fewer if the object or a part of it ends before.
+
+        Raises:
+            LocationError: if they cannot be read, or the object has changed since it was listed.
+        """
+        if at >= entry.size or size <= 0:
+            return b""
+        begin, end = part_at(entry.size, at)
+        with self._busy[hash((url, begin)) % len(self._busy)]:
+            if (url, begin) not in self._parts:
+                data = self._fetch(url, entry, begin, end)
+                if not self._keep(url, begin, data):
+                    return data[at - begin : at - begin + size]
+        place, length = self._parts[url, begin]
+        return os.pread(self._copy.fileno(), min(size, begin + length - at), place + at - begin)
+
+    def fetch_ahead(self, urls: Iterable[str]) -> None:
+        """Fetch the objects that are read as a whole, many at a time."""
+        known = [(url, self.entry(url)) for url in urls]
+        wanted = [(url, entry) for url, entry in known if entry and entry.size <= WHOLE and (url, 0) not in self._parts]
+
+        def fetch(pair: tuple[str, Entry]) -> None:
+            with suppress(LocationError):  # the reader of the object gets the same error
+                self.read(*pair, 0, 1)
+
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="probe-fetch") as pool:
+            for _ in pool.map(fetch, wanted):
+                pass
+
+    def failed_in_query(self, error: BaseException | None) -> LocationError | None:
+        """Return the error of reading that ``error`` of DuckDB quotes; None if there is none."""
+        failed = self._failed
+        return failed if failed and failed.strerror and str(failed) in str(error) else None
+
+    def _fetch(self, url: str, entry: Entry, begin: int, end: int) -> bytes:
+        if url in self._failures:
+            raise self._failures[url]
+        try:
+            if end - begin > WHOLE:
+                with self._large:
+                    data, version = self._requested(url, entry, begin, end)
+            else:
+                data, version = self._requested(url, entry, begin, end)
+            if len(data) != end - begin or (version and entry.version and version != entry.version):
+                raise LocationError(url, _changed(entry, version, len(data), end - begin))
+        except LocationError as error:
+            self._failures[url] = self._failed = error
+            raise
+        except FileNotFoundError:
+            what = "expected an object, which was listed; it is gone now: analyse again when nothing writes there"
+            self._failures[url] = self._failed = LocationError(url, what)
+            raise self._failures[url] from None
+        except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+            self._failures[url] = self._failed = LocationError(url, _explained(error, "an object that can be read"))
+            raise self._failures[url] from None
+        return data
+
+    def _requested(self, url: str, entry: Entry, begin: int, end: int) -> tuple[bytes, str]:
+        """Return the bytes of a part, and the version of the object that they are of; empty if it is unknown."""
+        path, whole = self._path(url), begin == 0 and end == entry.size
+        if end == begin:
+            return b"", ""
+        if hasattr(self.fs, "call_s3"):
+            from probe.core.storage.s3_ranges import fetched
+
+            return fetched(self.fs, path, None if whole else (begin, end))
+        data = self.fs.cat_file(path) if whole else self.fs.cat_file(path, start=begin, end=end)
+        return bytes(data), "" if whole else _entry(self.fs.info(path)).version
+
+    def _keep(self, url: str, begin: int, data: bytes) -> bool:
+        """Append ``data`` to the copy; return False if the disk has no space for it."""
+        with self._lock:
+            if self._copy is None:
+                self._copy = tempfile.TemporaryFile(prefix="probe-")  # noqa: SIM115 - it lives as long as the store
+            place = os.fstat(self._copy.fileno()).st_size
+            try:
+                at = place
+                for start in range(0, len(data), 1 << 24):
+                    at += os.pwrite(self._copy.fileno(), data[start : start + (1 << 24)], at)
+                if at != place + len(data):
+                    return False
+            except OSError:
+                os.ftruncate(self._copy.fileno(), place)
+                return False
+            self._parts[url, begin] = place, len(data)
+            return True
+
+    @property
+    def fs(self) -> Any:
+        """The file system.
+
+        Raises:
+            ImportError: if its package is missing.
+        """
+        with self._lock:
+            if self._fs is None:
+                self._fs = _file_system(self.root)
+            return self._fs
+
+    def _path(self, url: str) -> str:
+        return str(self.fs._strip_protocol(url))
+
+
+def part_at(size: int, at: int) -> tuple[int, int]:
+    """Return begin and end of the part of an object of ``size`` bytes that holds the byte ``at``."""
+    if size <= WHOLE:
+        return 0, size
+    body = size - TAIL
+    if at >= body:
+        return body, size
+    number = max(2, ceil(body / LARGEST_PART))
+    step = ceil(body / number)
+    begin = at // step * step
+    return begin, min(begin + step, body)
+
+
+_STORES: weakref.WeakValueDictionary[str, Store] = weakref.WeakValueDictionary()
+_RECENT: deque[Store] = deque(maxlen=2)
+"""Stores of locations from other processes, kept for the next location of the same run: a comparison has two."""
+_REGISTRY = threading.Lock()
+
+
+def new_store(url: str) -> Store:
+    """Return the store of the run at ``url``, as a user wrote it.
+
+    Raises:
+        ValueError: if the URL is of an unknown kind, has credentials in it, or names no bucket.
+    """
+    scheme, _, rest = url.partition("://")
+    bucket = rest.partition("/")[0]
+    if "@" in bucket and (":" in bucket or not scheme.startswith("ab")):
+        raise ValueError(
+            f"{scheme}://...@{bucket.rpartition('@')[2]}: expected a URL without credentials; there is "
+            "something before the @: set the variables or files of the storage's own tools, such as AWS_PROFILE"
+        )
+    if scheme not in EXTRAS:
+        raise ValueError(f"{url}: expected a path, or a URL that begins with {', '.join(f'{s}://' for s in EXTRAS)}")
+    if not bucket:
+        raise ValueError(f"{url}: expected a bucket and a folder, such as {scheme}://bucket/run")
+    return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, recursive=True)
+
+
+def store_of(root: str, token: str) -> Store:
+    """Return the store of a location that came from another process: the same one for all of its locations."""
+    with _REGISTRY:
+        held = _STORES.get(token)
+    if held is None:
+        held = _made(root, token, recursive=False)
+        _RECENT.append(held)
+    return held
+
+
+def _made(root: str, token: str, recursive: bool) -> Store:
+    with _REGISTRY:
+        held = _STORES.get(token)
+        if held is None:
+            held = _STORES[token] = Store(root, token, recursive)
+        return held
+
+
+def stores() -> list[Store]:
+    """Return the stores that are in use, the newest first."""
+    with _REGISTRY:
+        return list(_STORES.values())[::-1]
+
+
+def _file_system(url: str) -> Any:
+    scheme = url.partition("://")[0]
+    package, extra = EXTRAS[scheme]
+    try:
+        import fsspec
+
+        return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+    except ImportError as absent:
+        raise ImportError(missing(f"reading {url}", package, extra)) from absent
+    except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+        raise LocationError(url, _explained(error, f"{package} to be set up")) from None
+
+
+def _entry(about: Mapping[str, Any]) -> Entry:
+    """Return the entry of what a file system says about an object."""
+    times = (about.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
+    version = next((about[key] for key in ("ETag", "etag") if about.get(key)), "")
+    return Entry(int(about.get("size") or 0), _seconds(next(filter(None, times), None)), str(version).strip('"'))
+
+
+def _seconds(time: object) -> float:
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time.replace("Z", "+00:00"))
+        except ValueError:
+            return 0.0
+    if isinstance(time, datetime):
+        return time.timestamp()
+    return float(time) if isinstance(time, int | float) else 0.0
+
+
+def _changed(entry: Entry, version: str, came: int, expected: int) -> str:
+    about = f"expected {expected:,} bytes; {came:,} came" if came != expected else "it has another version"
+    if version and version == entry.version:
+        return f"{about}: the answer was cut short; try again"
+    return f"it has changed since it was listed: {about}; analyse again when nothing writes there"
+
+
+def _explained(error: Exception, expected: str) -> str:
+    """Return what was expected, what came and what to do, for an error of a file system."""
+    came = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    advice = "check the endpoint and the network, and try again"
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        advice = "check the credentials (such as AWS_PROFILE, or AWS_ACCESS_KEY_ID) and their right to list and read"
+    elif isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        advice = "the storage does not answer in time: check the endpoint and the network, and try again"
+    elif getattr(error, "errno", None) == 16:
+        advice = "the storage is busy, after several attempts: try again later, or with fewer processes"
+    return f"expected {expected}; {without_secrets(came)[:300]}: {advice}"
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` without the credentials that are set in the environment."""
+    for name in SECRETS:
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "...")
+    return text

@@ -1,0 +1,216 @@
+"""A planted fault among 200 simulated ranks: packed, read in pieces by two machines of which one is lost on the way,
+and named as by one process that reads the ranks' own files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from probe.cli.anomalies import anomalies
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
+from probe.core.analysis.diagnosis.export import as_json
+from probe.core.analysis.engines import PiecesDone, engine_of, read_each
+from probe.core.analysis.pieces import Piece, by_ranks
+from probe.core.storage.directories import last_run
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.pack import pack
+from probe.core.storage.problems import Problems
+from tests import object_storage
+from tests.core.analysis.test_simulated_run import assert_named
+from tests.faulty_proxy import FaultyProxy, ProxiedRequest
+from tests.required import require
+from tests.simulated_run import ParallelSizes, SimulatedRun
+
+require("duckdb")
+OBJECT_STORE_BYTES = 80 << 20
+PIECES = 12
+MOST_REQUESTS = 3
+READS_BEFORE_THE_LOSS = 10
+
+
+class PackedRun(NamedTuple):
+    """A run as its ranks have written it, the same run packed, and what is planted in it."""
+
+    simulated: SimulatedRun
+    unpacked: Path
+    packed: Path
+    analysis: Analysis
+    """By one process, of the unpacked run."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> PackedRun:
+    """An overflow among 200 ranks, of which some were resumed and some ended early."""
+    folder = tmp_path_factory.mktemp("past one machine")
+    simulated = SimulatedRun(ParallelSizes(dp=10, tp=4, pp=5), "overflow", 17, rows=8, resumed=0.05, dead=0.02)
+    simulated.write(folder / "run")
+    pack(folder / "run", folder / "packed", block_bytes=200_000)  # several files
+    return PackedRun(simulated, folder / "run", folder / "packed", analyse(folder / "run"))
+
+
+def in_bytes(analysis: Analysis) -> bytes:
+    """Text of an analysis, as ``probe anomalies --json`` prints it."""
+    return json.dumps(as_json(analysis), indent=1).encode()
+
+
+def test_named_from_the_packed_run(run: PackedRun) -> None:
+    """Layer, rank and step are those that were planted, and the packed run gives the same bytes."""
+    assert_named(run.analysis, run.simulated)
+    assert in_bytes(analyse(run.packed)) == in_bytes(run.analysis)
+
+
+def norms(rows: Rows, _: Piece) -> list[tuple[int, int, float, float]]:
+    """Rows, sum and largest of the finite norms of each step, in a piece."""
+    query = (
+        f"SELECT step, count(*), sum(norm) FILTER (isfinite(norm)), max(norm) FILTER (isfinite(norm)) "
+        f"FROM {rows.view('actv')} GROUP BY step ORDER BY step"
+    )
+    return rows.connection.execute(query).fetchall()
+
+
+def expected(run: SimulatedRun) -> dict[int, tuple[int, float, float]]:
+    """The same of all ranks, from the values that were written: NumPy, no files."""
+    found: dict[int, list[Any]] = {step: [] for step in range(run.steps)}
+    for rank in range(run.sizes.ranks):
+        squares = run.moments("actv", rank, range(run.last_step(rank) + 1))["sumsq"]
+        for step, values in enumerate(np.sqrt(squares)):
+            found[step].append(values)
+    each = {step: np.concatenate(values) for step, values in found.items()}
+    finite = {step: values[np.isfinite(values)] for step, values in each.items()}
+    return {step: (len(each[step]), float(finite[step].sum()), float(finite[step].max())) for step in each}
+
+
+@pytest.mark.skipif(find_spec("probe.core.analysis.query") is None, reason="there is no probe sql")
+def test_sql_gives_the_numbers_of_numpy(run: PackedRun) -> None:
+    """Two queries over pieces in two processes: number, sum and maximum of each step."""
+    from probe.core.analysis.query import open_run
+
+    of_piece = "SELECT step, count(*) AS n, sum(x) AS s, max(x) AS m FROM finite GROUP BY step"
+    of_piece = f"WITH finite AS (SELECT step, CASE WHEN isfinite(norm) THEN norm END AS x FROM actv) {of_piece}"
+    of_all = "SELECT step, sum(n)::BIGINT AS n, sum(s) AS s, max(m) AS m FROM mapped GROUP BY step ORDER BY step"
+    with open_run(run.packed, "local", 2) as opened:
+        found = opened.map_reduce(of_piece, of_all).to_pylist()
+    assert opened.problems.lines() == []
+    reference = expected(run.simulated)
+    assert {row["step"]: (row["n"], row["m"]) for row in found} == {
+        step: (number, largest) for step, (number, _, largest) in reference.items()
+    }
+    for row in found:
+        assert row["s"] == pytest.approx(reference[row["step"]][1], rel=1e-12)
+
+
+class TwoMachines:
+    """Cluster of two nodes of one CPU each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        size = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+        self._second: Any = self._cluster.add_node(**size)
+        self.address = str(self._cluster.address)
+
+    def lose_one(self) -> None:
+        """Kill the second node, once."""
+        if self._second is not None:
+            self._cluster.remove_node(self._second, allow_graceful=False)
+            self._second = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._second is not None
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+class Bucket(NamedTuple):
+    """A packed run in a bucket, behind a proxy."""
+
+    url: str
+    proxy: FaultyProxy
+
+
+@pytest.fixture
+def bucket(run: PackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The bucket; variables of this process, and of those that it starts, name the proxy and the keys."""
+    require("s3fs")
+    with object_storage.seaweedfs(tmp_path / "objects") as server, FaultyProxy(server.url) as proxy:
+        for name, value in object_storage.environment(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield Bucket(server.put(run.packed, "packed"), proxy)
+
+
+def probe(*words: str | Path, code: int = 0) -> bytes:
+    """Output of a command."""
+    done = subprocess.run([sys.executable, "-m", "probe", *map(str, words)], capture_output=True, check=False)
+    assert done.returncode == code, done.stderr.decode()
+    return done.stdout
+
+
+def test_named_from_a_bucket(run: PackedRun, bucket: Bucket) -> None:
+    """The bytes are those of the unpacked run, each object is asked for few times, and only the run is listed, once."""
+    assert probe("anomalies", bucket.url, "--json", code=1) == in_bytes(run.analysis) + b"\n"
+    assert len(bucket.proxy.listings()) == 1
+    assert max(bucket.proxy.of_objects().values()) <= MOST_REQUESTS
+
+
+@pytest.mark.skipif("engine" not in signature(anomalies).parameters, reason="probe anomalies takes no engine")
+def test_named_from_a_bucket_by_two_machines_of_which_one_is_lost(
+    run: PackedRun, bucket: Bucket, two_machines: TwoMachines
+) -> None:
+    """One is lost while it reads: the bytes are those of one process on the unpacked run."""
+    reads = 0
+
+    def lose_one(request: ProxiedRequest) -> None:
+        nonlocal reads
+        reads += request.method == "GET" and request.path.endswith(".parquet") and bool(request.range)
+        if reads == READS_BEFORE_THE_LOSS:
+            two_machines.lose_one()
+
+    bucket.proxy.faults = lose_one
+    found = probe("anomalies", bucket.url, "--json", "--engine", two_machines.address, code=1)
+    assert not two_machines.is_whole
+    assert found == in_bytes(run.analysis) + b"\n"
+
+
+@pytest.fixture
+def two_machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoMachines]:
+    """A cluster of the test's own, as it loses a node."""
+    require("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    machines = TwoMachines()
+    yield machines
+    machines.close()
+
+
+def test_numbers_by_two_machines_of_which_one_is_lost(run: PackedRun, two_machines: TwoMachines) -> None:
+    """Every piece is read, and the merged answers are NumPy's."""
+
+    def lose_one(done: PiecesDone) -> None:
+        assert done.total == PIECES
+        two_machines.lose_one()
+
+    problems = Problems()
+    recorded = last_run(run.packed, problems)
+    with Rows(recorded.directories, problems) as rows:
+        pieces = by_ranks(recorded, rows, least=PIECES)
+    assert len(pieces) == PIECES
+    with engine_of(two_machines.address, progress=lose_one) as engine:
+        parts = [row for found in read_each(engine, norms, pieces, problems) for row in found]
+    assert not two_machines.is_whole
+    assert problems.lines() == []
+    for step, (number, total, largest) in expected(run.simulated).items():
+        own = [part for part in parts if part[0] == step]
+        assert sum(part[1] for part in own) == number
+        assert sum(part[2] for part in own if part[2] is not None) == pytest.approx(total, rel=1e-12)
+        assert max(part[3] for part in own if part[3] is not None) == largest
