@@ -125,13 +125,13 @@ def _show(analysis: Analysis, topk: int) -> None:
 
 def _show_dumped(directory: Place, topk: int) -> None:
     """Show the findings of the latest run if no run has files: a run with the format api alone writes none."""
-    with suppress(ValueError):
+    with suppress(ValueError, ImportError):
         find(directory, Problems())
         return  # there are files, and something else is wrong
     try:
         kept = Kept(directory, Problems())
         found = first(kept, topk)
-    except ValueError:  # there are none
+    except (ValueError, ImportError):  # there are none
         return
     typer.echo(printable(f"nothing could be judged; the rules of {kept.of} reported {kept.number:,} while it ran:"))
     for _, each in found:

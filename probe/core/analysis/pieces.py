@@ -75,6 +75,14 @@ class Piece:
                 return tuple(found)
         return ()
 
+    def of_ranks(self, ranks: Iterable[int]) -> Piece:
+        """Return the part of some ranks."""
+        return _of_ranks(self, ranks)
+
+    def of_steps(self, first: int, last: int) -> Piece:
+        """Return the part from step ``first`` to ``last``, both included."""
+        return _of_steps(self, first, last)
+
     def __str__(self) -> str:
         ranks = self.ranks
         spread = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
@@ -150,19 +158,31 @@ def reading_cost(pieces: Iterable[Piece]) -> ReadingCost:
 
 
 @contextmanager
-def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
+def opened(
+    piece: Piece,
+    problems: Problems,
+    connection: Connection | None = None,
+    schema: str = "main",
+    left_out: Mapping[str, str] | None = None,
+) -> Iterator[Rows]:
     """Open the rows of a piece: the views have its ranks, steps and signals alone.
 
     Problems that are known since the run was opened are not recorded again; a file that has gone since is. The numbers
     of a signal are those that the files of the piece have. A worker process uses one thread.
+
+    Args:
+        connection: a database that holds other rows too, which its owner closes; else one of its own.
+        schema: schema of the views in the database.
+        left_out: for some signals an SQL condition of the rows that are left out.
     """
-    opening, conditions = Problems(), {"": "false"}
+    if connection is None:
+        with closing(connected()) as own, opened(piece, problems, own, schema, left_out) as rows:
+            yield rows
+        return
+    opening, conditions = Problems(), {"": "false", **(left_out or {})}
     packed = any(directory.packed is not None for directory in piece.directories)
     files = piece.files if packed else None
-    with (
-        closing(_connection()) as connection,
-        Rows(piece.directories, opening, connection, left_out=conditions, files=files) as rows,
-    ):
+    with Rows(piece.directories, opening, connection, schema, conditions, files) as rows:
         gone = set() if packed else _gone(piece, rows)
         if gone or not piece.checked:
             problems.extend(opening)
@@ -170,8 +190,8 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
             problems.add(path, "it was there when the run was listed, and cannot be read any more: left out")
         rows.problems = problems
         if piece.steps is not None:
-            first, last = piece.steps
-            conditions.update(dict.fromkeys(rows.signals, f"step NOT BETWEEN {first} AND {last}"))
+            outside = "step NOT BETWEEN {} AND {}".format(*piece.steps)
+            conditions |= {s: " OR ".join([outside, *filter(None, [conditions.get(s)])]) for s in rows.signals}
         if not packed:
             rows.files = {signal: list(own) for signal, own in _restricted(rows.files, piece).items()}
         yield rows
@@ -201,7 +221,8 @@ def with_threads(number: int) -> Iterator[None]:
 _THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
-def _connection() -> Connection:
+def connected() -> Connection:
+    """Open a database for the rows of a piece; a worker process uses one thread."""
     in_worker = multiprocessing.parent_process() is not None
     return connect(threads=_THREADS.get() or (1 if in_worker else None))
 
