@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -77,11 +77,20 @@ class Piece:
 
     def of_ranks(self, ranks: Iterable[int]) -> Piece:
         """Return the part of some ranks."""
-        return _of_ranks(self, ranks)
+        chosen = frozenset(ranks)
+        places = [n for n, directory in enumerate(self.directories) if directory.rank in chosen]
+        new = {old: n for n, old in enumerate(places)}
+        files: dict[str, tuple[tuple[int, TableFile], ...]] = {}
+        for signal, own in self.files.items():
+            kept = tuple((new.get(n, 0), file) for n, file in own if _has_any(file, n, new, chosen))
+            if kept:
+                files[signal] = kept
+        return _filled(replace(self, directories=tuple(self.directories[n] for n in places), files=files))
 
     def of_steps(self, first: int, last: int) -> Piece:
         """Return the part from step ``first`` to ``last``, both included."""
-        return _of_steps(self, first, last)
+        part = replace(self, steps=(first, last))
+        return _filled(replace(part, files=_restricted(self.files, part)))
 
     def __str__(self) -> str:
         ranks = self.ranks
@@ -325,6 +334,13 @@ def _share_of_ranks(file: TableFile, ranks: Sequence[int]) -> float:
     if file.ranks is None:
         return 1.0
     return len(_within(ranks, file)) / (file.ranks[1] - file.ranks[0] + 1)
+
+
+def _has_any(file: TableFile, n: int, directories: Collection[int], ranks: Collection[int]) -> bool:
+    """Return whether a file of the ``n``-th directory may have rows of these directories, or of these ranks."""
+    if file.ranks is None:
+        return n in directories
+    return any(file.ranks[0] <= rank <= file.ranks[1] for rank in ranks)
 
 
 def _within(ranks: Sequence[int], file: TableFile) -> range:

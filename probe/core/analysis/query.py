@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from probe.core.storage.location import Place, located
 from probe.core.analysis.engines import PieceEngine, PieceObserver, engine_of, read_each
 from probe.core.analysis.pieces import MOST_BYTES, Piece, by_ranks
 from probe.core.analysis.query_views import Columns, QueryViews, SqlAnswer, columns_of, spelled
