@@ -35,7 +35,7 @@ FileNames = tuple[tuple[str, int, bool], ...]
 
 
 class RunFiles(NamedTuple):
-    """Result of a first reading of a run, or of a piece of it."""
+    """Result of the first reading of a run, or of a piece of it."""
 
     parts: list[SurveyPart]
     files: dict[str, dict[int, FileNames]]
@@ -44,7 +44,7 @@ class RunFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class CellWork:
-    """Plan of the reading of each piece of a run; it can be pickled."""
+    """Parts of each piece of a run to read; it can be pickled."""
 
     plan: ReportPlan
     table: RankTable

@@ -60,7 +60,7 @@ class Survey:
 
 
 class SurveyPart(NamedTuple):
-    """Rows of a signal in the files of some ranks and steps; parts of a run are merged by :func:`merged`."""
+    """Contents of the files of some ranks and steps of a signal; parts of a run are merged by :func:`merged`."""
 
     signal: str
     ops: tuple[str, ...]
