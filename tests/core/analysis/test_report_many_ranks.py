@@ -194,7 +194,7 @@ def test_the_performance_is_that_of_all_ranks_too(tmp_path: Path) -> None:
         directory = write_rank(
             tmp_path / "run", rank, range(40), lambda step: {"step_seconds": 1 + step % 7 / 9, "loss": 1 / 3}
         )
-        write_calls(directory, [(step, "all_reduce.fc.weight", 1, 8e6, 0.1) for step in range(40)])
+        write_calls(directory, [(step, "all_reduce.ranks0-1.train.py[9].post", 1, 8e6, 0.1) for step in range(40)])
     write_report(tmp_path / "run", tmp_path / "whole.html")
     write_report(tmp_path / "run", tmp_path / "pieces.html", engine=Shuffled())
     assert (tmp_path / "pieces.html").read_bytes() == (tmp_path / "whole.html").read_bytes()

@@ -229,7 +229,7 @@ class LineSums:
         own = slice(int(self._first[row]), int(self._first[row + 1]))
         with np.errstate(invalid="ignore"):
             return {
-                op: (np.where(np.isnan(high) | (high >= -low), high, low), np.asarray(high < low))
+                op: (np.where(high < low, np.nan, np.where(np.isnan(high) | (high >= -low), high, low)), high < low)
                 for op, high, low in zip(self.ops, self._high[:, own], self._low[:, own], strict=True)
             }
 
