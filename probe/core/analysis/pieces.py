@@ -77,11 +77,11 @@ class Piece:
 
     def of_ranks(self, ranks: Iterable[int]) -> Piece:
         """Return the part of some ranks."""
-        return _of_ranks(self, ranks)
+        return _split_by_ranks(self, dict.fromkeys(ranks, 0), 1)[0]
 
     def of_steps(self, first: int, last: int) -> Piece:
         """Return the part from step ``first`` to ``last``, both included."""
-        return _of_steps(self, first, last)
+        return _split_by_steps(self, [first, last + 1])[0]
 
     def __str__(self) -> str:
         ranks = self.ranks
@@ -342,22 +342,30 @@ def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:
     ranks = sorted(piece.ranks)
     at = {rank: n for n, rank in enumerate(ranks)}
     bounds = _cut(_bytes_of_ranks(piece, ranks, at), number)
-    part_of = [n for n, (first, end) in enumerate(bounds) for _ in range(first, end)]
-    directories: list[list[RankDirectory]] = [[] for _ in bounds]
-    places: list[tuple[int, int]] = []
+    part_of = {rank: n for n, (first, end) in enumerate(bounds) for rank in ranks[first:end]}
+    return _split_by_ranks(piece, part_of, len(bounds))
+
+
+def _split_by_ranks(piece: Piece, part_of: Mapping[int, int], number: int) -> list[Piece]:
+    """Return ``number`` pieces; ``part_of`` has the piece of each rank that is kept."""
+    directories: list[list[RankDirectory]] = [[] for _ in range(number)]
+    places: list[tuple[int, int] | None] = []
     for directory in piece.directories:
-        part = part_of[at[directory.rank]]
-        places.append((part, len(directories[part])))
-        directories[part].append(directory)
-    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in bounds]
+        part = part_of.get(directory.rank)
+        places.append(None if part is None else (part, len(directories[part])))
+        if part is not None:
+            directories[part].append(directory)
+    ranks = sorted(part_of)
+    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in range(number)]
     for signal, own in piece.files.items():
         for n, file in own:
-            if file.ranks is None:
-                files[places[n][0]].setdefault(signal, []).append((places[n][1], file))
-                continue
-            for part in sorted({part_of[place] for place in _within(ranks, file)}):
-                first = next(i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0])
-                files[part].setdefault(signal, []).append((first, file))
+            if file.ranks is not None:
+                for part in sorted({part_of[ranks[at]] for at in _within(ranks, file)}):
+                    first = next((i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0]), None)
+                    if first is not None:
+                        files[part].setdefault(signal, []).append((first, file))
+            elif (place := places[n]) is not None:
+                files[place[0]].setdefault(signal, []).append((place[1], file))
     parts = zip(directories, files, strict=True)
     return [_filled(replace(piece, directories=tuple(own), files=_as_tuples(listed))) for own, listed in parts]
 
@@ -407,7 +415,11 @@ def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
         inner = [first + (after - first) * part // parts for part in range(parts + 1)]
         cells += [(begin, density * (end - begin)) for begin, end in pairwise(inner)]
     begins = [cells[first][0] for first, _ in _cut([size for _, size in cells], number)]
-    limits = [low, *begins[1:], high + 1]
+    return _split_by_steps(piece, [low, *begins[1:], high + 1])
+
+
+def _split_by_steps(piece: Piece, limits: Sequence[int]) -> list[Piece]:
+    """Return the pieces from each of ``limits`` to the step before the next."""
     files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in limits[1:]]
     for signal, own in piece.files.items():
         for n, file, end in _with_ends(own):
