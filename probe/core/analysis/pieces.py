@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -77,20 +77,11 @@ class Piece:
 
     def of_ranks(self, ranks: Iterable[int]) -> Piece:
         """Return the part of some ranks."""
-        chosen = frozenset(ranks)
-        places = [n for n, directory in enumerate(self.directories) if directory.rank in chosen]
-        new = {old: n for n, old in enumerate(places)}
-        files: dict[str, tuple[tuple[int, TableFile], ...]] = {}
-        for signal, own in self.files.items():
-            kept = tuple((new.get(n, 0), file) for n, file in own if _has_any(file, n, new, chosen))
-            if kept:
-                files[signal] = kept
-        return _filled(replace(self, directories=tuple(self.directories[n] for n in places), files=files))
+        return _split_by_ranks(self, dict.fromkeys(ranks, 0), 1)[0]
 
     def of_steps(self, first: int, last: int) -> Piece:
         """Return the part from step ``first`` to ``last``, both included."""
-        part = replace(self, steps=(first, last))
-        return _filled(replace(part, files=_restricted(self.files, part)))
+        return _split_by_steps(self, [first, last + 1])[0]
 
     def __str__(self) -> str:
         ranks = self.ranks
@@ -336,13 +327,6 @@ def _share_of_ranks(file: TableFile, ranks: Sequence[int]) -> float:
     return len(_within(ranks, file)) / (file.ranks[1] - file.ranks[0] + 1)
 
 
-def _has_any(file: TableFile, n: int, directories: Collection[int], ranks: Collection[int]) -> bool:
-    """Return whether a file of the ``n``-th directory may have rows of these directories, or of these ranks."""
-    if file.ranks is None:
-        return n in directories
-    return any(file.ranks[0] <= rank <= file.ranks[1] for rank in ranks)
-
-
 def _within(ranks: Sequence[int], file: TableFile) -> range:
     """Return the positions in ``ranks``, which are sorted, of those that a file of several ranks may have."""
     first, last = file.ranks or (0, -1)
@@ -358,22 +342,30 @@ def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:
     ranks = sorted(piece.ranks)
     at = {rank: n for n, rank in enumerate(ranks)}
     bounds = _cut(_bytes_of_ranks(piece, ranks, at), number)
-    part_of = [n for n, (first, end) in enumerate(bounds) for _ in range(first, end)]
-    directories: list[list[RankDirectory]] = [[] for _ in bounds]
-    places: list[tuple[int, int]] = []
+    part_of = {rank: n for n, (first, end) in enumerate(bounds) for rank in ranks[first:end]}
+    return _split_by_ranks(piece, part_of, len(bounds))
+
+
+def _split_by_ranks(piece: Piece, part_of: Mapping[int, int], number: int) -> list[Piece]:
+    """Return ``number`` pieces; ``part_of`` has the piece of each rank that is kept."""
+    directories: list[list[RankDirectory]] = [[] for _ in range(number)]
+    places: list[tuple[int, int] | None] = []
     for directory in piece.directories:
-        part = part_of[at[directory.rank]]
-        places.append((part, len(directories[part])))
-        directories[part].append(directory)
-    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in bounds]
+        part = part_of.get(directory.rank)
+        places.append(None if part is None else (part, len(directories[part])))
+        if part is not None:
+            directories[part].append(directory)
+    ranks = sorted(part_of)
+    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in range(number)]
     for signal, own in piece.files.items():
         for n, file in own:
-            if file.ranks is None:
-                files[places[n][0]].setdefault(signal, []).append((places[n][1], file))
-                continue
-            for part in sorted({part_of[place] for place in _within(ranks, file)}):
-                first = next(i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0])
-                files[part].setdefault(signal, []).append((first, file))
+            if file.ranks is not None:
+                for part in sorted({part_of[ranks[at]] for at in _within(ranks, file)}):
+                    first = next((i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0]), None)
+                    if first is not None:
+                        files[part].setdefault(signal, []).append((first, file))
+            elif (place := places[n]) is not None:
+                files[place[0]].setdefault(signal, []).append((place[1], file))
     parts = zip(directories, files, strict=True)
     return [_filled(replace(piece, directories=tuple(own), files=_as_tuples(listed))) for own, listed in parts]
 
@@ -423,7 +415,11 @@ def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
         inner = [first + (after - first) * part // parts for part in range(parts + 1)]
         cells += [(begin, density * (end - begin)) for begin, end in pairwise(inner)]
     begins = [cells[first][0] for first, _ in _cut([size for _, size in cells], number)]
-    limits = [low, *begins[1:], high + 1]
+    return _split_by_steps(piece, [low, *begins[1:], high + 1])
+
+
+def _split_by_steps(piece: Piece, limits: Sequence[int]) -> list[Piece]:
+    """Return the pieces from each of ``limits`` to the step before the next."""
     files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in limits[1:]]
     for signal, own in piece.files.items():
         for n, file, end in _with_ends(own):

@@ -130,7 +130,7 @@ class ReplicaComparison:
 
     def _alike(self, view: str, numbers: Sequence[str]) -> str:
         """Query for each row that several ranks have, with whether they differ."""
-        differs = " OR ".join(_differs(quoted(op)) for op in numbers) or "false"
+        differs = _differ([quoted(op) for op in numbers])
         conditions = ["name NOT LIKE '%experts%'"] if self.experts else []
         conditions += [f"step IN ({', '.join(str(int(step)) for step in self.wanted)})"] if self.wanted else []
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -230,12 +230,14 @@ def _begun(compared: Compared, signal: str, aliens: Sequence[int]) -> dict[int, 
     return {group: found for group, found in own if group not in aliens}
 
 
-def _differs(op: str) -> str:
-    """Condition that the values of a group differ by more than rounding. NaN and Inf are excluded, since other rules
-    report them; NaN is the largest number to DuckDB."""
-    low, high = f"min({op})", f"max({op})"
-    apart = f"{high} - {low} > {TOLERANCE} * greatest(abs({high}), abs({low}))"
-    return f"(isfinite({low}) AND isfinite({high}) AND {apart})"
+def _differ(ops: Sequence[str]) -> str:
+    """Condition that the values of a group differ by more than rounding. A tensor with NaN or Inf on any rank is left
+    out with all its numbers, since other rules report it: where a weight has become NaN, none of its elements is zero
+    any more. NaN is the largest number to DuckDB."""
+    finite = " AND ".join(f"coalesce(isfinite(min({op})) AND isfinite(max({op})), true)" for op in ops)
+    sizes = ((f"max({op}) - min({op})", f"greatest(abs(max({op})), abs(min({op})))") for op in ops)
+    apart = " OR ".join(f"{apart} > {TOLERANCE} * {size}" for apart, size in sizes)
+    return f"{finite} AND ({apart})" if ops else "false"
 
 
 def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:
