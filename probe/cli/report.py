@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from probe.cli import refusing
+from probe.cli.engines import EngineName, Explain, Jobs, progress_text
+from probe.cli.engines import explain as explain_pieces
 from probe.cli.places import RunPlace
 from probe.core.messages import complain, plural
 
@@ -19,14 +21,9 @@ def report(
     judge: Annotated[
         bool, typer.Option(help="Judge the files for the first cause; else show the run's own findings.")
     ] = True,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Where pieces of the run are read: local, ray, or the address of a Ray cluster."),
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Pieces that are read at a time; 1 if not given.")
-    ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Only print what would be read, and stop.")] = False,
+    engine: EngineName = None,
+    jobs: Jobs = None,
+    explain: Explain = False,
 ) -> None:
     """Write one HTML file about a run: first cause, findings, heatmaps of layers and steps, ranks side by side.
 
@@ -42,14 +39,15 @@ def report(
 
     if explain:
         with refusing(ValueError, OSError):
-            for line in pieces_of_report(directory):
-                typer.echo(printable(line))
+            for what, own in pieces_of_report(directory):
+                typer.echo(f"{what}:")
+                explain_pieces(own)
         return
     console = Console()
     with (
         refusing(ValueError, ImportError, OSError),
         console.status("reading") as status,
-        engine_of(engine, processes) as pieces,
+        engine_of(engine, jobs, lambda done: status.update(progress_text(done))) as pieces,
     ):
         check_target(out)
         analysis = analyse(directory, progress=status.update) if judge else None

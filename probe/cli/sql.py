@@ -17,6 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from probe.cli import refusing
+from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, explain
+from probe.cli.places import RunPlace
 from probe.core.analysis.answer_formats import cell, write_csv, write_json
 from probe.core.messages import complain, plural, printable
 from probe.core.storage.files import replacing
@@ -41,7 +43,7 @@ class AnswerFormat(str, Enum):
 
 
 def sql(
-    directory: Annotated[Path, typer.Argument(help="Where the ranks have written: MONITOR_OUTPUT_DIR of the run.")],
+    directory: RunPlace,
     query: Annotated[str, typer.Argument(help="One SELECT; without it the tables are listed.")] = "",
     map_query: Annotated[str, typer.Option("--map", help="A query of each piece of the run; needs --reduce.")] = "",
     reduce_query: Annotated[
@@ -53,10 +55,9 @@ def sql(
     form: Annotated[
         AnswerFormat | None, typer.Option("--format", help="Else as the file is called, or a table.")
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Where pieces are read: local, ray, or an address such as ray://host:10001.")
-    ] = None,
-    processes: Annotated[int | None, typer.Option("--processes", "-j", help="Pieces that are read at a time.")] = None,
+    engine: EngineName = None,
+    jobs: Jobs = None,
+    explained: Explain = False,
 ) -> None:
     """Answer one SQL query about the rows of a run: each signal is a table.
 
@@ -69,9 +70,11 @@ def sql(
         chosen = _format(out, form)
         if bool(query) + bool(map_query or reduce_query) > 1 or bool(map_query) != bool(reduce_query):
             raise ValueError("expected one query, or --map and --reduce")
-        with open_run(directory, engine, processes) as run:
+        with chosen_engine(engine, jobs) as pieces, open_run(directory, pieces) as run:
             _check_apart(run, out)
-            if query or map_query:
+            if explained:
+                explain(run.pieces(query or map_query))
+            elif query or map_query:
                 with _answered(run, query, map_query, reduce_query) as answer:
                     _write(run, answer, chosen, out)
             else:
@@ -110,7 +113,8 @@ def _format(out: Path | None, form: AnswerFormat | None) -> AnswerFormat:
 
 def _check_apart(run: OpenRun, out: Path | None) -> None:
     """Raise ValueError if a file of the run would be replaced."""
-    if out is not None and any(out.resolve().is_relative_to(each.path.resolve()) for each in run.run.directories):
+    folders = (each.path for each in run.run.directories if isinstance(each.path, Path))
+    if out is not None and any(out.resolve().is_relative_to(folder.resolve()) for folder in folders):
         raise ValueError(f"{out}: expected the name of a file outside of the directories of ranks")
 
 

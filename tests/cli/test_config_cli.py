@@ -203,3 +203,17 @@ def test_the_short_table_has_the_first_sentence_of_each_key() -> None:
 def test_the_readme_is_short() -> None:
     """The front door: what is longer has a page."""
     assert len((ROOT / "README.md").read_bytes()) <= 8_000
+
+
+def test_check_warns_of_millions_of_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks x signals x steps / step_count_per_record, with the value that is enough."""
+    path = tmp_path / "a.yaml"
+    path.write_text("wg_distribution: true\nformat: csv\n")  # two signals
+    assert run("check", path, "--ranks", 10000, "--steps", 2000).exit_code == 0
+    assert "10,000 ranks and 2,000 steps make about 40,000,000 files" in caplog.text
+    assert "set step_count_per_record to 100 or more" in caplog.text
+    caplog.clear()
+    path.write_text("wg_distribution: true\nformat: csv\nstep_count_per_record: 100\n")
+    assert run("check", path, "--ranks", 10000, "--steps", 2000).exit_code == 0
+    assert run("check", path).exit_code == 0
+    assert caplog.text == ""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 from probe.core.messages import plural
@@ -76,11 +77,20 @@ class Piece:
 
     def of_ranks(self, ranks: Iterable[int]) -> Piece:
         """Return the part of some ranks."""
-        return _of_ranks(self, ranks)
+        chosen = frozenset(ranks)
+        places = [n for n, directory in enumerate(self.directories) if directory.rank in chosen]
+        new = {old: n for n, old in enumerate(places)}
+        files: dict[str, tuple[tuple[int, TableFile], ...]] = {}
+        for signal, own in self.files.items():
+            kept = tuple((new.get(n, 0), file) for n, file in own if _has_any(file, n, new, chosen))
+            if kept:
+                files[signal] = kept
+        return _filled(replace(self, directories=tuple(self.directories[n] for n in places), files=files))
 
     def of_steps(self, first: int, last: int) -> Piece:
         """Return the part from step ``first`` to ``last``, both included."""
-        return _of_steps(self, first, last)
+        part = replace(self, steps=(first, last))
+        return _filled(replace(part, files=_restricted(self.files, part)))
 
     def __str__(self) -> str:
         ranks = self.ranks
@@ -308,7 +318,7 @@ def _filled(piece: Piece) -> Piece:
 def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
     """Return the first step of each file within the piece, the step after its last, and its share of bytes and rows."""
     low, high = piece.steps or (0, HIGHEST)
-    ranks = [directory.rank for directory in piece.directories]
+    ranks = sorted(piece.ranks)
     found = []
     for files in piece.files.values():
         for _, file, end in _with_ends(files):
@@ -320,10 +330,23 @@ def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
 
 
 def _share_of_ranks(file: TableFile, ranks: Sequence[int]) -> float:
+    """Return the share of a file's ranks that is among ``ranks``, which are sorted."""
     if file.ranks is None:
         return 1.0
-    first, last = file.ranks
-    return sum(first <= rank <= last for rank in ranks) / (last - first + 1)
+    return len(_within(ranks, file)) / (file.ranks[1] - file.ranks[0] + 1)
+
+
+def _has_any(file: TableFile, n: int, directories: Collection[int], ranks: Collection[int]) -> bool:
+    """Return whether a file of the ``n``-th directory may have rows of these directories, or of these ranks."""
+    if file.ranks is None:
+        return n in directories
+    return any(file.ranks[0] <= rank <= file.ranks[1] for rank in ranks)
+
+
+def _within(ranks: Sequence[int], file: TableFile) -> range:
+    """Return the positions in ``ranks``, which are sorted, of those that a file of several ranks may have."""
+    first, last = file.ranks or (0, -1)
+    return range(bisect_left(ranks, first), bisect_right(ranks, last))
 
 
 def _number(whole: Piece, most_bytes: int, least: int) -> int:
@@ -332,19 +355,42 @@ def _number(whole: Piece, most_bytes: int, least: int) -> int:
 
 def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:
     """Return about ``number`` pieces of whole ranks, of about equal bytes; fewer if there are fewer ranks."""
-    size = dict.fromkeys(sorted(piece.ranks), 0.0)
+    ranks = sorted(piece.ranks)
+    at = {rank: n for n, rank in enumerate(ranks)}
+    bounds = _cut(_bytes_of_ranks(piece, ranks, at), number)
+    part_of = [n for n, (first, end) in enumerate(bounds) for _ in range(first, end)]
+    directories: list[list[RankDirectory]] = [[] for _ in bounds]
+    places: list[tuple[int, int]] = []
     for directory in piece.directories:
-        size[directory.rank] += OPENING
-    for files in piece.files.values():
-        for n, file in files:
+        part = part_of[at[directory.rank]]
+        places.append((part, len(directories[part])))
+        directories[part].append(directory)
+    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in bounds]
+    for signal, own in piece.files.items():
+        for n, file in own:
             if file.ranks is None:
-                size[piece.directories[n].rank] += file.bytes or 0
-            else:
-                own = [rank for rank in size if file.ranks[0] <= rank <= file.ranks[1]]
-                size.update((rank, size[rank] + (file.bytes or 0) / len(own)) for rank in own)
-    bounds = _cut(list(size.values()), number)
-    ranks = list(size)
-    return [_of_ranks(piece, ranks[first:end]) for first, end in bounds]
+                files[places[n][0]].setdefault(signal, []).append((places[n][1], file))
+                continue
+            for part in sorted({part_of[place] for place in _within(ranks, file)}):
+                first = next(i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0])
+                files[part].setdefault(signal, []).append((first, file))
+    parts = zip(directories, files, strict=True)
+    return [_filled(replace(piece, directories=tuple(own), files=_as_tuples(listed))) for own, listed in parts]
+
+
+def _bytes_of_ranks(piece: Piece, ranks: Sequence[int], at: Mapping[int, int]) -> list[float]:
+    sizes = [0.0] * len(ranks)
+    for directory in piece.directories:
+        sizes[at[directory.rank]] += OPENING
+    for n, file in chain.from_iterable(piece.files.values()):
+        within = [at[piece.directories[n].rank]] if file.ranks is None else _within(ranks, file)
+        for place in within:
+            sizes[place] += (file.bytes or 0) / len(within)
+    return sizes
+
+
+def _as_tuples(files: Mapping[str, Sequence[tuple[int, TableFile]]]) -> Files:
+    return {signal: tuple(own) for signal, own in files.items()}
 
 
 def _cut(sizes: Sequence[float], number: int) -> list[tuple[int, int]]:
@@ -355,24 +401,6 @@ def _cut(sizes: Sequence[float], number: int) -> list[tuple[int, int]]:
             found.append(n)
         at += size
     return list(pairwise([*found, len(sizes)]))
-
-
-def _of_ranks(piece: Piece, ranks: Iterable[int]) -> Piece:
-    chosen = frozenset(ranks)
-    places = [n for n, directory in enumerate(piece.directories) if directory.rank in chosen]
-    new = {old: n for n, old in enumerate(places)}
-    files: dict[str, tuple[tuple[int, TableFile], ...]] = {}
-    for signal, own in piece.files.items():
-        kept = tuple((new.get(n, 0), file) for n, file in own if _is_of(file, n, new, chosen))
-        if kept:
-            files[signal] = kept
-    return _filled(replace(piece, directories=tuple(piece.directories[n] for n in places), files=files))
-
-
-def _is_of(file: TableFile, n: int, new: Mapping[int, int], ranks: frozenset[int]) -> bool:
-    if file.ranks is None:
-        return n in new
-    return any(file.ranks[0] <= rank <= file.ranks[1] for rank in ranks)
 
 
 def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
@@ -396,9 +424,12 @@ def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
         cells += [(begin, density * (end - begin)) for begin, end in pairwise(inner)]
     begins = [cells[first][0] for first, _ in _cut([size for _, size in cells], number)]
     limits = [low, *begins[1:], high + 1]
-    return [_of_steps(piece, first, after - 1) for first, after in pairwise(limits)]
-
-
-def _of_steps(piece: Piece, first: int, last: int) -> Piece:
-    part = replace(piece, steps=(first, last))
-    return _filled(replace(part, files=_restricted(piece.files, part)))
+    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in limits[1:]]
+    for signal, own in piece.files.items():
+        for n, file, end in _with_ends(own):
+            for part in range(max(bisect_right(limits, file.first) - 1, 0), min(bisect_left(limits, end), len(files))):
+                files[part].setdefault(signal, []).append((n, file))
+    return [
+        _filled(replace(piece, steps=(first, after - 1), files=_as_tuples(listed)))
+        for (first, after), listed in zip(pairwise(limits), files, strict=True)
+    ]

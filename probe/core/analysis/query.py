@@ -19,6 +19,7 @@ from probe.core.analysis.query_views import Columns, QueryViews, SqlAnswer, colu
 from probe.core.analysis.select_statement import chosen, parsed, restrict
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows, connect
+from probe.core.storage.location import Place, located
 from probe.core.storage.problems import Problems
 from probe.core.storage.sql import listed, quoted
 
@@ -51,7 +52,7 @@ class OpenRun:
     """
 
     def __init__(
-        self, root: Path, engine: PieceEngine | str | None, processes: int | None, progress: PieceObserver | None
+        self, root: Place, engine: PieceEngine | str | None, processes: int | None, progress: PieceObserver | None
     ) -> None:
         self.problems = Problems()
         """Problems with files so far; if any of them ``skipped`` data, answers lack these rows."""
@@ -163,7 +164,7 @@ class OpenRun:
 
 
 def open_run(
-    root: str | Path,
+    root: str | Place,
     engine: PieceEngine | str | None = None,
     processes: int | None = None,
     progress: PieceObserver | None = None,
@@ -171,6 +172,7 @@ def open_run(
     """Open the run in ``root`` that began last, for SQL.
 
     Args:
+        root: where the ranks have written, a packed run, or the URL of either.
         engine: where :meth:`OpenRun.map_reduce` reads pieces: ``local``, ``ray`` or the address of a cluster; None for
             Ray if ``RAY_ADDRESS`` is set, else for this machine.
         processes: pieces at a time.
@@ -180,7 +182,7 @@ def open_run(
         ValueError: if there is no output of a run.
         ImportError: if DuckDB is missing.
     """
-    return OpenRun(Path(root).expanduser().absolute(), engine, processes, progress)  # DuckDB 1.5 needs it: r*n/x
+    return OpenRun(located(root).expanduser().absolute(), engine, processes, progress)  # DuckDB 1.5 needs it: r*n/x
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class QueryViews:
         names = [directory.path.name for directory in rows.directories]
         connection.execute("SET VARIABLE directories = ?::VARCHAR[]", [names])
         connection.execute(f"SET schema = '{SCHEMA}'")
-        folders = {folder_of(str(file.path)) or "." for files in rows.files.values() for _, file in files}
+        folders = {folder_of(str(file.path)) or "." for files in rows.blocks.values() for _, file in files}
         patterns = {
             pattern_of(Path(folder)) for folder in folders
         }  # DuckDB checks these too, before the files they match
@@ -156,7 +156,7 @@ class QueryViews:
         """Make the view of a signal, unless it is there."""
         if signal in self._views:
             return
-        is_there = signal in self.rows.files
+        is_there = signal in self.rows.signals
         there = {*FIXED, *self.rows.numbers(signal)} if is_there else ()
         cells = ", ".join(_cell(column, there) for column in self.columns[signal])
         read = self.rows.view(signal) if is_there else "range(0)"

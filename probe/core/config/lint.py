@@ -56,6 +56,42 @@ def without_effect(settings: Settings) -> Iterator[str]:
         yield "step_count_per_record has no effect without the format csv or parquet"
 
 
+MOST_FILES = 1_000_000
+"""Files of a run from which on file systems and readers take long to list them."""
+
+
+def number_of_files(settings: Settings, ranks: int, steps: int) -> int:
+    """Return about how many files of signals a run writes.
+
+    Args:
+        ranks: ranks of the run; only those in ``module_ranks`` count if it names any.
+        steps: steps of the run.
+    """
+    formats = len({"csv", "parquet"} & set(settings.formats))
+    signals = sum(need(settings) for need, _ in SIGNAL_NEEDS.values()) + 2 * _OF_STATE[0](settings)
+    writing = len([rank for rank in settings.module_ranks if rank < ranks]) if settings.module_ranks else ranks
+    collected = min(settings.collect_times, -(-max(0, steps - settings.start_step) // settings.step_interval))
+    return formats * signals * writing * min(collected, -(-steps // settings.step_count_per_record))
+
+
+def many_files(settings: Settings, ranks: int, steps: int) -> Iterator[str]:
+    """Yield a sentence if a run of so many ranks and steps writes more files than is sensible."""
+    number = number_of_files(settings, ranks, steps)
+    if number <= MOST_FILES:
+        return
+    enough = settings.model_copy(update={"step_count_per_record": steps})
+    advice = "collect on fewer ranks (module_ranks) or fewer signals"
+    for count in (10, 100, 1000, 10_000, 100_000):
+        if number_of_files(settings.model_copy(update={"step_count_per_record": count}), ranks, steps) <= MOST_FILES:
+            advice = f"set step_count_per_record to {count} or more"
+            break
+    else:
+        advice += (
+            "" if number_of_files(enough, ranks, steps) > MOST_FILES else ", or set a larger step_count_per_record"
+        )
+    yield f"{ranks:,} ranks and {steps:,} steps make about {number:,} files, more than {MOST_FILES:,}: {advice}"
+
+
 def _without_rules(settings: Settings) -> Iterator[str]:
     if settings.alert.rules:
         return

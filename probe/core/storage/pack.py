@@ -233,7 +233,7 @@ def damaged(out: Path) -> list[Path]:
     """
     if not is_packed(place(out)):
         raise ValueError(f"{out}: expected a packed run, with {INDEX} in it; there is none")
-    return list(packed_index(place(out)).damaged())
+    return [on_disk(path) for path in packed_index(place(out)).damaged()]
 
 
 def _ignore(done: int, total: int, name: str) -> None:

@@ -126,7 +126,7 @@ class PackedIndex:
 
     @cached_property
     def _highest(self) -> int:
-        return max(self.directories["rank"])
+        return int(max(self.directories["rank"]))
 
     @cached_property
     def signals(self) -> dict[str, PackedSignal]:

@@ -19,7 +19,7 @@ from tests.ray_cluster import NODE, ray_cluster
 from tests.required import require
 
 require("duckdb")
-require("ray")
+ray = require("ray")
 pytestmark = pytest.mark.slow
 
 RANKS = 8
@@ -37,6 +37,7 @@ def test_a_node_that_is_lost_costs_no_piece(tmp_path: Path) -> None:
         killer = threading.Thread(target=_lose, args=(cluster, node, marks / "running"), daemon=True)
         with engine_of(cluster.address) as engine:
             assert engine.width == 3
+            assert node.node_id in [each["NodeID"] for each in ray.nodes()]
             killer.start()
             pieces = by_ranks(last_run(root, problems), least=RANKS)
             found = list(mapped(engine, Doomed(marks, node.node_id), pieces, problems))

@@ -23,8 +23,10 @@ from probe.core.analysis.report.run_cells import CellWork, SignalCells, WholeRun
 from probe.core.analysis.report.write import write_report
 from probe.core.storage.directories import last_run
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.analysis.many_ranks_data import NAMES, TENSOR_PARALLEL, replicas, usual, write_many_ranks
+from tests.core.analysis.performance_data import write_calls, write_rank
 from tests.core.analysis.report_data import write_run
 from tests.core.analysis.test_report_sizes import surveyed
 from tests.required import require
@@ -61,7 +63,7 @@ def cells(root: Path) -> tuple[CellWork, SignalCells, list[FarRank]]:
     with Rows(run.directories, Problems()) as rows:
         source = WholeRun(rows, table)
         known, _ = source.survey()
-        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()))
+        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()), table.shares())
         work = CellWork(chosen, table, tuple(table.orders()))
         [(_, found)] = source.cells(work, lambda _: None)
         [far] = farthest([far_ranks(rows, None, table, chosen)]).values()
@@ -87,15 +89,13 @@ def test_the_second_level_has_every_rank(cells: tuple[CellWork, SignalCells, lis
     assert work.plan.fine
     assert found.fine
     assert work.plan.fine.ranks_a_line == 1
-    values, missing = found.fine.cells()["norm"]
-    written = [[[planted(rank, step, row) for step in range(STEPS)] for rank in range(RANKS)] for row in range(3)]
-    half = RANKS // 2  # names of the first stage come first, then those of the second
-    np.testing.assert_allclose(values[:3, :half], np.array(written)[:, :half], rtol=1e-6)
-    np.testing.assert_allclose(values[3:, half:], np.array(written)[:, half:], rtol=1e-6)
-    assert not missing[:3, :half].any()
-    assert not missing[3:, half:].any()
-    assert missing[:3, half:].all()
-    assert missing[3:, :half].all()
+    half = RANKS // 2  # names of the first stage come first, then those of the second; a line is of one stage
+    for row in range(2 * len(NAMES)):
+        values, missing = found.fine.row_cells(row)["norm"]
+        own = range(half) if row < len(NAMES) else range(half, RANKS)
+        written = [[planted(rank, step, row % len(NAMES)) for step in range(STEPS)] for rank in own]
+        np.testing.assert_allclose(values, written, rtol=1e-6)
+        assert not missing.any()
 
 
 def test_a_line_of_the_first_level_is_the_extreme_of_its_ranks(
@@ -188,6 +188,29 @@ def test_few_ranks_in_pieces_give_the_same_page(tmp_path: Path) -> None:
     assert "Ranks over steps" not in (tmp_path / "whole.html").read_text()
 
 
+def test_the_performance_is_that_of_all_ranks_too(tmp_path: Path) -> None:
+    """Curves, throughput and communication are the same if cells are read in pieces."""
+    for rank in range(3):
+        directory = write_rank(
+            tmp_path / "run", rank, range(40), lambda step: {"step_seconds": 1 + step % 7 / 9, "loss": 1 / 3}
+        )
+        write_calls(directory, [(step, "all_reduce.fc.weight", 1, 8e6, 0.1) for step in range(40)])
+    write_report(tmp_path / "run", tmp_path / "whole.html")
+    write_report(tmp_path / "run", tmp_path / "pieces.html", engine=Shuffled())
+    assert (tmp_path / "pieces.html").read_bytes() == (tmp_path / "whole.html").read_bytes()
+    assert "Communication by call site" in (tmp_path / "whole.html").read_text()
+
+
+def test_a_packed_run_gives_the_same_page(root: Path, tmp_path: Path) -> None:
+    """But for the path in its subtitle; in one go and in pieces."""
+    pack(root, tmp_path / "packed")
+    write_report(root, tmp_path / "whole.html")
+    expected = (tmp_path / "whole.html").read_text().replace(str(root.resolve()), "")
+    for engine in (None, Shuffled()):
+        write_report(tmp_path / "packed", tmp_path / "page.html", engine=engine)
+        assert (tmp_path / "page.html").read_text().replace(str((tmp_path / "packed").resolve()), "") == expected
+
+
 @pytest.mark.parametrize(
     ("signals", "names", "ops", "steps", "ranks"),
     [(2, 100, 5, 20, 10_000), (9, 8000, 5, 5000, 1000), (1, 10, 5, 20, 100_000), (9, 600, 8, 1_000_000, 100_000)],
@@ -233,7 +256,7 @@ def test_the_command_reads_in_pieces_and_says_so_before(root: Path, tmp_path: Pa
     out = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["report", str(root), "-o", str(out), "--explain"])
     assert result.exit_code == 0, result.output
-    assert "192 files" in result.output
+    assert "96 ranks, 192 files" in result.output
     assert "comparison of replicas" in result.output
     assert not out.exists()
     result = CliRunner().invoke(

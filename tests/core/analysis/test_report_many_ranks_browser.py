@@ -53,14 +53,19 @@ def order_by(driver: Any, title: str) -> None:
     wait_until(driver, "document.getElementById('fine-heading').textContent.includes(`by ${arguments[0]}`)", title)
 
 
+def choose_row(driver: Any, label: str) -> None:
+    """Choose a row of the signal, and wait until its ranks are shown."""
+    driver.execute_script(
+        """const control = document.getElementById("row");
+        control.selectedIndex = [...control.options].findIndex((option) => option.text === arguments[0]);
+        control.dispatchEvent(new Event("change"));""",
+        label,
+    )
+    wait_until(driver, "document.getElementById('fine-heading').textContent.includes(arguments[0])", label)
+
+
 def fact(driver: Any, name: str) -> str:
     return str(driver.find_element("id", f"fine-{name}").text)
-
-
-def lines(driver: Any) -> list[str]:
-    """Labels of the second heatmap's lines, from the texts of its cells."""
-    texts = driver.execute_script("return document.getElementById('fine-plot').data[0].text.map(row => row[0])")
-    return [text.split(",")[0] for text in texts]
 
 
 def ranks_shown(driver: Any, ranks: list[int]) -> bool:
@@ -88,6 +93,7 @@ def test_the_first_finding_leads_to_its_rank(opened: Any) -> None:
 def test_a_click_on_a_line_shows_its_ranks(opened: Any) -> None:
     """The second level is unpacked for the lines that are asked for; a click there shows the rank."""
     order_by(opened, "rank")
+    choose_row(opened, f"pp0:{NAMES[0]}")
     click_cell(opened, "groups-plot", 24, 1)
     ranks_shown(opened, list(range(768, 800)))
     click_cell(opened, "fine-plot", LARGE - 768, 3)

@@ -36,6 +36,8 @@ SLOW = 3.0
 """Multiple of the others' median time after which a piece is done twice."""
 PATIENCE_SECONDS = 2.0
 """Time that no piece is too slow for."""
+GROWTH_SECONDS = 5.0
+"""Time after which the number of the cluster's CPUs is asked for again."""
 QUIET_SECONDS = 60.0
 """Time without a result after which a warning is logged."""
 
@@ -161,7 +163,7 @@ class _Call(Generic[R]):
         self._exhausted = False
         self._next = -1
         self._seconds: deque[float] = deque(maxlen=100)
-        self._width = engine.width
+        self._width, self._asked = engine.width, time.monotonic()
 
     def results(self) -> Iterator[tuple[Piece, R | Exception]]:
         latest = time.monotonic()
@@ -184,7 +186,8 @@ class _Call(Generic[R]):
 
     def _ready(self) -> list[Any]:
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=self._engine.patience_seconds / 2)
-        self._width = self._engine.width
+        if time.monotonic() - self._asked > GROWTH_SECONDS:
+            self._width, self._asked = self._engine.width, time.monotonic()
         return list(ready)
 
     def _submit_more(self) -> None:
@@ -222,14 +225,15 @@ class _Call(Generic[R]):
         try:
             outcome: _Outcome = self._ray.get(ref)
         except kinds.OutOfMemoryError:
-            yield from self._halved(each, twins, MemoryError("its worker had too little memory"))
+            yield from self._after_memory(each, twins)
         except kinds.RayTaskError as error:
             raise ValueError(f"--engine ray: a worker cannot run probe {__version__}: {_last_line(error)}") from error
         except kinds.WorkerCrashedError:
             yield from self._after_death(each, twins)
         except kinds.RayError as error:
             logger.warning("a piece was lost and is done again: %s: %s", each.piece, _last_line(error))
-            yield from self._after_loss(each, twins)
+            lost = PieceLostError(f"it was lost {LOST} times with its machine: {_last_line(error)}")
+            yield from self._after_loss(each, twins, lost)
         else:
             result = self._unpacked(outcome)
             if isinstance(result, Exception) and is_of_memory(result):
@@ -254,13 +258,18 @@ class _Call(Generic[R]):
         else:
             yield from self._halved(each, twins, WorkersDiedError())
 
-    def _after_loss(self, each: _Try, twins: list[Any]) -> Iterator[tuple[Piece, R | Exception]]:
+    def _after_memory(self, each: _Try, twins: list[Any]) -> Iterator[tuple[Piece, R | Exception]]:
+        """Halve a piece; do again one that cannot be halved, since others may have used the machine's memory."""
+        error = MemoryError("its machine had too little memory")
+        yield from (self._halved if each.piece.halves() else self._after_loss)(each, twins, error)
+
+    def _after_loss(self, each: _Try, twins: list[Any], error: Exception) -> Iterator[tuple[Piece, R | Exception]]:
         if twins:
             return
         if each.lost + 1 < LOST:
             self._again.append(each._replace(lost=each.lost + 1))
         else:
-            yield each.piece, PieceLostError(f"its machine was lost {LOST} times")
+            yield each.piece, error
 
     def _halved(self, each: _Try, twins: list[Any], error: Exception) -> Iterator[tuple[Piece, R | Exception]]:
         self._drop(twins)
@@ -302,7 +311,8 @@ def _packed(result: object) -> bytes:
     pickle = import_module("ray.cloudpickle")
     try:
         packed: bytes = pickle.dumps(result)
-        pickle.loads(packed)
+        if isinstance(result, Exception):  # many are pickled, and then not unpickled
+            pickle.loads(packed)
     except Exception as error:  # noqa: BLE001 - a class may raise anything
         text = f"{type(result).__name__}, which cannot be sent: {result if isinstance(result, Exception) else error}"
         packed = pickle.dumps(RuntimeError(text))

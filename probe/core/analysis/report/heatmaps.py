@@ -148,18 +148,30 @@ class LineSums:
         ops: ops of the signal that are wanted.
         row_of: for each row of the page the row here.
         lines: number of lines.
+        places: for each row here the place of each line among those that may have it, -1 for the others; None if every
+            line may have every row.
     """
 
     def __init__(
-        self, signal: SignalPlan, ops: Sequence[str], columns: Columns, row_of: Sequence[int], lines: int
+        self,
+        signal: SignalPlan,
+        ops: Sequence[str],
+        columns: Columns,
+        row_of: Sequence[int],
+        lines: int,
+        places: Sequence[Whole] | None = None,
     ) -> None:
         self.signal, self.ops, self.columns, self.lines = signal, tuple(ops), columns, lines
         self.row_of = np.asarray(row_of, dtype=np.int64)
+        self.rows = int(self.row_of.max(initial=-1)) + 1
+        self._places = [np.arange(lines)] * self.rows if places is None else places
+        held = [int(place.max(initial=-1)) + 1 for place in self._places]
+        self._first = np.concatenate([[0], np.cumsum(held, dtype=np.int64)])
         self._begun = False
 
     def _begin(self) -> None:
         self._begun = True
-        shape = (len(self.ops), int(self.row_of.max(initial=-1)) + 1, self.lines, len(self.columns.starts))
+        shape = (len(self.ops), int(self._first[-1]), len(self.columns.starts))
         self._high = np.full(shape, -np.inf, dtype=np.float64)
         self._low = np.full(shape, np.inf, dtype=np.float64)
 
@@ -181,25 +193,44 @@ class LineSums:
         if not self._begun:
             self._begin()
         row, line = np.divmod(found["line"], self.lines)
-        at = row, line, self.columns.of(found["start"])
+        at = self._first[row] + self._placed(row, line), self.columns.of(found["start"])
         for n in _ops_in(found, len(self.ops)):
             high, low = found[f"a{n}_0"], found[f"a{n}_1"]
             high, low = np.ma.filled(high, -np.inf), np.ma.filled(low, np.inf)  # type: ignore[no-untyped-call]
             self._high[n][at] = np.maximum(self._high[n][at], high)  # NaN stays
             self._low[n][at] = np.minimum(self._low[n][at], low)
 
+    def _placed(self, row: Whole, line: Whole) -> Whole:
+        """Places of lines among those that have a row."""
+        place = np.empty(len(row), dtype=np.int64)
+        for one in np.unique(row).tolist():
+            own = row == one
+            place[own] = self._places[one][line[own]]
+        assert (place >= 0).all(), "a line has a row that its stage has not"
+        return place
+
     def cells(self) -> dict[str, tuple[Array, Mask]]:
         """For each op the first NaN, else Inf, else the number of largest magnitude, as rows x lines x columns; and the
-        mask of missing ones."""
+        mask of missing ones. Every line may have every row."""
+        shape = (self.rows, self.lines, len(self.columns.starts))
+        of_rows = [list(self.row_cells(row).values()) for row in range(self.rows)]
+        return {
+            op: (
+                np.array([own[n][0] for own in of_rows]).reshape(shape),
+                np.array([own[n][1] for own in of_rows], dtype=np.bool_).reshape(shape),
+            )
+            for n, op in enumerate(self.ops)
+        }
+
+    def row_cells(self, row: int) -> dict[str, tuple[Array, Mask]]:
+        """Cells of one row for each op, as lines that may have it x columns."""
         if not self._begun:
             self._begin()
+        own = slice(int(self._first[row]), int(self._first[row + 1]))
         with np.errstate(invalid="ignore"):
             return {
-                op: (
-                    np.where(np.isnan(high) | (high >= -low), high, low),
-                    np.asarray(high < low),
-                )
-                for op, high, low in zip(self.ops, self._high, self._low, strict=True)
+                op: (np.where(np.isnan(high) | (high >= -low), high, low), np.asarray(high < low))
+                for op, high, low in zip(self.ops, self._high[:, own], self._low[:, own], strict=True)
             }
 
 

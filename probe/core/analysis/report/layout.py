@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -76,6 +76,8 @@ class FineSignal(NamedTuple):
     row_of: tuple[int, ...]
     """For each row of the page the row here."""
     stages: tuple[tuple[int, ...], ...]
+    """For each row here the pipeline stages that have it."""
+    page_stages: tuple[tuple[int, ...], ...]
     """For each row of the page the pipeline stages that have it."""
 
 
@@ -104,11 +106,12 @@ class ReportPlan:
     """None if each rank has a line of its own on the first level."""
 
 
-def plan(survey: Survey, ranks: int, orders: int = 1) -> ReportPlan:
+def plan(survey: Survey, ranks: int, orders: int = 1, shares: Mapping[int, float] | None = None) -> ReportPlan:
     """Choose rows and columns that the page has room for; all of them if they fit.
 
     Args:
         orders: number of orders in which groups of ranks are shown.
+        shares: share of the ranks that each pipeline stage has; None if all ranks may have all names.
     """
     many = ranks > MOST_LINES
     cells, rank_cells = (MANY_CELLS, MANY_RANK_CELLS // orders) if many else (CELLS, RANK_CELLS)
@@ -125,7 +128,7 @@ def plan(survey: Survey, ranks: int, orders: int = 1) -> ReportPlan:
     lines = min(ranks, MOST_LINES, max(1, rank_cells // max(number * min(steps, LINE_COLUMNS), 1)))
     all_ops = series * lines * min(steps, ENOUGH_COLUMNS) <= rank_cells
     rank_columns = max(LINE_COLUMNS, min(MOST_COLUMNS, rank_cells // max((series if all_ops else number) * lines, 1)))
-    fine = _fine(survey, groupings, rows, ranks, lines) if many and number else None
+    fine = _fine(survey, groupings, rows, ranks, lines, shares or {}) if many and number else None
     return ReportPlan(
         _columns(survey, max(columns, FEWEST_COLUMNS)),
         _columns(survey, rank_columns),
@@ -154,28 +157,43 @@ RowGroups = dict[str, list[SurveyRow]]
 """Labels of rows with the names that they stand for."""
 
 
-def _fine(survey: Survey, groupings: Sequence[_Depths], rows: Sequence[RowGroups], ranks: int, lines: int) -> FinePlan:
+def _fine(
+    survey: Survey,
+    groupings: Sequence[_Depths],
+    rows: Sequence[RowGroups],
+    ranks: int,
+    lines: int,
+    shares: Mapping[int, float],
+) -> FinePlan:
     """Plan the second level: every rank before every row, every row before every op."""
     columns = min(_steps(survey), LINE_COLUMNS)
-    ranks_a_line = ceil(ranks * len(rows) * columns / FINE_CELLS)
+    stages = {member.pp_stage for own in rows for members in own.values() for member in members}
+    least = len(rows) * sum(shares.get(stage, 1.0) for stage in stages)  # a row a signal and stage
+    ranks_a_line = ceil(ranks * least * columns / FINE_CELLS)
     number = ceil(ranks / ranks_a_line)
-    room = max(len(rows), FINE_CELLS // (number * columns))
-    most = max(map(len, rows))
-    while most > 1 and sum(min(len(own), most) for own in rows) > room:
-        most -= 1
-    coarse = [_coarser(own, depths, most) for own, depths in zip(rows, groupings, strict=True)]
-    all_ops = sum(len(own) * len(signal.ops) for own, signal in zip(coarse, survey.signals, strict=True)) <= room
+    room = FINE_CELLS / (number * columns)
+
+    def series(coarse: RowGroups) -> float:
+        """Rows, each as the share of the ranks that have it."""
+        return sum(min(1.0, sum(shares.get(stage, 1.0) for stage in _stages_of(own))) for own in coarse.values())
+
+    most, coarse = max(map(len, rows)), list(rows)
+    while most > 1 and sum(map(series, coarse)) > room:
+        most = most * 7 // 8
+        coarse = [_coarser(own, depths, most) for own, depths in zip(rows, groupings, strict=True)]
+    all_ops = sum(series(own) * len(signal.ops) for own, signal in zip(coarse, survey.signals, strict=True)) <= room
     signals = tuple(
         FineSignal(
             signal.ops if all_ops else (principal(signal.ops),) * bool(signal.ops),
             tuple(own),
             _row_of(page, own),
-            tuple(tuple(sorted({member.pp_stage for member in members})) for members in page.values()),
+            tuple(map(_stages_of, own.values())),
+            tuple(map(_stages_of, page.values())),
         )
         for signal, page, own in zip(survey.signals, rows, coarse, strict=True)
     )
-    series = sum(len(one.labels) * len(one.ops) for one in signals)
-    most_columns = max(columns, min(FINE_COLUMNS, FINE_CELLS // max(number * series, 1)))
+    total = sum(series(own) * len(one.ops) for own, one in zip(coarse, signals, strict=True))
+    most_columns = max(columns, min(FINE_COLUMNS, int(FINE_CELLS / max(number * total, 1))))
     return FinePlan(_columns(survey, most_columns), ranks_a_line, number, signals, ceil(number / lines))
 
 
@@ -187,6 +205,10 @@ def _coarser(rows: RowGroups, depths: _Depths, most: int) -> RowGroups:
     of = {member: n for n, own in enumerate(layers.values()) for member in own}
     nested = all(len({of[member] for member in own}) == 1 for own in rows.values())
     return layers if nested else _in_blocks(list(rows.items()), most)
+
+
+def _stages_of(members: Iterable[SurveyRow]) -> tuple[int, ...]:
+    return tuple(sorted({member.pp_stage for member in members}))
 
 
 def _row_of(rows: RowGroups, coarse: RowGroups) -> tuple[int, ...]:

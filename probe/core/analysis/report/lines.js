@@ -22,6 +22,13 @@ const Lines = {
     }));
   },
 
+  // For each line its place among those that have a row, -1 for the others: a pipeline stage has its own rows.
+  async places(n) {
+    Lines.kept ??= new Map();
+    if (!Lines.kept.has(n)) Lines.kept.set(n, await Cells.whole(Cells.packed[`places/${n}`], about.fine.lines));
+    return Lines.kept.get(n);
+  },
+
   // The ranks of a line of the second level.
   ranksOf(line) {
     const { ranksALine } = about.fine;
@@ -150,11 +157,15 @@ async function drawFine() {
   if (!Lines.span || !own.ops.length) return;
   const op = own.ops.includes(Number(byId("rank-op").value)) ? Number(byId("rank-op").value) : own.ops[0];
   const steps = fine.columns.starts.length;
-  const all = await Cells.get(`fine/${chosen.signal}/${op}/${own.rowOf[chosen.row]}`, fine.lines * steps);
+  const places = await Lines.places(own.places[own.rowOf[chosen.row]]);
+  const held = places.reduce((most, place) => Math.max(most, place), -1) + 1;
+  const all = await Cells.get(`fine/${chosen.signal}/${op}/${own.rowOf[chosen.row]}`, held * steps);
   const shown = Lines.orders[Lines.order].slice(Lines.span[0], Math.min(Lines.span[1], Lines.span[0] + MOST_FINE));
   const numbers = { ...all, mantissa: new Int32Array(shown.length * steps), exponent: new Int32Array(shown.length * steps), length: shown.length * steps };
   shown.forEach((line, n) => {
-    for (const part of ["mantissa", "exponent"]) numbers[part].set(all[part].subarray(line * steps, (line + 1) * steps), n * steps);
+    const at = places[line];
+    if (at < 0) numbers.exponent.fill(SPECIAL, n * steps, (n + 1) * steps); // its stage has no such row
+    else for (const part of ["mantissa", "exponent"]) numbers[part].set(all[part].subarray(at * steps, (at + 1) * steps), n * steps);
   });
   const labels = Array.from(shown, (line) => Lines.ranksText(Lines.ranksOf(line)));
   const signal = signalOf();

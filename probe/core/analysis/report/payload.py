@@ -130,9 +130,9 @@ def _about(run: RecordedRun, known: Survey, work: CellWork, files: RunFiles) -> 
 
 def packed_lines(n: int, signal: SignalPlan, fine: LineSums) -> Iterator[tuple[str, object]]:
     """Second level of a signal, each row by itself: the page unpacks the one that is shown."""
-    for op, (values, missing) in fine.cells().items():
-        for row in range(len(values)):
-            packed = packed_numbers(values[row], missing[row], FINE_DIGITS)
+    for row in range(fine.rows):
+        for op, (values, missing) in fine.row_cells(row).items():
+            packed = packed_numbers(values, missing, FINE_DIGITS)
             yield f"fine/{n}/{signal.ops.index(op)}/{row}", packed
 
 
@@ -143,12 +143,21 @@ def packed_attributes(work: CellWork) -> Iterator[tuple[str, object]]:
         yield f"rank/{n}", packed_array(attribute.of)
     for n, order in enumerate(work.orders):
         yield f"order/{n}", packed_array(order.lines)
+    for n, stages in enumerate(_stage_sets(work)):
+        yield f"places/{n}", packed_array(work.places(stages))
+
+
+def _stage_sets(work: CellWork) -> list[tuple[int, ...]]:
+    """Different sets of pipeline stages that have rows of the second level."""
+    fine = work.plan.fine
+    return sorted({stages for signal in fine.signals for stages in signal.stages}) if fine else []
 
 
 def about_lines(work: CellWork) -> dict[str, object]:
-    """What the page has to know of the lines of ranks."""
+    """Return the fields of the page about the lines of ranks."""
     fine = work.plan.fine
     assert fine is not None
+    sets = {stages: n for n, stages in enumerate(_stage_sets(work))}
     return {
         "ranks": len(work.table.ranks),
         "ranksALine": fine.ranks_a_line,
@@ -162,7 +171,8 @@ def about_lines(work: CellWork) -> dict[str, object]:
                 "ops": [signal.ops.index(op) for op in own.ops],
                 "labels": own.labels,
                 "rowOf": own.row_of,
-                "stages": own.stages,
+                "stages": own.page_stages,
+                "places": [sets[stages] for stages in own.stages],
             }
             for signal, own in zip(work.plan.signals, fine.signals, strict=True)
         ],

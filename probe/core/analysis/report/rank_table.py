@@ -48,13 +48,13 @@ class RankTable:
     stages: Whole
     """Pipeline stage of each directory."""
     attributes: tuple[RankAttribute, ...]
-    """What ranks have in common, their group of replicas last."""
+    """Groups that ranks have in common, that of replicas last."""
     experts: bool = False
     """True if experts are spread over ranks, so that replicas hold different ones."""
 
     def numbers(self, directories: Sequence[RankDirectory]) -> list[int]:
         """Number of each of some ranks' directories among those of the run."""
-        numbers = []
+        numbers: list[int] = []
         for n, directory in enumerate(directories):
             again = n > 0 and directories[n - 1].rank == directory.rank
             numbers.append(numbers[-1] + 1 if again else int(self.first[self.position(directory.rank)]))
@@ -63,6 +63,16 @@ class RankTable:
     def position(self, rank: int) -> int:
         """Index of a rank."""
         return int(np.searchsorted(self.ranks, rank))
+
+    def shares(self) -> dict[int, float]:
+        """Share of the ranks that have been on each pipeline stage."""
+        return {stage: len(self.ranks_of((stage,))) / len(self.ranks) for stage in np.unique(self.stages).tolist()}
+
+    def ranks_of(self, stages: Sequence[int]) -> Whole:
+        """Indices of the ranks that have been on any of the pipeline stages."""
+        there = np.flatnonzero(np.isin(self.stages, stages))
+        ranks: Whole = np.unique(np.searchsorted(self.first, there, side="right") - 1)
+        return ranks
 
     def groups(self) -> Whole:
         """For each rank the group of ranks that hold the same part of the model."""

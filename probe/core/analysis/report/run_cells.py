@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from probe.core.analysis.engines import PieceEngine, read_each
+from probe.core.analysis.performance.time_use import OTHER
 from probe.core.analysis.pieces import Cut, Piece, by_ranks, by_steps, opened
 from probe.core.analysis.report.heatmaps import Found, HeatmapSums, LineSums, list_lines, list_members
 from probe.core.analysis.report.layout import MOST_LINES, ReportPlan, SignalPlan
 from probe.core.analysis.report.rank_table import RankOrder, RankTable, Whole
 from probe.core.analysis.report.survey import Survey, SurveyPart, list_stages, merged, survey_parts
-from probe.core.messages import plural
 from probe.core.naming import RUN
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows, connect
 from probe.core.storage.layout import table_name
+from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
 
 R = TypeVar("R")
@@ -35,7 +35,7 @@ FileNames = tuple[tuple[str, int, bool], ...]
 
 
 class RunFiles(NamedTuple):
-    """What a first reading of a run, or of a piece of it, gives."""
+    """Result of the first reading of a run, or of a piece of it."""
 
     parts: list[SurveyPart]
     files: dict[str, dict[int, FileNames]]
@@ -44,7 +44,7 @@ class RunFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class CellWork:
-    """What is read of each piece of a run; it can be pickled."""
+    """Parts of each piece of a run to read; it can be pickled."""
 
     plan: ReportPlan
     table: RankTable
@@ -55,15 +55,30 @@ class CellWork:
         """Number of orders in which groups of ranks are different ones."""
         return 1 + max(order.store for order in self.orders)
 
+    def places(self, stages: Sequence[int]) -> Whole:
+        """For each line of the second level its place among those with a rank of ``stages``, -1 for the others."""
+        assert self.plan.fine is not None
+        lines = np.unique(self.table.ranks_of(stages) // self.plan.fine.ranks_a_line)
+        places = np.full(self.plan.fine.lines, -1, dtype=np.int64)
+        places[lines] = np.arange(len(lines))
+        return places
+
     def lines(self, store: int) -> Whole:
         """Line of each rank on the first level, in the order ``store``."""
         plan, number = self.plan, len(self.table.ranks)
         if plan.fine is None:
-            return np.arange(number) // plan.ranks_a_line
+            return _blocks(number, plan.ranks_a_line)
         order = next(order for order in self.orders if order.store == store)
         place = np.empty(len(order.lines), dtype=np.int64)
         place[order.lines] = np.arange(len(order.lines))
-        return place[np.arange(number) // plan.fine.ranks_a_line] // plan.fine.lines_a_line
+        of_line: Whole = place // plan.fine.lines_a_line
+        return of_line[_blocks(number, plan.fine.ranks_a_line)]
+
+
+def _blocks(number: int, size: int) -> Whole:
+    """Block of each of ``number`` ranks, ``size`` ranks each."""
+    blocks: Whole = np.arange(number) // size
+    return blocks
 
 
 @dataclass
@@ -84,7 +99,9 @@ class SignalCells:
 
     def add(self, found: Sequence[Found]) -> None:
         """Merge the result of :meth:`query` on a piece."""
-        for sums, own in zip([self.heat, *self.lines, *([self.fine] if self.fine else [])], found, strict=True):
+        self.heat.add(found[0])
+        lines = [*self.lines, *([self.fine] if self.fine else [])]
+        for sums, own in zip(lines, found[1:], strict=True):
             sums.add(own)
 
 
@@ -100,7 +117,9 @@ def signal_cells(work: CellWork, n: int) -> SignalCells:
         cells.lines.append(LineSums(signal, signal.rank_ops, plan.rank_columns, own, number))
     if plan.fine:
         fine = plan.fine.signals[n]
-        cells.fine = LineSums(signal, fine.ops, plan.fine.columns, fine.row_of, plan.fine.lines)
+        known = {stages: work.places(stages) for stages in set(fine.stages)}
+        places = [known[stages] for stages in fine.stages]
+        cells.fine = LineSums(signal, fine.ops, plan.fine.columns, fine.row_of, plan.fine.lines, places)
     return cells
 
 
@@ -109,7 +128,7 @@ class RunSource(Protocol):
 
     @property
     def run_rows(self) -> Rows:
-        """Rows that have the numbers of the run."""
+        """Rows that have the numbers of the run, and its collectives."""
 
     def survey(self) -> tuple[Survey, RunFiles]:
         """Read the names and steps."""
@@ -152,17 +171,29 @@ class WholeRun:
 
 
 class RunPieces:
-    """A run that is read in pieces, by an engine."""
+    """A run that is read in pieces, by an engine.
+
+    Args:
+        rows: the opened files of the run; None if only the workers open them.
+        run_rows: rows that have the numbers of the run, and its collectives.
+    """
 
     def __init__(
-        self, run: RecordedRun, run_rows: Rows, engine: PieceEngine, table: RankTable, problems: Problems
+        self,
+        run: RecordedRun,
+        rows: Rows | None,
+        run_rows: Rows,
+        engine: PieceEngine,
+        table: RankTable,
+        problems: Problems,
     ) -> None:
-        self._run, self.run_rows, self._engine, self._table, self._problems = run, run_rows, engine, table, problems
-        self._pieces = by_ranks(run, None, least=engine.width, cuts=CUTS)
+        self._run, self._rows, self.run_rows = run, rows, run_rows
+        self._engine, self._table, self._problems = engine, table, problems
+        self._pieces = by_ranks(run, rows, least=engine.width, cuts=CUTS)
 
     def by_steps(self, function: Callable[[Rows, Piece | None], R]) -> Iterator[R]:
         """Apply ``function`` to ranges of steps, in their order."""
-        pieces = [replace(piece, checked=True) for piece in by_steps(self._run, None, least=self._engine.width)]
+        pieces = [replace(piece, checked=True) for piece in by_steps(self._run, self._rows, least=self._engine.width)]
         yield from read_each(self._engine, function, pieces, self._problems)
 
     def survey(self) -> tuple[Survey, RunFiles]:
@@ -191,33 +222,25 @@ def opened_run(
         with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
             yield WholeRun(rows, table)
         return
-    [whole] = by_ranks(run, None, most_bytes=sys.maxsize, signals=(RUN,), manifests=True)
+    if any(directory.packed is not None for directory in run.directories):  # to open it costs one file
+        with closing(connect(MEMORY)) as connection, Rows(run.directories, problems, connection) as rows:
+            yield RunPieces(run, rows, rows, engine, table, problems)
+        return
+    [whole] = by_ranks(run, None, most_bytes=sys.maxsize, signals=(RUN, OTHER), manifests=True)
     with opened(replace(whole, checked=True), problems) as rows:
-        yield RunPieces(run, rows, engine, table, problems)
+        yield RunPieces(run, None, rows, engine, table, problems)
 
 
-def pieces_of_report(root: Path) -> list[str]:
-    """Lines about what a report of the last run in ``root`` reads; names of files are listed, none is opened.
+def pieces_of_report(root: Place) -> list[tuple[str, list[Piece]]]:
+    """Pieces of the last run in ``root`` that a report reads, by what they are read for.
 
     Raises:
         ValueError: if there is no run in ``root``.
     """
     run = last_run(root, Problems())
     pieces = by_ranks(run, None, cuts=CUTS)
-    lines = [
-        f"{_amount(pieces)}, for names and steps",
-        f"{_amount(pieces)}, for the cells of the page",
-    ]
-    if len(run.ranks) > MOST_LINES:
-        lines.append(f"{_amount(by_steps(run, None))}, for the comparison of replicas")
-    return lines
-
-
-def _amount(pieces: Sequence[Piece]) -> str:
-    files = {file.path for piece in pieces for own in piece.files.values() for _, file in own}
-    size = sum(piece.bytes for piece in pieces) / 1e6
-    number = f"{len(pieces)} {plural(len(pieces), 'piece')}, {len(files)} {plural(len(files), 'file')}"
-    return f"{number}, about {size:.1f} MB"
+    found = [("names and steps", pieces), ("cells of the page", pieces)]
+    return found + [("comparison of replicas", by_steps(run, None))] * (len(run.ranks) > MOST_LINES)
 
 
 def surveyed(rows: Rows, _: Piece | None, table: RankTable) -> RunFiles:
@@ -230,7 +253,7 @@ def surveyed(rows: Rows, _: Piece | None, table: RankTable) -> RunFiles:
 
 
 def together(found: Iterable[RunFiles]) -> RunFiles:
-    """What several pieces give together."""
+    """Merge the results of several pieces."""
     whole = RunFiles([], {})
     for parts, files in found:
         whole.parts.extend(parts)

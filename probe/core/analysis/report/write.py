@@ -73,8 +73,9 @@ def write_report(
     table = rank_table(run)
     with opened_run(run, table, problems, engine) as source:
         known, files = source.survey()
-        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()))
-        work = CellWork(chosen, table, tuple(table.orders(chosen.fine.ranks_a_line if chosen.fine else 1)))
+        chosen = plan(known, len(run.ranks), 1 + max(order.store for order in table.orders()), table.shares())
+        orders = table.orders(chosen.fine.ranks_a_line) if chosen.fine else table.orders()[:1]
+        work = CellWork(chosen, table, tuple(orders))
         data, bad = payload(source.cells(work, observe), run, known, work, files)
         rows = source.run_rows
         curves = run_curves(rows)
