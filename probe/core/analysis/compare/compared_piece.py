@@ -41,6 +41,11 @@ class ComparedPiece(Piece):
         return self.other
 
 
+def span(piece: Piece) -> tuple[int, int]:
+    """Return the first and the last step that a piece may have."""
+    return piece.steps or (0, HIGHEST)
+
+
 def _with_other(half: ComparedPiece) -> ComparedPiece:
     """Return ``half`` with no more of B than belongs to it."""
     ranks = frozenset(half.ranks)
@@ -108,6 +113,9 @@ class PieceResult(NamedTuple):
     """Part of every result: which piece it is about, and what could not be read."""
 
     place: tuple[int, ...]
+    ranks: tuple[int, ...]
+    steps: tuple[int, int]
+    """First and last step of A."""
     a: ReadProblems
     b: ReadProblems
 
@@ -123,4 +131,4 @@ def opened_piece(piece: ComparedPiece, done: list[PieceResult]) -> Iterator[Open
             rows.problems = reading
             both.append(rows)
         yield OpenPiece(piece, connection, *both)
-    done.append(PieceResult(piece.place, *(ReadProblems(*each) for each in found)))
+    done.append(PieceResult(piece.place, piece.ranks, span(piece), *(ReadProblems(*each) for each in found)))

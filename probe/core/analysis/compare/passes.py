@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
 from probe.core.analysis.compare.census import Census, Wanted, count
-from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult
+from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, span
 from probe.core.analysis.compare.differences import DifferenceTables, measure
 from probe.core.analysis.compare.first_difference import DifferingRow, first_rows, request
 from probe.core.analysis.compare.side import Side
@@ -69,7 +68,7 @@ class Passes:
 
     def incomplete(self) -> frozenset[int]:
         """Return the ranks of A of which a piece has no result."""
-        return frozenset(rank for n in self._incomplete for rank in self._pieces[n].ranks)
+        return frozenset(self._incomplete)
 
     def add_problems(self, a: Side, b: Side) -> None:
         """Record the problems of both runs: those of files, then of the order of rows, then of lines."""
@@ -86,19 +85,24 @@ class Passes:
     def _each(
         self, work: Callable[[ComparedPiece], tuple[R, PieceResult]], pieces: Sequence[ComparedPiece]
     ) -> Iterator[tuple[R, PieceResult]]:
-        done: Counter[int] = Counter()
+        done: dict[int, list[tuple[int, int]]] = {}
         of_piece = cast("Callable[[Piece], tuple[R, PieceResult]]", work)  # engines keep the class of pieces
         for result, about in mapped(self._engine, of_piece, pieces, self.failed):
-            done[about.place[0]] += 1 << (_DEEPEST - len(about.place))
+            for rank in about.ranks:
+                done.setdefault(rank, []).append(about.steps)
             self._of_lines.append(about)
             yield result, about
-        numbers = {id(piece): n for n, piece in enumerate(self._pieces)}
-        whole = 1 << (_DEEPEST - 1)
-        self._incomplete |= {numbers[id(piece)] for n, piece in enumerate(pieces) if done[n] < whole}
+        for piece in pieces:
+            self._incomplete |= {rank for rank in piece.ranks if not _covered(span(piece), done.get(rank, ()))}
 
 
-_DEEPEST = 64
-"""Number of times that a piece may be halved."""
+def _covered(steps: tuple[int, int], parts: Iterable[tuple[int, int]]) -> bool:
+    """Return whether ``parts`` have all of some steps."""
+    first, last = steps
+    for begin, end in sorted(parts):
+        if begin <= first <= end:
+            first = end + 1
+    return first > last
 
 
 def _by_file(found: Iterable[Problems]) -> Problems:

@@ -67,7 +67,7 @@ class PieceRows:
 
 
 def _listed(ops: Sequence[str]) -> str:
-    return "".join(f", {quoted(op)}" for op in ops)
+    return "".join(f", {quoted(op)}::DOUBLE AS {quoted(op)}" for op in ops)  # Parquet files may have whole numbers
 
 
 def _read(rows: Rows, signal: str, first: int, last: int, ops: Sequence[str]) -> str:
