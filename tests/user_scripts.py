@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from tempfile import TemporaryFile
+from typing import NamedTuple, TextIO
 
 from tests.forks import ROOT, Forked, ForkServer
 
-SECONDS = 100.0
+SECONDS = 600.0
 """After which a script is given up."""
+
+TORCH = (
+    "torch._dynamo",
+    "probe.pytorch",
+    "probe.cli.anomalies",
+    "probe.cli.compare",
+    "duckdb",
+    "httpx",
+    "tests.pytorch.toys",
+    "tests.pytorch.watching",
+)
+"""What scripts and commands import where PyTorch trains."""
 
 _servers: dict[tuple[object, ...], ForkServer] = {}
 """Those started so far, by number and what they import: they end with this process."""
@@ -23,26 +38,51 @@ def forks(*modules: str, number: int = 0) -> ForkServer:
     """The process that has imported ``modules``, for all tests of this process.
 
     Args:
+        modules: those of packages that are not installed are left out.
         number: of one of several such processes. The names of a set have another order in each.
     """
     key = (number, *modules)
     if key not in _servers:
         own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "4"}
-        _servers[key] = ForkServer(modules, own)
+        installed = [each for each in modules if find_spec(each.partition(".")[0])]
+        _servers[key] = ForkServer(installed, own)
         atexit.register(_servers[key].close)
     return _servers[key]
+
+
+class Ended(NamedTuple):
+    """What a process has left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ran(server: ForkServer, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Ended:
+    """The end of a process that ``server`` forks, which runs as ``python`` with these arguments."""
+    with TemporaryFile("w+", encoding="utf-8") as stdout, TemporaryFile("w+", encoding="utf-8") as stderr:
+        process = server.start(
+            arguments, environment=environment, cwd=str(folder), stdout=stdout.fileno(), stderr=stderr.fileno()
+        )
+        try:
+            code = process.wait(SECONDS)
+        finally:
+            process.kill()
+        stdout.seek(0)
+        stderr.seek(0)
+        return Ended(code, stdout.read(), stderr.read())
 
 
 class Running:
     """A script that runs."""
 
     def __init__(self, process: Forked, stdout: TextIO, errors: Path) -> None:
-        self.process, self.stdout, self._errors = process, stdout, errors
+        self.stdout, self._process, self._errors = stdout, process, errors
 
     @property
     def returncode(self) -> int | None:
         """The exit code of a script that has ended."""
-        return self.process.returncode
+        return self._process.returncode
 
     @property
     def errors(self) -> str:
@@ -56,20 +96,28 @@ class Running:
                 return
         raise AssertionError(self.errors)
 
-    def end(self, seconds: float = SECONDS) -> str:
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to it."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, once there is one."""
+        return self._process.wait(SECONDS)
+
+    def end(self) -> str:
         """What it prints until it ends by itself."""
-        timer = threading.Timer(seconds, self.process.kill)
+        timer = threading.Timer(SECONDS, os.kill, (self._process.pid, signal.SIGKILL))
         timer.start()
-        printed = self.stdout.read()
-        self.process.wait(seconds)
-        timer.cancel()
+        try:
+            printed = self.stdout.read()
+        finally:
+            timer.cancel()
+        self.wait()
         return printed
 
 
 @contextmanager
-def running(
-    text: str, folder: Path, *arguments: str, modules: Sequence[str], **environment: str
-) -> Iterator[Running]:
+def running(text: str, folder: Path, *arguments: str, modules: Sequence[str], **environment: str) -> Iterator[Running]:
     """A script, killed at the latest when the block ends.
 
     Args:

@@ -13,7 +13,7 @@ from tests.user_scripts import forks
 
 MODULES = ("tests.mindspore.toys", "probe.core.analysis.diagnosis.analyse")
 """Of most scripts, imported once for all processes."""
-SECONDS = 120
+SECONDS = 600
 """After which a process is given up."""
 
 
@@ -36,7 +36,9 @@ def run(script: str, ranks: int, root: Path) -> Path:
         for number, role in enumerate(({"MS_ROLE": "MS_SCHED"}, *roles)):
             log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
             server, output = forks(*MODULES, number=number % 2), log.fileno()
-            process = server.start([script], environment=environment | role, cwd=str(root), stdout=output, stderr=output)
+            process = server.start(
+                [script], environment=environment | role, cwd=str(root), stdout=output, stderr=output
+            )
             ending.callback(process.wait)
             ending.callback(process.kill)
             if role in roles:

@@ -18,9 +18,8 @@ require("torch")
 require("httpx")
 
 from tests.core.alerting.receivers import Receiver, serving, wait_for  # noqa: E402
-from tests.user_scripts import Running, running  # noqa: E402
+from tests.user_scripts import TORCH, Running, running  # noqa: E402
 
-MODULES = ("torch", "probe.pytorch")
 SCRIPT = """
 import json, os, sys, time
 import torch
@@ -62,7 +61,7 @@ class Job:
 
     def ended(self) -> int:
         """The exit code."""
-        return self.script.process.wait(60)
+        return self.script.wait()
 
 
 @contextmanager
@@ -74,7 +73,7 @@ def job(script: str, output: Path, **config: Any) -> Iterator[Job]:
         settings = {"wg_distribution": True, "format": "csv", "alert": {"channels": [channel], "group_seconds": 0}}
         arguments = json.dumps(settings | config)
         with running(
-            SCRIPT + script, output / "script", arguments, modules=MODULES, MONITOR_OUTPUT_DIR=str(output)
+            SCRIPT + script, output / "script", arguments, modules=TORCH, MONITOR_OUTPUT_DIR=str(output)
         ) as training:
             yield Job(training, receiver)
 
@@ -106,7 +105,7 @@ def test_sigterm_is_sent_and_ends_the_process(tmp_path: Path) -> None:
     # One long sleep would not end if the signal came just before it.
     with job("print('trained', flush=True)\nwhile True:\n    time.sleep(0.05)\n", tmp_path) as training:
         assert [training.script.stdout.readline().strip() for _ in range(2)] == ["began", "trained"]
-        training.script.process.send_signal(signal.SIGTERM)
+        training.script.send_signal(signal.SIGTERM)
         assert training.ended() == -signal.SIGTERM
         (alert,) = training.alerts("sigterm")
     assert alert["labels"]["step"] == "20"

@@ -16,7 +16,7 @@ require("torch")
 
 from tests import user_scripts  # noqa: E402
 from tests.pytorch.watching import Row, read  # noqa: E402
-from tests.user_scripts import Running  # noqa: E402
+from tests.user_scripts import TORCH, Running  # noqa: E402
 
 BEGIN = """
 import os, resource, signal, sys
@@ -42,12 +42,9 @@ def say(what):
 """
 
 
-MODULES = ("torch", "probe.pytorch", "tests.pytorch.toys", "tests.pytorch.watching")
-
-
 def running(script: str, output: Path) -> AbstractContextManager[Running]:
     """A training script in a process of its own."""
-    return user_scripts.running(BEGIN + script, output.parent, modules=MODULES, MONITOR_OUTPUT_DIR=str(output))
+    return user_scripts.running(BEGIN + script, output.parent, modules=TORCH, MONITOR_OUTPUT_DIR=str(output))
 
 
 class Ended(NamedTuple):
@@ -111,8 +108,8 @@ def test_sigterm_flushes_and_kills(output_dir: Path) -> None:
     """SIGTERM ends the process as it would without us, after everything was written."""
     with running(ENDLESS, output_dir) as process:
         process.wait_for("under way")
-        process.process.send_signal(signal.SIGTERM)
-        assert process.process.wait(60) == -signal.SIGTERM
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
     rows = read(directory_of(output_dir))
     steps = steps_of(rows, "param_updated")
     assert steps == set(range(len(steps))) >= set(range(20))
@@ -143,7 +140,7 @@ say(f"ended at {monitor.step}")
 """
     with running(script.replace("BEFORE", str(when == "before")), output_dir) as process:
         process.wait_for("under way")
-        process.process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         out = process.end()
         assert (process.returncode, process.errors) == (0, "")
     steps = steps_of(read(directory_of(output_dir)), "param_updated")
@@ -156,8 +153,8 @@ def test_sigkill_leaves_readable_files(output_dir: Path) -> None:
     script = ENDLESS.replace('say("under way")', 'assert monitor.flush(); say("under way")')
     with running(script, output_dir) as process:
         process.wait_for("under way")
-        process.process.kill()
-        process.process.wait(60)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     rows = read(directory_of(output_dir))
     assert steps_of(rows, "param_updated") >= set(range(21))
     assert manifest_of(output_dir)["model"] == ["TinyNet"]
