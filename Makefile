@@ -153,7 +153,7 @@ $(VENV)/.demo-mindspore: $(PACKAGING) | $(VENV)/.created
 	touch $@
 
 $(NUMPY2)/.ready: $(PACKAGING) | $(NUMPY2)/.created
-	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,analysis,alerts,services,test]"
+	$(NUMPY2)/bin/python -m pip install "numpy>=2" -e ".[tensorboard,analysis,s3,alerts,services,test]"
 	touch $@
 
 $(BENCH)/.ready: $(PACKAGING) | $(BENCH)/.created

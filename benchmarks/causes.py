@@ -99,7 +99,7 @@ def measure(ranks: int, kept: int, case: Callable[[int, int, random.Random], lis
         episode = Episode(first, last, last + 12, own, len(own), Counter(AnomalyNan=len(own)))
         judged.append(EvaluatedRank(rank, [episode], sampled=1000, first_step=0, last_step=1013))
     groups = places(ranks, named)
-    start = time.monotonic()
+    start, busy = time.monotonic(), time.process_time()
     incidents = incidents_of(judged, CausalPaths(Topology(groups)))
     classes: Counter[str] = Counter()
     for incident in incidents:
@@ -107,11 +107,11 @@ def measure(ranks: int, kept: int, case: Callable[[int, int, random.Random], lis
         same = [located.rank for located in begun if located.place == begun[0].place]
         text = paragraph(kind_of(incident, begun[0], same), incident, begun, Evidence("", "norm", ()), [])
         classes.update(cause.value for _, cause in incident.findings)
-    seconds = time.monotonic() - start
+    seconds, busy = time.monotonic() - start, time.process_time() - busy
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     groups_text = "groups" if named else "stages"
     print(
-        f"{case.__name__:10} {groups_text:7} {seconds:6.1f} s  peak {peak:5.0f} MiB  "
+        f"{case.__name__:10} {groups_text:7} {seconds:6.1f} s ({busy:.1f} s of CPU)  peak {peak:5.0f} MiB  "
         f"{classes[Cause.initiating.value]:,} initiating of {sum(classes.values()):,}, {len(text):,} characters",
         flush=True,
     )

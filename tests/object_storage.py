@@ -72,7 +72,7 @@ def environment(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def seaweedfs(folder: Path) -> Iterator[ObjectServer]:
+def seaweedfs(folder: Path, port: int = 0) -> Iterator[ObjectServer]:
     """SeaweedFS in one process, with its data in ``folder``; a folder that has data is gone on with."""
     program = _program("weed")
     keys = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
@@ -80,13 +80,14 @@ def seaweedfs(folder: Path) -> Iterator[ObjectServer]:
     (folder / "s3.json").write_text(
         json.dumps({"identities": [{**keys, "actions": ["Admin", "Read", "List", "Tagging", "Write"]}]})
     )
-    port = free_port()
+    port = port or free_port()
     command = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-s3", f"-s3.port={port}", "-s3.iam=false"]
     command += [f"-s3.config={folder / 's3.json'}", "-volume.max=20", "-master.volumeSizeLimitMB=64"]
     for part in ("master", "volume", "filer"):
         first = free_port()
         command += [f"-{part}.port={first}", f"-{part}.port.grpc={free_port()}"]
     command += [f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += ["-master.telemetry=false"]  # it would report statistics of the cluster to its makers
     with _running(command, folder / "weed.log", f"http://127.0.0.1:{port}") as server:
         yield server
 

@@ -48,7 +48,8 @@ def found(*languages: str) -> list[object]:
 
 def commands() -> list[list[str]]:
     """Arguments of ``probe`` in each line of a command block."""
-    lines = (line for guide in GUIDES for block in blocks(guide) for line in block.text.splitlines())
+    texts = (re.sub(r"\\\n(> )?", "", block.text) for guide in GUIDES for block in blocks(guide))  # continued lines
+    lines = (line for text in texts for line in text.splitlines())
     typed = (
         shlex.split(re.split(r" > ", line.removeprefix("$ "))[0], comments=True) for line in lines if "probe " in line
     )

@@ -194,9 +194,9 @@ class Param(NamedTuple):
     def _kind(self) -> str:
         (bare,) = {each for each in get_args(self.type) or (self.type,) if each is not type(None)}
         bare = get_args(bare)[0] if get_origin(bare) is list else bare
-        if issubclass(bare, Enum):
+        if bare is not Any and issubclass(bare, Enum):
             return ", ".join(choice.value for choice in bare).replace(", ", " or ")
-        kind = {Path: "path", str: "text", int: "whole number", float: "number"}[bare]
+        kind = {Path: "path", Any: "path or URL", str: "text", int: "whole number", float: "number"}[bare]
         return kind + (f" from {self.info.min} on" if self.info.min is not None else "")
 
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine, in_this_process
+from probe.cli.engines import explain as explain_pieces
 from probe.cli.places import RunPlace
 from probe.core.analysis.anomaly_processor import first, write
 from probe.core.analysis.diagnosis.analyse import Analysis, analyse
@@ -21,10 +23,11 @@ from probe.core.analysis.diagnosis.explain import value
 from probe.core.analysis.diagnosis.export import as_json, entry, key_of_entry
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.run_findings import run_lines
+from probe.core.analysis.pieces import by_ranks
 from probe.core.analysis.report.findings import summary
 from probe.core.messages import complain, printable
 from probe.core.storage.anomaly_runs import Kept
-from probe.core.storage.directories import find
+from probe.core.storage.directories import find, last_run
 from probe.core.storage.layout import cell_name
 from probe.core.storage.location import Place
 from probe.core.storage.problems import Problems
@@ -44,6 +47,9 @@ def anomalies(
     topk: Annotated[int, typer.Option("--topk", "-k", min=1, help="Number of findings that are shown.")] = 8,
     steps: Annotated[str, typer.Option(help="Steps whose findings count, such as 10-20,25; all if not given.")] = "",
     as_machine: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    engine: EngineName = None,
+    jobs: Jobs = None,
+    explain: Explain = False,
 ) -> None:
     """Name the first cause in the files of all ranks: kind, place, rank and step, and its consequences.
 
@@ -52,11 +58,12 @@ def anomalies(
     Exit code 0 if nothing was found in what was judged, 1 if something was found or data were skipped, 2 for wrong use
     or if nothing could be judged: then the findings of the run itself are shown.
     """
-    errors = Console(stderr=True)
     try:
         wanted = chosen(steps)
-        with errors.status("reading") as status:
-            analysis = analyse(directory, wanted, status.update)
+        if explain:
+            _explain(directory)
+            return
+        analysis = _analysed(directory, wanted, engine, jobs)
         shown = [(key_of_entry(each), entry(each, cause, analysis.topology)) for each, cause in _first(analysis, topk)]
         written = write(out, shown) if out else None
     except (ValueError, ImportError) as error:
@@ -76,6 +83,23 @@ def anomalies(
         raise typer.Exit(2)
     found = analysis.diagnosis or analysis.of_run or analysis.unexplained
     raise typer.Exit(1 if found or analysis.problems.skipped else 0)
+
+
+def _analysed(directory: Place, wanted: list[int], engine: str | None, jobs: int | None) -> Analysis:
+    """Analyse a run in this process, or in pieces by the engine of the options."""
+    if in_this_process(engine, jobs):
+        with Console(stderr=True).status("reading") as status:
+            return analyse(directory, wanted, status.update)
+    with chosen_engine(engine, jobs) as pieces:
+        return analyse(directory, wanted, engine=pieces)
+
+
+def _explain(directory: Place) -> None:
+    """Print the pieces of the run and what reading them takes."""
+    problems = Problems()
+    explain_pieces(by_ranks(last_run(directory, problems)))
+    for line in problems.lines():
+        complain(line, "warning")
 
 
 def chosen(text: str) -> list[int]:
@@ -125,13 +149,13 @@ def _show(analysis: Analysis, topk: int) -> None:
 
 def _show_dumped(directory: Place, topk: int) -> None:
     """Show the findings of the latest run if no run has files: a run with the format api alone writes none."""
-    with suppress(ValueError):
+    with suppress(ValueError, ImportError):
         find(directory, Problems())
         return  # there are files, and something else is wrong
     try:
         kept = Kept(directory, Problems())
         found = first(kept, topk)
-    except ValueError:  # there are none
+    except (ValueError, ImportError):  # there are none
         return
     typer.echo(printable(f"nothing could be judged; the rules of {kept.of} reported {kept.number:,} while it ran:"))
     for _, each in found:

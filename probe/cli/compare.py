@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probe.cli import refusing
+from probe.cli.engines import EngineName, Explain, Jobs, chosen_engine
 from probe.cli.places import run_argument
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def compare(
     most: Annotated[int, typer.Option("--top", "-k", min=1, help="How many rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page, such as compare.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
+    engine: EngineName = None,
+    jobs: Jobs = None,
+    explain_only: Explain = False,
 ) -> None:
     """Compare two runs: print the first row that differs by more than rounding, in causal order.
 
@@ -43,10 +47,18 @@ def compare(
     tolerance; 1 if they differ, or if data had to be left out; 2 for wrong use.
     """
     from probe.core.analysis.compare.compare import compare as compared
+    from probe.core.analysis.compare.compare import planned
+    from probe.core.analysis.pieces import reading_cost
 
     with refusing(ValueError, ImportError):
         options = _options(mapping, steps, step_offset, rank, signals, ops, rtol, common)
-        found = compared(a, b, options, most)
+        if explain_only:
+            pieces = planned(a, b, options)
+            cost = reading_cost(each for piece in pieces for each in (piece, piece.of_b()))
+            typer.echo(str(cost._replace(pieces=len(pieces))))
+            return
+        with chosen_engine(engine, jobs, "comparing") as chosen:
+            found = compared(a, b, options, most, chosen)
         if out:
             _write(out, found)
     from probe.core.analysis.compare import explain

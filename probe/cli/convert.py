@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from probe.cli import refusing
+from probe.cli.engines import EngineName, chosen_engine
 from probe.cli.places import run_argument
 from probe.core.analysis.convert import csv2tb as curves
 from probe.core.analysis.convert.csv2db import CSV2DBConfig, convert
@@ -91,12 +92,20 @@ def csv2tb(
     process_num: Processes = 1,
     data_type_list: DataTypes = None,
     output_dirpath: OutputFolder = None,
+    engine: EngineName = None,
 ) -> None:
     """Convert a run's CSV and Parquet files to curves: OUTPUT/rank{rank}/{kind}, for `tensorboard --logdir OUTPUT`.
+
+    With --engine ranks are converted in pieces, PROCESS_NUM at a time; machines of a cluster must share both folders.
 
     Exit code 0 if all was converted; 1 if something could not be read or written; 2 for wrong use.
     """
     kinds = _listed(data_type_list)
-    with refusing(ValueError, ImportError), _progress("folders") as observe:
-        done = curves.convert(monitor_path, time_start, time_end, process_num, kinds, output_dirpath, observe)
+    interval = monitor_path, time_start, time_end, process_num, kinds, output_dirpath
+    if engine:
+        with refusing(ValueError, ImportError), chosen_engine(engine, process_num, "converting") as chosen:
+            done = curves.convert(*interval, engine=chosen)
+    else:
+        with refusing(ValueError, ImportError), _progress("folders") as observe:
+            done = curves.convert(*interval, observe)
     _ended(done.summary, done.problems)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from probe.core.analysis.engines import PieceEngine, PiecesDone, engine_of
+from probe.core.analysis.engines import ADDRESS, PieceEngine, PiecesDone, engine_of
 from probe.core.analysis.pieces import Piece, reading_cost
 from probe.core.messages import plural
 
@@ -37,6 +38,11 @@ Jobs = Annotated[
 Explain = Annotated[
     bool, typer.Option("--explain", help="Print the pieces, bytes and requests that the command takes; read no table.")
 ]
+
+
+def in_this_process(spec: str | None, jobs: int | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the options ask for no other process, so that a run is read as a whole."""
+    return (spec == "local" or (spec is None and not environ.get(ADDRESS))) and (jobs or 1) == 1
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 from probe.core.messages import plural
@@ -73,6 +74,14 @@ class Piece:
             if len(found) > 1:
                 return tuple(found)
         return ()
+
+    def of_ranks(self, ranks: Iterable[int]) -> Piece:
+        """Return the part of some ranks."""
+        return _split_by_ranks(self, dict.fromkeys(ranks, 0), 1)[0]
+
+    def of_steps(self, first: int, last: int) -> Piece:
+        """Return the part from step ``first`` to ``last``, both included."""
+        return _split_by_steps(self, [first, last + 1])[0]
 
     def __str__(self) -> str:
         ranks = self.ranks
@@ -149,19 +158,31 @@ def reading_cost(pieces: Iterable[Piece]) -> ReadingCost:
 
 
 @contextmanager
-def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
+def opened(
+    piece: Piece,
+    problems: Problems,
+    connection: Connection | None = None,
+    schema: str = "main",
+    left_out: Mapping[str, str] | None = None,
+) -> Iterator[Rows]:
     """Open the rows of a piece: the views have its ranks, steps and signals alone.
 
     Problems that are known since the run was opened are not recorded again; a file that has gone since is. The numbers
     of a signal are those that the files of the piece have. A worker process uses one thread.
+
+    Args:
+        connection: a database that holds other rows too, which its owner closes; else one of its own.
+        schema: schema of the views in the database.
+        left_out: for some signals an SQL condition of the rows that are left out.
     """
-    opening, conditions = Problems(), {"": "false"}
+    if connection is None:
+        with closing(connected()) as own, opened(piece, problems, own, schema, left_out) as rows:
+            yield rows
+        return
+    opening, conditions = Problems(), {"": "false", **(left_out or {})}
     packed = any(directory.packed is not None for directory in piece.directories)
     files = piece.files if packed else None
-    with (
-        closing(_connection()) as connection,
-        Rows(piece.directories, opening, connection, left_out=conditions, files=files) as rows,
-    ):
+    with Rows(piece.directories, opening, connection, schema, conditions, files) as rows:
         gone = set() if packed else _gone(piece, rows)
         if gone or not piece.checked:
             problems.extend(opening)
@@ -169,8 +190,8 @@ def opened(piece: Piece, problems: Problems) -> Iterator[Rows]:
             problems.add(path, "it was there when the run was listed, and cannot be read any more: left out")
         rows.problems = problems
         if piece.steps is not None:
-            first, last = piece.steps
-            conditions.update(dict.fromkeys(rows.signals, f"step NOT BETWEEN {first} AND {last}"))
+            outside = "step NOT BETWEEN {} AND {}".format(*piece.steps)
+            conditions |= {s: " OR ".join([outside, *filter(None, [conditions.get(s)])]) for s in rows.signals}
         if not packed:
             rows.files = {signal: list(own) for signal, own in _restricted(rows.files, piece).items()}
         yield rows
@@ -200,7 +221,8 @@ def with_threads(number: int) -> Iterator[None]:
 _THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
-def _connection() -> Connection:
+def connected() -> Connection:
+    """Open a database for the rows of a piece; a worker process uses one thread."""
     in_worker = multiprocessing.parent_process() is not None
     return connect(threads=_THREADS.get() or (1 if in_worker else None))
 
@@ -287,7 +309,7 @@ def _filled(piece: Piece) -> Piece:
 def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
     """Return the first step of each file within the piece, the step after its last, and its share of bytes and rows."""
     low, high = piece.steps or (0, HIGHEST)
-    ranks = [directory.rank for directory in piece.directories]
+    ranks = sorted(piece.ranks)
     found = []
     for files in piece.files.values():
         for _, file, end in _with_ends(files):
@@ -299,10 +321,16 @@ def _spans(piece: Piece) -> list[tuple[int, int, float, float]]:
 
 
 def _share_of_ranks(file: TableFile, ranks: Sequence[int]) -> float:
+    """Return the share of a file's ranks that is among ``ranks``, which are sorted."""
     if file.ranks is None:
         return 1.0
-    first, last = file.ranks
-    return sum(first <= rank <= last for rank in ranks) / (last - first + 1)
+    return len(_within(ranks, file)) / (file.ranks[1] - file.ranks[0] + 1)
+
+
+def _within(ranks: Sequence[int], file: TableFile) -> range:
+    """Return the positions in ``ranks``, which are sorted, of those that a file of several ranks may have."""
+    first, last = file.ranks or (0, -1)
+    return range(bisect_left(ranks, first), bisect_right(ranks, last))
 
 
 def _number(whole: Piece, most_bytes: int, least: int) -> int:
@@ -311,19 +339,50 @@ def _number(whole: Piece, most_bytes: int, least: int) -> int:
 
 def _parts_of_ranks(piece: Piece, number: int) -> list[Piece]:
     """Return about ``number`` pieces of whole ranks, of about equal bytes; fewer if there are fewer ranks."""
-    size = dict.fromkeys(sorted(piece.ranks), 0.0)
+    ranks = sorted(piece.ranks)
+    at = {rank: n for n, rank in enumerate(ranks)}
+    bounds = _cut(_bytes_of_ranks(piece, ranks, at), number)
+    part_of = {rank: n for n, (first, end) in enumerate(bounds) for rank in ranks[first:end]}
+    return _split_by_ranks(piece, part_of, len(bounds))
+
+
+def _split_by_ranks(piece: Piece, part_of: Mapping[int, int], number: int) -> list[Piece]:
+    """Return ``number`` pieces; ``part_of`` has the piece of each rank that is kept."""
+    directories: list[list[RankDirectory]] = [[] for _ in range(number)]
+    places: list[tuple[int, int] | None] = []
     for directory in piece.directories:
-        size[directory.rank] += OPENING
-    for files in piece.files.values():
-        for n, file in files:
-            if file.ranks is None:
-                size[piece.directories[n].rank] += file.bytes or 0
-            else:
-                own = [rank for rank in size if file.ranks[0] <= rank <= file.ranks[1]]
-                size.update((rank, size[rank] + (file.bytes or 0) / len(own)) for rank in own)
-    bounds = _cut(list(size.values()), number)
-    ranks = list(size)
-    return [_of_ranks(piece, ranks[first:end]) for first, end in bounds]
+        part = part_of.get(directory.rank)
+        places.append(None if part is None else (part, len(directories[part])))
+        if part is not None:
+            directories[part].append(directory)
+    ranks = sorted(part_of)
+    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in range(number)]
+    for signal, own in piece.files.items():
+        for n, file in own:
+            if file.ranks is not None:
+                for part in sorted({part_of[ranks[at]] for at in _within(ranks, file)}):
+                    first = next((i for i, d in enumerate(directories[part]) if d.rank >= file.ranks[0]), None)
+                    if first is not None:
+                        files[part].setdefault(signal, []).append((first, file))
+            elif (place := places[n]) is not None:
+                files[place[0]].setdefault(signal, []).append((place[1], file))
+    parts = zip(directories, files, strict=True)
+    return [_filled(replace(piece, directories=tuple(own), files=_as_tuples(listed))) for own, listed in parts]
+
+
+def _bytes_of_ranks(piece: Piece, ranks: Sequence[int], at: Mapping[int, int]) -> list[float]:
+    sizes = [0.0] * len(ranks)
+    for directory in piece.directories:
+        sizes[at[directory.rank]] += OPENING
+    for n, file in chain.from_iterable(piece.files.values()):
+        within = [at[piece.directories[n].rank]] if file.ranks is None else _within(ranks, file)
+        for place in within:
+            sizes[place] += (file.bytes or 0) / len(within)
+    return sizes
+
+
+def _as_tuples(files: Mapping[str, Sequence[tuple[int, TableFile]]]) -> Files:
+    return {signal: tuple(own) for signal, own in files.items()}
 
 
 def _cut(sizes: Sequence[float], number: int) -> list[tuple[int, int]]:
@@ -334,24 +393,6 @@ def _cut(sizes: Sequence[float], number: int) -> list[tuple[int, int]]:
             found.append(n)
         at += size
     return list(pairwise([*found, len(sizes)]))
-
-
-def _of_ranks(piece: Piece, ranks: Iterable[int]) -> Piece:
-    chosen = frozenset(ranks)
-    places = [n for n, directory in enumerate(piece.directories) if directory.rank in chosen]
-    new = {old: n for n, old in enumerate(places)}
-    files: dict[str, tuple[tuple[int, TableFile], ...]] = {}
-    for signal, own in piece.files.items():
-        kept = tuple((new.get(n, 0), file) for n, file in own if _is_of(file, n, new, chosen))
-        if kept:
-            files[signal] = kept
-    return _filled(replace(piece, directories=tuple(piece.directories[n] for n in places), files=files))
-
-
-def _is_of(file: TableFile, n: int, new: Mapping[int, int], ranks: frozenset[int]) -> bool:
-    if file.ranks is None:
-        return n in new
-    return any(file.ranks[0] <= rank <= file.ranks[1] for rank in ranks)
 
 
 def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
@@ -374,10 +415,17 @@ def _parts_of_steps(piece: Piece, number: int) -> list[Piece]:
         inner = [first + (after - first) * part // parts for part in range(parts + 1)]
         cells += [(begin, density * (end - begin)) for begin, end in pairwise(inner)]
     begins = [cells[first][0] for first, _ in _cut([size for _, size in cells], number)]
-    limits = [low, *begins[1:], high + 1]
-    return [_of_steps(piece, first, after - 1) for first, after in pairwise(limits)]
+    return _split_by_steps(piece, [low, *begins[1:], high + 1])
 
 
-def _of_steps(piece: Piece, first: int, last: int) -> Piece:
-    part = replace(piece, steps=(first, last))
-    return _filled(replace(part, files=_restricted(piece.files, part)))
+def _split_by_steps(piece: Piece, limits: Sequence[int]) -> list[Piece]:
+    """Return the pieces from each of ``limits`` to the step before the next."""
+    files: list[dict[str, list[tuple[int, TableFile]]]] = [{} for _ in limits[1:]]
+    for signal, own in piece.files.items():
+        for n, file, end in _with_ends(own):
+            for part in range(max(bisect_right(limits, file.first) - 1, 0), min(bisect_left(limits, end), len(files))):
+                files[part].setdefault(signal, []).append((n, file))
+    return [
+        _filled(replace(piece, steps=(first, after - 1), files=_as_tuples(listed)))
+        for (first, after), listed in zip(pairwise(limits), files, strict=True)
+    ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 from probe.core.messages import plural
@@ -89,7 +90,8 @@ def find(
     root = place(root)
     if not root.is_dir():
         expected = "expected the directory in which ranks have written"
-        raise ValueError(f"{root}: {expected}; there is none of this name: give MONITOR_OUTPUT_DIR")
+        advice = "give MONITOR_OUTPUT_DIR" if isinstance(root, Path) else "nothing is listed there: check the bucket"
+        raise ValueError(f"{root}: {expected}; there is none of this name: {advice}")
     within = _interval(time_start, time_end)
     if is_packed(root):
         return _found_in_pack(root, problems, within, (time_start, time_end), pattern)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from probe.core.storage.location import Location
-from probe.core.storage.object_store import Store, stores
 from probe.core.storage.sql import unescaped
 
 
@@ -17,13 +16,14 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
 
     Args:
         protocol: scheme of the URLs, such as ``s3``.
+        found: returns the location of a URL.
     """
 
     cachable = False
 
-    def __init__(self, protocol: str) -> None:
+    def __init__(self, protocol: str, found: Callable[[str], Any]) -> None:
         super().__init__()
-        self.protocol = protocol
+        self.protocol, self._found = protocol, found
 
     def unstrip_protocol(self, name: str) -> str:
         """Return ``name``, which is a URL."""
@@ -34,41 +34,28 @@ class DuckdbFiles(AbstractFileSystem):  # type: ignore[misc] # fsspec has no typ
         return [unescaped(path)]
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-        return _found(path).open(mode)
+        return self._found(path).open(mode)
 
     def exists(self, path: str, **_: Any) -> bool:
-        return _found(path).is_file()
+        return bool(self._found(path).is_file())
 
     isfile = exists
 
     def isdir(self, path: str) -> bool:
-        return _found(path).is_dir()
+        return bool(self._found(path).is_dir())
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return name, size and kind."""
-        return {"name": path, "size": _found(path).stat().st_size, "type": "file"}
+        return {"name": path, "size": self._found(path).stat().st_size, "type": "file"}
 
     def size(self, path: str) -> int:
-        return _found(path).stat().st_size
+        return int(self._found(path).stat().st_size)
 
     def modified(self, path: str) -> datetime:
-        return datetime.fromtimestamp(_found(path).stat().st_mtime, timezone.utc)
+        return datetime.fromtimestamp(self._found(path).stat().st_mtime, timezone.utc)
 
 
-def register(connection: Any, store: Store) -> None:
-    """Let ``connection`` open the URLs of ``store``."""
-    protocol = store.root.partition("://")[0]
+def register(connection: Any, protocol: str, found: Callable[[str], Any]) -> None:
+    """Let ``connection`` open the URLs of a scheme."""
     if protocol not in connection.list_filesystems():
-        connection.register_filesystem(DuckdbFiles(protocol))
-
-
-def _found(url: str) -> Location:
-    """Return the location of ``url`` in the newest store that knows it.
-
-    Raises:
-        FileNotFoundError: if none does.
-    """
-    for store in stores():
-        if f"{url}/".startswith(f"{store.root}/") and (entry := store.entry(url)):
-            return Location(url, store, entry)
-    raise FileNotFoundError(2, "expected an object of a run that is open", url)
+        connection.register_filesystem(DuckdbFiles(protocol, found))

@@ -264,6 +264,8 @@ def coverage_of(text: str | None) -> Coverage | None:
 
 PART_SQL = f"coalesce(regexp_replace({COVERAGE}, '{_OVER}.*', ''), '')"
 """SQL of the part that a row is about, without the ranks that hold the other parts; empty for a whole tensor."""
+SHARERS_SQL = f"regexp_replace({COVERAGE}, '.*{_OVER}', '')"
+"""SQL of the ranks that hold the parts of a tensor, as text."""
 HOLDS_NO_TERM_SQL = f"({COVERAGE} IS NULL OR {COVERAGE} NOT LIKE '% {_TERM} %')"
 """SQL condition: true if a row is about elements, not about the terms of a sum."""
 

@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
-from probe.core.storage.object_store import Entry, LocationError, Store, new_store, store_of
+from probe.core.storage.object_store import ListedObject, LocationError, ObjectStore, new_store, store_of, stores
 
 MARK = "://"
 """Text that distinguishes a URL from a path."""
@@ -50,8 +50,8 @@ class Location:
 
     url: str
     """URL without credentials and without a slash at its end."""
-    store: Store = field(repr=False)
-    entry: Entry | None = field(default=None, repr=False)
+    store: ObjectStore = field(repr=False)
+    entry: ListedObject | None = field(default=None, repr=False)
     """Size, time and version as listed; None if it is not listed yet, or is a folder."""
 
     def __str__(self) -> str:
@@ -185,18 +185,18 @@ class Location:
     def _at(self, url: str) -> Location:
         return Location(url, self.store, self.store.known(url))
 
-    def _entry(self) -> Entry | None:
+    def _entry(self) -> ListedObject | None:
         return self.entry or self.store.entry(self.url)
 
 
 Place: TypeAlias = Path | Location
-"""Where a run, or a file of it, is read."""
+"""Folder or file of a run."""
 
 
 class _ObjectReader(io.RawIOBase):
     """Bytes of an object by position."""
 
-    def __init__(self, location: Location, entry: Entry) -> None:
+    def __init__(self, location: Location, entry: ListedObject) -> None:
         self._location, self._size, self._at = location, entry.size, 0
         self._entry = entry
 
@@ -263,7 +263,7 @@ def on_disk(place: Place) -> Path:
 def fetch_ahead(places: Iterable[Place]) -> None:
     """Fetch the objects that are small enough to be read as a whole, many at a time; paths are left as they are. What
     cannot be fetched is an error once it is opened."""
-    by_store: dict[Store, list[str]] = {}
+    by_store: dict[ObjectStore, list[str]] = {}
     for place in places:
         if isinstance(place, Location):
             by_store.setdefault(place.store, []).append(place.url)
@@ -280,7 +280,7 @@ def readable_by_duckdb(connection: Any, place: Place) -> None:
     if isinstance(place, Location):
         from probe.core.storage.duckdb_files import register
 
-        register(connection, place.store)
+        register(connection, place.url.partition(MARK)[0], _found)
 
 
 def failure_of(error: BaseException | None, places: Iterable[Place]) -> LocationError | None:
@@ -291,7 +291,19 @@ def failure_of(error: BaseException | None, places: Iterable[Place]) -> Location
     return None
 
 
-def _restored(url: str, root: str, token: str, entry: Entry | None) -> Location:
+def _found(url: str) -> Location:
+    """Return the location of an object in the newest store that has it.
+
+    Raises:
+        FileNotFoundError: if none does.
+    """
+    for store in stores():
+        if f"{url}/".startswith(f"{store.root}/") and (entry := store.entry(url)):
+            return Location(url, store, entry)
+    raise FileNotFoundError(2, "expected an object of a run that is open", url)
+
+
+def _restored(url: str, root: str, token: str, entry: ListedObject | None) -> Location:
     store = store_of(root, token)
     if entry:
         store.learn(url, entry)

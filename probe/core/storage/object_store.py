@@ -65,7 +65,7 @@ class LocationError(OSError, ValueError):
         return LocationError, (self.filename, self.strerror)
 
 
-class Entry(NamedTuple):
+class ListedObject(NamedTuple):
     """An object as listed."""
 
     size: int
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
     """ETag, or empty where the storage has none."""
 
 
-class Store:
+class ObjectStore:
     """The file system of one run, its listing, and a copy of what was read, in a file without a name.
 
     Args:
@@ -86,7 +86,7 @@ class Store:
 
     def __init__(self, root: str, token: str, recursive: bool) -> None:
         self.root, self.token, self._recursive = root, token, recursive
-        self._entries: dict[str, Entry | None] = {}
+        self._entries: dict[str, ListedObject | None] = {}
         self._folders: dict[str, set[str] | None] = {}
         self._lock = threading.RLock()
         self._large = threading.Semaphore(LARGE_AT_ONCE)
@@ -94,20 +94,21 @@ class Store:
         self._parts: dict[tuple[str, int], tuple[int, int]] = {}
         self._failures: dict[str, LocationError] = {}
         self._failed: LocationError | None = None
+        self._unlisted: dict[str, LocationError] = {}
         self._fs: Any = None
         self._copy: Any = None
 
     # listing
 
-    def known(self, url: str) -> Entry | None:
+    def known(self, url: str) -> ListedObject | None:
         """Return the entry of ``url`` if it is listed already, without a request."""
         return self._entries.get(url)
 
-    def learn(self, url: str, entry: Entry) -> None:
+    def learn(self, url: str, entry: ListedObject) -> None:
         """Keep the entry of an object that another process has listed."""
         self._entries.setdefault(url, entry)
 
-    def entry(self, url: str) -> Entry | None:
+    def entry(self, url: str) -> ListedObject | None:
         """Return the entry of an object; None if there is none.
 
         Raises:
@@ -133,7 +134,11 @@ class Store:
         """Return the names in ``url``, listed once; None if there is no such folder."""
         with self._lock:
             within = f"{url}/".startswith(f"{self.root}/")
+            if url in self._unlisted:
+                raise self._unlisted[url]
             if url not in self._folders and within and self._recursive:
+                if self.root in self._unlisted:
+                    raise self._unlisted[self.root]
                 if self.root not in self._folders:
                     self._take(self.root, recursive=True)
                 return self._folders.setdefault(url, None)
@@ -151,9 +156,10 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except Exception as error:  # noqa: BLE001 - each storage has errors of its own
-            raise LocationError(url, _explained(error, "a folder that can be listed")) from None
+            self._unlisted[url] = LocationError(url, _explained(error, "a folder that can be listed"))
+            raise self._unlisted[url] from None
 
-    def _asked(self, url: str) -> Entry | None:
+    def _asked(self, url: str) -> ListedObject | None:
         """Ask for a single object."""
         try:
             about = self.fs.info(self._path(url))
@@ -190,7 +196,7 @@ class Store:
 
     # reading
 
-    def read(self, url: str, entry: Entry, at: int, size: int) -> bytes:
+    def read(self, url: str, entry: ListedObject, at: int, size: int) -> bytes:
         """Return ``size`` bytes from ``at`` on, fewer if the object or a part of it ends before.
 
         Raises:
@@ -212,7 +218,7 @@ class Store:
         known = [(url, self.entry(url)) for url in urls]
         wanted = [(url, entry) for url, entry in known if entry and entry.size <= WHOLE and (url, 0) not in self._parts]
 
-        def fetch(pair: tuple[str, Entry]) -> None:
+        def fetch(pair: tuple[str, ListedObject]) -> None:
             with suppress(LocationError):  # the reader of the object gets the same error
                 self.read(*pair, 0, 1)
 
@@ -225,7 +231,7 @@ class Store:
         failed = self._failed
         return failed if failed and failed.strerror and str(failed) in str(error) else None
 
-    def _fetch(self, url: str, entry: Entry, begin: int, end: int) -> bytes:
+    def _fetch(self, url: str, entry: ListedObject, begin: int, end: int) -> bytes:
         if url in self._failures:
             raise self._failures[url]
         try:
@@ -248,7 +254,7 @@ class Store:
             raise self._failures[url] from None
         return data
 
-    def _requested(self, url: str, entry: Entry, begin: int, end: int) -> tuple[bytes, str]:
+    def _requested(self, url: str, entry: ListedObject, begin: int, end: int) -> tuple[bytes, str]:
         """Return the bytes of a part, and the version of the object that they are of; empty if it is unknown."""
         path, whole = self._path(url), begin == 0 and end == entry.size
         if end == begin:
@@ -307,13 +313,13 @@ def part_at(size: int, at: int) -> tuple[int, int]:
     return begin, min(begin + step, body)
 
 
-_STORES: weakref.WeakValueDictionary[str, Store] = weakref.WeakValueDictionary()
-_RECENT: deque[Store] = deque(maxlen=2)
+_STORES: weakref.WeakValueDictionary[str, ObjectStore] = weakref.WeakValueDictionary()
+_RECENT: deque[ObjectStore] = deque(maxlen=2)
 """Stores of locations from other processes, kept for the next location of the same run: a comparison has two."""
 _REGISTRY = threading.Lock()
 
 
-def new_store(url: str) -> Store:
+def new_store(url: str) -> ObjectStore:
     """Return the store of the run at ``url``, as a user wrote it.
 
     Raises:
@@ -333,7 +339,7 @@ def new_store(url: str) -> Store:
     return _made(f"{scheme}://{rest.rstrip('/')}", uuid.uuid4().hex, recursive=True)
 
 
-def store_of(root: str, token: str) -> Store:
+def store_of(root: str, token: str) -> ObjectStore:
     """Return the store of a location that came from another process: the same one for all of its locations."""
     with _REGISTRY:
         held = _STORES.get(token)
@@ -343,15 +349,15 @@ def store_of(root: str, token: str) -> Store:
     return held
 
 
-def _made(root: str, token: str, recursive: bool) -> Store:
+def _made(root: str, token: str, recursive: bool) -> ObjectStore:
     with _REGISTRY:
         held = _STORES.get(token)
         if held is None:
-            held = _STORES[token] = Store(root, token, recursive)
+            held = _STORES[token] = ObjectStore(root, token, recursive)
         return held
 
 
-def stores() -> list[Store]:
+def stores() -> list[ObjectStore]:
     """Return the stores that are in use, the newest first."""
     with _REGISTRY:
         return list(_STORES.values())[::-1]
@@ -370,11 +376,11 @@ def _file_system(url: str) -> Any:
         raise LocationError(url, _explained(error, f"{package} to be set up")) from None
 
 
-def _entry(about: Mapping[str, Any]) -> Entry:
+def _entry(about: Mapping[str, Any]) -> ListedObject:
     """Return the entry of what a file system says about an object."""
     times = (about.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
     version = next((about[key] for key in ("ETag", "etag") if about.get(key)), "")
-    return Entry(int(about.get("size") or 0), _seconds(next(filter(None, times), None)), str(version).strip('"'))
+    return ListedObject(int(about.get("size") or 0), _seconds(next(filter(None, times), None)), str(version).strip('"'))
 
 
 def _seconds(time: object) -> float:
@@ -388,7 +394,7 @@ def _seconds(time: object) -> float:
     return float(time) if isinstance(time, int | float) else 0.0
 
 
-def _changed(entry: Entry, version: str, came: int, expected: int) -> str:
+def _changed(entry: ListedObject, version: str, came: int, expected: int) -> str:
     about = f"expected {expected:,} bytes; {came:,} came" if came != expected else "it has another version"
     if version and version == entry.version:
         return f"{about}: the answer was cut short; try again"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from probe.core.storage.location import Place
-
 _GLOB = re.compile(r"[\[*?]")
 _ESCAPED = re.compile(r"\[([\[*?])\]")
 
@@ -21,7 +19,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def pattern_of(path: Place) -> str:
+def pattern_of(path: object) -> str:
     """Return the pattern that matches the file ``path`` alone: DuckDB reads every path as a pattern."""
     return _GLOB.sub(r"[\g<0>]", str(path))
 
@@ -31,7 +29,7 @@ def unescaped(pattern: str) -> str:
     return _ESCAPED.sub(r"\g<1>", pattern)
 
 
-def listed(paths: Sequence[Place]) -> str:
+def listed(paths: Sequence[object]) -> str:
     """Return ``paths`` as a list for DuckDB's readers."""
     return f"[{', '.join(literal(pattern_of(path)) for path in paths)}]"
 

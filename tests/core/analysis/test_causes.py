@@ -391,6 +391,20 @@ def test_one_of_three_replicas_differs(tmp_path: Path) -> None:
     assert analysis.diagnosis.ranks == (1,)
 
 
+def test_a_weight_that_becomes_nan_is_no_divergence_of_replicas(tmp_path: Path) -> None:
+    """Although the fraction of its zeros then differs from that of its replicas."""
+    for rank in range(3):
+        directory = tmp_path / f"Dec03_21-34-4{rank}-rank{rank}-0000000{rank}"
+        directory.mkdir()
+        rows = [f"0,a.bias,{step},{float('nan') if step == 3 and rank == 1 else 0.5},"
+                f"{0 if step == 3 and rank == 1 else 0.25},[4],torch.float32" for step in range(5)]  # fmt: skip
+        text = "\n".join(["vpp_stage,name,step,norm,zeros,shape,dtype", *rows, ""])
+        (directory / "param_origin_0-4.csv").write_text(text, encoding="utf-8")
+    diagnosis = analyse(tmp_path).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.kind.value, diagnosis.first.rank, diagnosis.first.began) == ("NaN", 1, 3)
+
+
 def test_how_long_replicas_differ_is_told(tmp_path: Path) -> None:
     """A difference is reported only as it begins: the lack of later findings does not mean that it is over."""
 

@@ -15,7 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from probe.cli import app
+from probe.core.analysis.convert.csv2tb import convert as by_pieces
 from probe.core.analysis.convert.csv2tb import csv2tensorboard_by_step
+from probe.core.analysis.engines.local import LocalEngine
+from tests.core.analysis.cut_engine import CutEngine
 from tests.core.storage.run_files import cells_of, write_run
 
 pytestmark = pytest.mark.slow
@@ -314,3 +317,42 @@ def test_nothing_but_event_files_is_left(tmp_path: Path) -> None:
     names = [name for _, _, files in os.walk(tmp_path / "tb") for name in files]
     assert len(names) == 2
     assert all(name.startswith("events.out.tfevents.") for name in names)
+
+
+def test_pieces_change_nothing(tmp_path: Path) -> None:
+    """The same curves, numbers and problems in any number of pieces, in any order and in other processes."""
+    for rank in range(5):
+        directory = write_run(tmp_path / "run", rank, range(5))
+        if rank % 2:
+            path = next(directory.glob("actv_*.csv"))
+            path.write_text(path.read_text()[:-9])
+    plain = by_pieces(tmp_path / "run", tmp_path / "plain")
+    assert plain.rows
+    assert len(plain.problems.lines()) == 2
+    engines = [*(CutEngine(number, seed=number) for number in (1, 2, 7)), LocalEngine(2)]
+    for n, engine in enumerate(engines):
+        done = by_pieces(tmp_path / "run", tmp_path / str(n), engine=engine)
+        assert (done.rows, done.files, done.problems) == (plain.rows, plain.files, plain.problems)
+        assert read_all(tmp_path / str(n)) == read_all(tmp_path / "plain")
+        assert not list((tmp_path / str(n)).glob(".*"))
+
+
+def test_a_failed_piece_is_named(tmp_path: Path) -> None:
+    """Its ranks have no curves, and the conversion is not complete."""
+    for rank in range(3):
+        write_run(tmp_path / "run", rank, range(3))
+    done = by_pieces(tmp_path / "run", tmp_path / "tb", engine=CutEngine(3, failing=[1]))
+    assert done.problems.lines() == [f"{tmp_path / 'run'}: rank 1: OSError: the machine is gone: left out"]
+    assert done.problems.skipped
+    assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["rank0", "rank2"]
+
+
+def test_the_command_has_engines(tmp_path: Path) -> None:
+    """``--engine local -j 2`` converts by ranks; another name is wrong use."""
+    for rank in range(2):
+        write_run(tmp_path / "run", rank, range(3))
+    command = ["csv2tb", str(tmp_path / "run"), "-o", str(tmp_path / "tb"), "--engine"]
+    assert CliRunner().invoke(app, [*command, "nowhere"]).exit_code == 2
+    result = CliRunner().invoke(app, [*command, "local", "-j", "2"])
+    assert result.exit_code == 0
+    assert len(read_all(tmp_path / "tb")) == 4

@@ -213,8 +213,7 @@ def test_the_test_finds_a_lost_path() -> None:
         ([*range(20), 30], "ranks 0-19,30 (21 in all)"),
         (
             [*range(8), *range(100, 2100, 3), 2101],
-            "ranks 0-7,100,103,106,109,112,115,118,121,124,127,130,133,136,139,142,145,148,151,154 and 649 more "
-            "(676 in all)",
+            f"ranks 0-7,{','.join(map(str, range(100, 157, 3)))} and 649 more (676 in all)",
         ),
     ],
 )

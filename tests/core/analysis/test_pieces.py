@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from probe.core.output.sinks.parquet import ParquetSink
 from probe.core.records import Batch, Key
 from probe.core.storage.directories import RecordedRun, last_run
 from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.pack import pack
 from probe.core.storage.problems import Problems
 from tests.core.analysis.causes_data import write_rank, write_run
 from tests.core.analysis.pieces_data import Table, merged, table
@@ -204,3 +207,43 @@ def test_the_cost_is_that_of_the_files(whole: tuple[RecordedRun, Table, Problems
     assert (cost.pieces, cost.ranks, cost.files) == (3, RANKS + 1, len(files))
     assert cost.bytes == pytest.approx(sum(path.stat().st_size for path in files), abs=len(files))
     assert str(cost).startswith("3 pieces: 10 ranks, ")
+
+
+@pytest.fixture(scope="module")
+def packed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, packed into several files."""
+    folder = tmp_path_factory.mktemp("packed") / "run"
+    pack(root, folder, block_bytes=20_000)
+    return folder
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 64])
+@pytest.mark.parametrize("cut", [by_ranks, by_steps])
+def test_pieces_of_a_packed_run_hold_every_row_once(
+    whole: tuple[RecordedRun, Table, Problems], packed: Path, cut: Cutter, number: int
+) -> None:
+    """Pieces of a packed run give the rows of the run as it was written."""
+    problems = Problems()
+    run = last_run(packed, problems)
+    with Rows(run.directories, problems) as rows:
+        pieces = cut(run, rows, least=number)
+    assert [replace(piece, checked=True) for piece in cut(run, least=number)] == pieces
+    random.Random(number).shuffle(pieces)
+    with engine_of("local") as engine:
+        assert merged(list(read_each(engine, table, pieces, problems))) == whole[1]
+    assert problems.number == 1
+    assert all(0 <= n < len(piece.directories) for piece in pieces for own in piece.files.values() for n, _ in own)
+
+
+def test_a_packed_file_that_is_missing_fails_its_pieces_by_name(packed: Path, tmp_path: Path) -> None:
+    """No answer is over fewer ranks than it says: a piece whose packed file has gone is a problem."""
+    copy = tmp_path / "run"
+    shutil.copytree(packed, copy)
+    problems = Problems()
+    pieces = by_ranks(last_run(copy, problems), least=3)
+    pieces[0].files["actv"][0][1].path.unlink()
+    with engine_of("local") as engine:
+        found = list(read_each(engine, table, pieces, problems))
+    assert len(found) < len(pieces)
+    assert problems.skipped
+    assert str(pieces[0]) in "\n".join(map(str, problems.kept))

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from probe.core.analysis.compare.census import Census
+from probe.core.analysis.compare.compared_piece import ComparedPiece, divided
 from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, coarsest
-from probe.core.analysis.compare.first_difference import DifferingRow, executed, first_rows
+from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.analysis.compare.name_map import nearest
-from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, opened
+from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, only_ranks, pair_ranks, wanted
+from probe.core.analysis.compare.passes import Passes
+from probe.core.analysis.compare.side import Side, found
+from probe.core.analysis.engines import PieceEngine
+from probe.core.analysis.engines.local import LocalEngine
 from probe.core.storage.location import Place
 
 MOST_POINTS = 1000
 """Most steps for which growth is listed; more are merged into ranges of steps, with the largest in each."""
 MOST_NAMES = 400
 """Most names of a signal for which growth is listed."""
+LEAST_EACH = 4
+"""Pieces for each that is worked on at a time, if there are as many ranks: the last ones end at about the same time."""
 MOST_LISTED = 100
 """Most names in one run alone that are listed."""
 
@@ -96,55 +105,101 @@ class Comparison(NamedTuple):
         return not self.beyond and self.rows > 0 and (self.common or not self.one_sided)
 
 
-def compare(a: Place, b: Place, options: Options = Options(), most: int = 20) -> Comparison:  # noqa: B008 - it is frozen
+def compare(
+    a: Place,
+    b: Place,
+    options: Options = Options(),  # noqa: B008 - it is frozen
+    most: int = 20,
+    engine: PieceEngine | None = None,
+) -> Comparison:
     """Compare the runs that began last in two directories.
 
-    Memory does not grow with the number of ranks or steps: results lie in tables of DuckDB, which may spill to disk.
+    Memory does not grow with the number of ranks or steps: they are compared in pieces, and results lie in tables of
+    DuckDB, which may spill to disk. Results depend neither on the number of pieces nor on their order.
 
     Args:
         most: greatest number of differing rows in the result.
+        engine: does the work; None for this process.
 
     Raises:
         ValueError: if a run cannot be read, if they have nothing in common, or if the options name data that they lack.
         ImportError: if DuckDB is missing.
     """
-    with opened(a, b) as (side_a, side_b):
-        sides = Sides(side_a, side_b, options)
-        dtype = coarsest(sides.dtypes())
-        relative = RELATIVE[dtype] if options.relative is None else options.relative
-        tables = DifferenceTables(sides, relative)
-        first = first_rows(tables, most)
-        rows, beyond, only_a, only_b = _totals(tables)
-        found = Comparison(
-            a=str(a),
-            b=str(b),
-            tolerance=relative,
+    side_a, side_b = found("a", a), found("b", b)
+    ranks = pair_ranks(side_a, side_b, options)
+    chosen = engine or LocalEngine(1)
+    passes = Passes(chosen, divided(side_a, side_b, ranks, options.step_offset, _least(chosen)))
+    census = passes.count(wanted(options))
+    _check_readable(census, passes, side_a, side_b)
+    sides = Sides(side_a, side_b, options, census)
+    dtype = coarsest(sides.dtypes())
+    relative = RELATIVE[dtype] if options.relative is None else options.relative
+    with DifferenceTables(sides.pairing(relative)) as tables:
+        passes.measure(tables, census)
+        first, executed = passes.first_rows(tables, most, ranks[0][0])
+        compared = _compared(sides, tables, first, executed)._replace(
             dtype="" if options.relative is not None else dtype,
-            rows=rows,
-            beyond=beyond,
-            first=first,
-            before=_before(tables, first),
-            steps=tables.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0],
-            ranks=sides.ranks,
-            signals=sides.signals,
-            renamed=len(sides.pairs.renamed),
-            by_framework=sides.pairs.frameworks,
-            common=options.common,
-            only_rows=(only_a, only_b),
-            only_names=_only_names(tables, rows),
-            only_steps=sides.only_steps,
-            only_ranks=sides.only_ranks,
-            only_signals=sides.only_signals,
-            counts=_counts(tables),
-            growth=[_growth(tables, signal) for signal in sides.signals],
-            layers=[_layers(tables, signal) for signal in sides.signals],
-            problems=[],
-            skipped=False,
+            ranks=[pair for pair in ranks if pair[0] not in passes.incomplete()],
         )
         duplicated = [f"{signal}: rows come twice in a step: one of each is taken" for signal in tables.duplicated]
-        read = [side.problems for side in (sides.a, sides.b)]
+    passes.add_problems(side_a, side_b)
+    read = [passes.failed, side_a.problems, side_b.problems]
     lines = [line for problems in read for line in problems.lines()]
-    return found._replace(problems=lines + duplicated, skipped=any(problems.skipped for problems in read))
+    return compared._replace(problems=lines + duplicated, skipped=any(problems.skipped for problems in read))
+
+
+def planned(a: Place, b: Place, options: Options = Options()) -> list[ComparedPiece]:  # noqa: B008 - it is frozen
+    """Return the pieces in which two runs are compared in this process; none of their files is opened.
+
+    Raises:
+        ValueError: if a run cannot be found, or they have no rank in common.
+    """
+    side_a, side_b = found("a", a), found("b", b)
+    return divided(side_a, side_b, pair_ranks(side_a, side_b, options), options.step_offset)
+
+
+def _least(engine: PieceEngine) -> int:
+    return 1 if engine.width == 1 else LEAST_EACH * engine.width
+
+
+def _check_readable(census: Census, passes: Passes, a: Side, b: Side) -> None:
+    for side in (a, b):
+        if not census.signals(side.letter):
+            passes.add_problems(a, b)
+            problems = [*passes.failed.lines(), *side.problems.lines()]
+            raise ValueError("\n".join([f"{side.root}: expected files of the monitor; none can be read", *problems]))
+
+
+def _compared(
+    sides: Sides, tables: DifferenceTables, first: list[DifferingRow], executed: Mapping[str, Mapping[str, int]]
+) -> Comparison:
+    rows, beyond, only_a, only_b = _totals(tables)
+    return Comparison(
+        a=str(sides.a.root),
+        b=str(sides.b.root),
+        tolerance=tables.relative,
+        dtype="",
+        rows=rows,
+        beyond=beyond,
+        first=first,
+        before=_before(tables, first),
+        steps=(sides.steps[0], sides.steps[-1]),
+        ranks=[],
+        signals=sides.signals,
+        renamed=len(sides.names.renamed),
+        by_framework=sides.names.frameworks,
+        common=sides.options.common,
+        only_rows=(only_a, only_b),
+        only_names=_only_names(tables, rows),
+        only_steps=sides.only_steps,
+        only_ranks=only_ranks(sides.a, sides.b, sides.options),
+        only_signals=sides.only_signals,
+        counts=_counts(tables),
+        growth=[_growth(tables, signal) for signal in sides.signals],
+        layers=[_layers(tables, signal, executed.get(signal, {})) for signal in sides.signals],
+        problems=[],
+        skipped=False,
+    )
 
 
 def _totals(tables: DifferenceTables) -> tuple[int, int, int, int]:
@@ -165,7 +220,7 @@ def _counts(tables: DifferenceTables) -> list[tuple[str, int, int, float]]:
     found = {row[0]: row for row in tables.connection.execute(query).fetchall()}
     return [
         (signal, int(found[signal][1]), int(found[signal][2]), found[signal][3] * tables.relative)
-        for signal in tables.sides.signals
+        for signal in tables.pairing.signals
         if signal in found
     ]
 
@@ -198,8 +253,8 @@ def _growth(tables: DifferenceTables, signal: str) -> Growth:
     return Growth(signal, [row[0] for row in found], [row[1] * tables.relative for row in found])
 
 
-def _layers(tables: DifferenceTables, signal: str) -> Layers:
-    """Differences of the names that differ most."""
+def _layers(tables: DifferenceTables, signal: str, places: Mapping[str, int]) -> Layers:
+    """Differences of the names that differ most, by their ``places`` in the order of execution."""
     chosen = (
         "SELECT name FROM by_name WHERE signal = $signal GROUP BY name HAVING max(excess) IS NOT NULL "  # noqa: S608
         f"ORDER BY max(excess) DESC, name LIMIT {MOST_NAMES}"
@@ -210,8 +265,7 @@ def _layers(tables: DifferenceTables, signal: str) -> Layers:
     )
     found = tables.connection.execute(query, {"signal": signal}).fetchall()
     cells = {(name, bin_): None if excess is None else excess * tables.relative for name, bin_, excess in found}
-    places = executed(tables, signal)
     names = sorted({name for name, _ in cells}, key=lambda name: (places.get(name, math.inf), name))
     bins = sorted({bin_ for _, bin_ in cells})
     differences = [[cells.get((name, bin_)) for bin_ in bins] for name in names]
-    return Layers(signal, names, [tables.first_step + bin_ * tables.bin_width for bin_ in bins], differences)
+    return Layers(signal, names, [tables.bins.first + bin_ * tables.bins.width for bin_ in bins], differences)

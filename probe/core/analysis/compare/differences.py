@@ -9,9 +9,14 @@ counts as at least ``FLOOR`` times the largest root mean square of its signal, r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from probe.core.analysis.compare.pairing import KEY, Sides
+from probe.core.analysis.compare.census import Census
+from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, opened_piece
+from probe.core.analysis.compare.pairing import KEY, RowPairing
+from probe.core.analysis.compare.piece_rows import PieceRows
+from probe.core.storage.duckdb_reader import connect, fill
 from probe.core.storage.sql import quoted
 
 RELATIVE: dict[str, float] = {"float64": 1e-4, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.25, "float8": 0.5}
@@ -107,37 +112,40 @@ class Measure:
 
 COLUMNS = 200
 """Most ranges of steps for which differences are kept, for each name."""
+MOST_WAITING = 1_000_000
+"""Rows of pieces that are kept before they are merged."""
+MEMORY = "128MB"
+"""Memory for the merged differences; beyond it files are used."""
 
 
-class DifferenceTables:
-    """Results of comparing: the tables ``by_step`` (signal, step and micro step) and ``by_name`` (signal, name as A has
-    it, and ``bin``, a range of steps).
+class PieceDifferences:
+    """Differences of the pairs of rows of a piece.
 
-    Both have the number of ``rows`` compared, of those ``beyond`` the tolerance and of rows in one run alone, and the
-    largest difference, ``excess``, in multiples of the tolerance.
+    Args:
+        duplicated: signals with duplicate rows, of which the first of each counts.
     """
 
-    def __init__(self, sides: Sides, relative: float) -> None:
-        self.sides, self.relative = sides, relative
-        self.connection = sides.connection
-        self.duplicated: list[str] = []
-        """Signals with duplicate rows."""
-        first, last = self.connection.execute("SELECT min(step), max(step) FROM steps").fetchall()[0]
-        self.first_step = int(first)
-        self.bin_width = (int(last) - int(first)) // COLUMNS + 1
-        """Number of steps in a range."""
-        self.connection.execute(_TABLES)
-        for signal in sides.signals:
-            self._compare(signal)
+    def __init__(self, rows: PieceRows, duplicated: Collection[str] = ()) -> None:
+        self.rows, self.pairing, self.connection = rows, rows.pairing, rows.connection
+        self._duplicated = duplicated
+
+    def measure(self, signal: str) -> Measure:
+        pairing = self.pairing
+        return Measure(pairing.chosen[signal], pairing.ops[signal], pairing.relative, pairing.decimals)
 
     def pairs(self, signal: str, first: int, last: int, *more: str) -> str:
-        """Query for the paired rows of A and B, with their ``excess`` and the columns ``more`` of both.
-
-        The table ``scales`` must have been made for the signal.
-        """
-        a, b = self.sides.selected(signal, first, last)
-        if signal in self.duplicated:
-            a, b = (f"SELECT DISTINCT ON ({', '.join(KEY)}) * FROM ({side})" for side in (a, b))  # noqa: S608
+        """Query for the paired rows of A and B in a range of A's steps, with their ``excess`` and the columns ``more``
+        of both. It reads tables that are made here, and holds until the next call."""
+        a, b = self.rows.selected(signal, first, last)
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE rows_a AS {a}")
+        self.connection.execute(_SCALES)
+        a = "FROM rows_a"
+        if signal in self._duplicated:
+            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE rows_b AS {b}")
+            a, b = (
+                f"SELECT DISTINCT ON ({', '.join(KEY)}) * FROM rows_{side} ORDER BY {', '.join(KEY)}, rowid"  # noqa: S608
+                for side in "ab"
+            )
         measure = self.measure(signal)
         excesses = [measure.excess(op) for op in measure.ops]
         sizes = [f"regexp_extract_all({side}.shape, '[0-9]+')" for side in "ab"]  # (3, 2) is [3, 2]
@@ -154,41 +162,109 @@ class DifferenceTables:
             "LEFT JOIN scales AS s ON s.rank = a.rank AND s.step = a.step"
         )
 
-    def measure(self, signal: str) -> Measure:
-        decimals = max(self.sides.a.decimals, self.sides.b.decimals)
-        return Measure(self.sides.chosen(signal), self.sides.ops(signal), self.relative, decimals)
 
-    def scale(self, signal: str) -> None:
-        """Create the table ``scales``: the largest root mean square in A for each rank and step."""
-        self.connection.execute(
-            "CREATE OR REPLACE TEMP TABLE scales AS SELECT rank, step, rms FROM seen "
-            "WHERE side = 'a' AND signal = ? AND step IS NOT NULL",
-            [signal],
-        )
+class MeasuredSignal(NamedTuple):
+    """Differences of the rows of a signal in a piece, as columns."""
 
-    def _compare(self, signal: str) -> None:
-        self.scale(signal)
-        for first, last in self.sides.windows(signal):
-            self._measure(signal, first, last)
-        ((paired_more,),) = self.connection.execute(_MORE_THAN_SEEN, {"signal": signal}).fetchall()
-        if paired_more and signal not in self.duplicated:
-            self.duplicated.append(signal)
-            for table in ("by_step", "by_name"):
+    by_step: dict[str, Any]
+    """Arrays by column of the table ``by_step``, except the signal; -1 where there is no excess."""
+    by_name: dict[str, Any]
+
+
+def measure(
+    piece: ComparedPiece, pairing: RowPairing, bins: Bins, signals: Sequence[str], duplicated: bool
+) -> tuple[dict[str, MeasuredSignal], PieceResult]:
+    """Measure every pair of rows of some signals in a piece.
+
+    Args:
+        duplicated: true if rows of the signals come twice, so that one of each is taken.
+    """
+    done: list[PieceResult] = []
+    with opened_piece(piece, done) as opened:
+        rows = PieceRows(opened, pairing)
+        differences = PieceDifferences(rows, signals if duplicated else ())
+        found = {signal: _measured(differences, signal, bins) for signal in signals}
+    return found, done[0]
+
+
+def _measured(differences: PieceDifferences, signal: str, bins: Bins) -> MeasuredSignal:
+    connection = differences.connection
+    connection.execute(_MEASURED)
+    for first, last in differences.rows.windows(signal):
+        pairs = differences.pairs(signal, first, last)
+        connection.execute(_MEASURE.format(pairs=pairs, first=bins.first, width=bins.width))
+    return MeasuredSignal(*(connection.execute(query).fetchnumpy() for query in (_BY_STEP, _BY_NAME)))
+
+
+class Bins(NamedTuple):
+    """Ranges of steps of equal width."""
+
+    first: int
+    width: int
+
+
+class DifferenceTables:
+    """Results of comparing: the tables ``by_step`` (signal, step and micro step) and ``by_name`` (signal, name as A has
+    it, and ``bin``, a range of steps), merged from those of pieces.
+
+    Both have the number of ``rows`` compared, of those ``beyond`` the tolerance and of rows in one run alone, and the
+    largest difference, ``excess``, in multiples of the tolerance.
+    """
+
+    def __init__(self, pairing: RowPairing) -> None:
+        self.pairing, self.relative = pairing, pairing.relative
+        self.connection = connect(MEMORY)
+        self.duplicated: list[str] = []
+        """Signals with duplicate rows."""
+        first, last = pairing.steps[0], pairing.steps[-1]
+        self.bins = Bins(first, (last - first) // COLUMNS + 1)
+        self._waiting = dict.fromkeys(_KEYS, 0)
+        self.connection.execute(_TABLES)
+        fill(self.connection, "steps", {"step": "BIGINT"}, ((step,) for step in pairing.steps))
+
+    def __enter__(self) -> DifferenceTables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def add(self, measured: Mapping[str, MeasuredSignal]) -> None:
+        """Add the differences of a piece."""
+        for signal, tables in measured.items():
+            for table, columns in (("by_step", tables.by_step), ("by_name", tables.by_name)):
+                self.connection.register("piece", columns)
+                self.connection.execute(
+                    f"INSERT INTO {table} SELECT ?, {', '.join(columns)} FROM piece",  # noqa: S608 - our own words
+                    [signal],
+                )
+                self.connection.unregister("piece")
+                self._waiting[table] += len(columns["rows"])
+                if self._waiting[table] > MOST_WAITING:
+                    self._merge(table)
+
+    def merge(self) -> None:
+        """Make one row of all rows of equal keys."""
+        for table in _KEYS:
+            self._merge(table)
+
+    def _merge(self, table: str) -> None:
+        self.connection.execute(_MERGED.format(table=table, keys=_KEYS[table]))
+        self._waiting[table] = 0
+
+    def find_duplicated(self, census: Census) -> list[str]:
+        """Return the signals of which a step has more pairs than one of the runs has rows; they are removed, to be
+        measured again."""
+        query = "SELECT signal, step, sum(rows) FROM by_step GROUP BY ALL"
+        more = set()
+        for signal, step, rows in self.connection.execute(query).fetchall():
+            keys = ("a", signal), ("b", self.pairing.signals[signal])
+            if any(rows > census.rows[key].steps.get(step, rows) for key in keys):
+                more.add(signal)
+        self.duplicated = [signal for signal in self.pairing.signals if signal in more]
+        for signal in self.duplicated:
+            for table in _KEYS:
                 self.connection.execute(f"DELETE FROM {table} WHERE signal = ?", [signal])  # noqa: S608 - our own words
-            self._compare(signal)
-
-    def _measure(self, signal: str, first: int, last: int) -> None:
-        query = _MEASURE.format(pairs=self.pairs(signal, first, last), first=self.first_step, width=self.bin_width)
-        self.connection.execute("CREATE OR REPLACE TEMP TABLE measured AS " + query)
-        for table, columns, where in (
-            ("by_step", "step, micro_step", "step IS NOT NULL"),
-            ("by_name", "own, bin", "step IS NULL"),
-        ):
-            self.connection.execute(
-                f"INSERT INTO {table} SELECT ?, {columns}, rows, beyond, only_a, only_b, excess "  # noqa: S608
-                f"FROM measured WHERE {where}",
-                [signal],
-            )
+        return self.duplicated
 
 
 def selected_numbers(ops: tuple[str, ...], measure: Measure) -> tuple[str, ...]:
@@ -201,20 +277,36 @@ def selected_numbers(ops: tuple[str, ...], measure: Measure) -> tuple[str, ...]:
 
 
 _TABLES = """
-CREATE TEMP TABLE by_step (signal VARCHAR, step BIGINT, micro_step INTEGER,
+CREATE TABLE by_step (signal VARCHAR, step BIGINT, micro_step INTEGER,
     rows BIGINT, beyond BIGINT, only_a BIGINT, only_b BIGINT, excess DOUBLE);
-CREATE TEMP TABLE by_name (signal VARCHAR, name VARCHAR, bin BIGINT,
+CREATE TABLE by_name (signal VARCHAR, name VARCHAR, bin BIGINT,
     rows BIGINT, beyond BIGINT, only_a BIGINT, only_b BIGINT, excess DOUBLE);
 """
+_KEYS = {"by_step": "signal, step, micro_step", "by_name": "signal, name, bin"}
+_COUNTS = (
+    "sum(rows)::BIGINT AS rows, sum(beyond)::BIGINT AS beyond, sum(only_a)::BIGINT AS only_a, "
+    "sum(only_b)::BIGINT AS only_b"
+)
+_MERGED = (
+    "CREATE OR REPLACE TABLE {table} AS "  # noqa: S608 - our own words
+    f"SELECT {{keys}}, {_COUNTS}, nullif(max(excess), -1) AS excess FROM {{table}} GROUP BY ALL"
+)
+_SCALES = """
+CREATE OR REPLACE TEMP TABLE scales AS
+SELECT rank, step, max(rms) FILTER (isfinite(rms)) AS rms FROM rows_a GROUP BY rank, step
+"""
+"""Largest root mean square in A for each rank and step."""
+_MEASURED = """
+CREATE OR REPLACE TEMP TABLE measured (step BIGINT, micro_step INTEGER, name VARCHAR, bin BIGINT, by_step BOOLEAN,
+    rows BIGINT, beyond BIGINT, only_a BIGINT, only_b BIGINT, excess DOUBLE)
+"""
 _MEASURE = """
-SELECT step, micro_step, own, bin, count(*) FILTER (in_a AND in_b) AS rows, count(*) FILTER (excess > 1) AS beyond,
-    count(*) FILTER (in_a AND NOT in_b AND NOT idle) AS only_a,
-    count(*) FILTER (in_b AND NOT in_a AND NOT idle) AS only_b, max(excess) AS excess
+INSERT INTO measured
+SELECT step, micro_step, own, bin, grouping(own) = 1, count(*) FILTER (in_a AND in_b), count(*) FILTER (excess > 1),
+    count(*) FILTER (in_a AND NOT in_b AND NOT idle), count(*) FILTER (in_b AND NOT in_a AND NOT idle), max(excess)
 FROM (SELECT *, (step - {first}) // {width} AS bin FROM ({pairs}))
 GROUP BY GROUPING SETS ((step, micro_step), (own, bin))
 """
-_MORE_THAN_SEEN = """
-WITH paired AS (SELECT step, sum(rows) AS rows FROM by_step WHERE signal = $signal GROUP BY step),
-have AS (SELECT side, step, sum(rows) AS rows FROM seen WHERE signal = $signal AND step IS NOT NULL GROUP BY side, step)
-SELECT count(*) FROM paired JOIN have USING (step) WHERE paired.rows > have.rows
-"""
+_PIECE = f"SELECT {{keys}}, {_COUNTS}, coalesce(max(excess), -1) AS excess FROM measured WHERE {{which}} GROUP BY ALL"  # noqa: S608
+_BY_STEP = _PIECE.format(keys="step, micro_step", which="by_step")
+_BY_NAME = _PIECE.format(keys="name, bin", which="NOT by_step")

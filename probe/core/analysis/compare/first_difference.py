@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from typing import NamedTuple
 
-from probe.core.analysis.compare.differences import DifferenceTables, difference, selected_numbers
+from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult, opened_piece
+from probe.core.analysis.compare.differences import DifferenceTables, PieceDifferences, difference, selected_numbers
+from probe.core.analysis.compare.pairing import RowPairing
+from probe.core.analysis.compare.piece_rows import PieceRows
 from probe.core.naming import signal_of
 from probe.core.rules.causal_order import position
 from probe.core.storage.batches import steps as steps_of
 from probe.core.storage.duckdb_reader import Rows
 from probe.core.storage.layout import CALL, MICRO_STEP, cell_name
+from probe.core.storage.problems import Problems
 
 
 class Number(NamedTuple):
@@ -63,7 +69,7 @@ def _sizes(shape: str) -> list[str]:
     return re.findall("[0-9]+", shape)
 
 
-class _Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows of one signal in one micro step."""
 
     step: int
@@ -72,32 +78,66 @@ class _Group(NamedTuple):
     beyond: int
 
 
-def first_rows(tables: DifferenceTables, most: int) -> list[DifferingRow]:
-    """First ``most`` rows that are beyond the tolerance.
+class Request(NamedTuple):
+    """Request for the rows that differ first."""
+
+    groups: tuple[RowGroup, ...]
+    """Groups that hold the first rows, in causal order."""
+    most: int
+    """Number of rows that are wanted of each group."""
+    micro_stepped: frozenset[str]
+    """Signals with rows for each micro step."""
+    order: tuple[int, int]
+    """Rank and step of A in whose order of execution names are listed."""
+
+    def concerns(self, piece: ComparedPiece) -> bool:
+        """Return whether the piece may have some of it."""
+        return self.has_order(piece) or any(_has(piece, group.step) for group in self.groups)
+
+    def has_order(self, piece: ComparedPiece) -> bool:
+        """Return whether the piece has the rows in whose order names are listed."""
+        rank, step = self.order
+        return _has(piece, step) and rank in piece.ranks
+
+
+def _has(piece: ComparedPiece, step: int) -> bool:
+    return piece.steps is None or piece.steps[0] <= step <= piece.steps[1]
+
+
+class Found(NamedTuple):
+    """Rows of a piece."""
+
+    rows: list[tuple[tuple[int, ...], DifferingRow]]
+    """First rows of each group that differ, each with its sort key: the group, the position in the order of execution,
+    the rank."""
+    executed: dict[str, dict[str, int]]
+    """Positions of names in the order of execution, by signal; empty if another piece has them."""
+    problems: list[tuple[tuple[int, ...], Problems]]
+    """Problems of A's rows that were read for their order, with their sort keys."""
+
+
+def request(tables: DifferenceTables, most: int, order: tuple[int, int]) -> Request:
+    """Return the request for the first ``most`` rows that are beyond the tolerance.
 
     Order: step; then weights, then one micro step after the other, forward before backward, then signals with one value
     a step; then as the rows were executed in A; then by rank.
     """
-    groups = list(_first_groups(tables, most))
-    found: list[DifferingRow] = []
-    for signal in dict.fromkeys(group.signal for group in groups):
-        found += _ordered(tables, signal, [group for group in groups if group.signal == signal])
-    places = {(group.step, group.micro_step, group.signal): n for n, group in enumerate(groups)}
-    return sorted(found, key=lambda row: places[row.step, row.micro_step, row.signal])[:most]
+    several = tables.connection.execute("SELECT DISTINCT signal FROM by_step WHERE micro_step > 0").fetchall()
+    micro_stepped = frozenset(["actv", "actv_grad", *(signal for (signal,) in several)])
+    return Request(tuple(_first_groups(tables, most, micro_stepped)), most, micro_stepped, order)
 
 
-def _first_groups(tables: DifferenceTables, most: int) -> Iterator[_Group]:
+def _first_groups(tables: DifferenceTables, most: int, micro_stepped: frozenset[str]) -> Iterator[RowGroup]:
     """Groups that hold the first ``most`` rows, in causal order."""
-    micro_stepped = _micro_stepped(tables)
 
-    def causal_order(group: _Group) -> tuple[int, int, int, int, str]:
+    def causal_order(group: RowGroup) -> tuple[int, int, int, int, str]:
         micro_step = group.micro_step if group.signal in micro_stepped else None
         return *position(group.step, signal_of(group.signal).phase, micro_step), group.signal
 
     query = "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM by_step GROUP BY step)"
     widest = int(tables.connection.execute(query).fetchall()[0][0])
     query = "SELECT step, micro_step, signal, beyond FROM by_step WHERE beyond > 0 ORDER BY step LIMIT ?"
-    groups = [_Group(*row) for row in tables.connection.execute(query, [most * max(1, widest)]).fetchall()]
+    groups = [RowGroup(*row) for row in tables.connection.execute(query, [most * max(1, widest)]).fetchall()]
     taken = 0
     for group in sorted(groups, key=causal_order):
         if taken >= most:
@@ -106,43 +146,93 @@ def _first_groups(tables: DifferenceTables, most: int) -> Iterator[_Group]:
         yield group
 
 
-def _micro_stepped(tables: DifferenceTables) -> frozenset[str]:
-    """Signals with rows for each micro step."""
-    several = tables.connection.execute("SELECT DISTINCT signal FROM by_step WHERE micro_step > 0").fetchall()
-    return frozenset(["actv", "actv_grad", *(signal for (signal,) in several)])
+def first_rows(
+    piece: ComparedPiece, pairing: RowPairing, wanted: Request, duplicated: Collection[str]
+) -> tuple[Found, PieceResult]:
+    """Return the rows of a piece that are wanted."""
+    done: list[PieceResult] = []
+    found = Found([], {}, [])
+    with opened_piece(piece, done) as opened:
+        differences = PieceDifferences(PieceRows(opened, pairing), duplicated)
+        numbers = {group: n for n, group in enumerate(wanted.groups) if _has(piece, group.step)}
+        for (signal, step), same in groupby(sorted(numbers, key=_place), key=_place):
+            of_step = {group.micro_step: numbers[group] for group in same}
+            _add_first(found, differences, signal, step, of_step, wanted)
+        if wanted.has_order(piece):
+            for n, signal in enumerate(pairing.signals):
+                with _problems_of(opened.a, found, (_LAST, n)):
+                    found.executed[signal] = _executed(opened.a, signal, wanted.order)
+    return found, done[0]
 
 
-def _ordered(tables: DifferenceTables, signal: str, groups: list[_Group]) -> list[DifferingRow]:
-    """Rows of some groups of a signal, by step and as they were executed."""
-    found: list[DifferingRow] = []
-    for step, same in groupby(sorted(groups), key=lambda group: group.step):
-        rows = list(_rows(tables, signal, step, {group.micro_step for group in same}))
-        places = _positions(tables.sides.a.rows, signal, step, {row.rank for row in rows})
-        found += sorted(rows, key=lambda row: (places[row.rank].get(_key(row), len(places[row.rank])), row.rank))
-    return found
+def _place(group: RowGroup) -> tuple[str, int]:
+    return group.signal, group.step
 
 
-def _rows(tables: DifferenceTables, signal: str, step: int, micro_steps: Iterable[int]) -> Iterator[DifferingRow]:
-    measure, micro_stepped = tables.measure(signal), signal in _micro_stepped(tables)
+def _add_first(
+    found: Found, differences: PieceDifferences, signal: str, step: int, groups: Mapping[int, int], wanted: Request
+) -> None:
+    """Add the first rows of a step that differ, for each micro step in ``groups``.
+
+    Args:
+        groups: micro steps with the number of their group.
+    """
+    connection = differences.connection
+    measure = differences.measure(signal)
     about = ("coalesce(a.own, '')", "coalesce(b.own, '')", "a.shape", "b.shape", "a.dtype", "b.dtype")
     named = [f"{cell} AS about{n}" for n, cell in enumerate(about)]
-    tables.scale(signal)
-    pairs = tables.pairs(signal, step, step, *named, *selected_numbers(measure.ops, measure))
-    wanted = ", ".join(map(str, sorted(micro_steps)))
-    query = f"SELECT * FROM ({pairs}) WHERE excess > 1 AND micro_step IN ({wanted})"  # noqa: S608 - our own numbers
-    cursor = tables.connection.execute(query)
+    pairs = differences.pairs(signal, step, step, *named, *selected_numbers(measure.ops, measure))
+    micro_steps = ", ".join(map(str, sorted(groups)))
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE differing AS "  # noqa: S608 - our own numbers
+        f"SELECT * FROM ({pairs}) WHERE excess > 1 AND micro_step IN ({micro_steps})"
+    )
+    query = "SELECT rank FROM differing GROUP BY rank ORDER BY rank"
+    kept: dict[int, list[tuple[tuple[int, ...], DifferingRow]]] = {}
+    first = next(n for n, group in enumerate(wanted.groups) if group.signal == signal)
+    for (rank,) in connection.execute(query).fetchall():
+        with _problems_of(differences.rows.a, found, (first, step, rank)):
+            places = _positions(differences.rows.a, signal, step, rank)
+        for row in _rows(differences, signal, step, rank, wanted):
+            group = groups[row.micro_step]
+            key = (group, places.get(_key(row), len(places)), rank)
+            kept.setdefault(group, []).append((key, row))
+        for group, rows in kept.items():
+            kept[group] = sorted(rows, key=lambda pair: (pair[0], _key(pair[1])))[: wanted.most]
+    found.rows.extend(pair for rows in kept.values() for pair in rows)
+
+
+_LAST = sys.maxsize
+"""Sort key of what comes after all groups."""
+
+
+@contextmanager
+def _problems_of(rows: Rows, found: Found, key: tuple[int, ...]) -> Iterator[None]:
+    """Record the problems of the block apart, with their sort key."""
+    others, rows.problems = rows.problems, Problems()
+    try:
+        yield
+    finally:
+        if rows.problems.kept:
+            found.problems.append((key, rows.problems))
+        rows.problems = others
+
+
+def _rows(differences: PieceDifferences, signal: str, step: int, rank: int, wanted: Request) -> Iterator[DifferingRow]:
+    ops = differences.measure(signal).ops
+    cursor = differences.connection.execute("SELECT * FROM differing WHERE rank = ?", [rank])
     columns = [column[0] for column in cursor.description]
     for cells in cursor.fetchall():
         row = dict(zip(columns, cells, strict=True))
-        name, name_b, shape, shape_b, dtype, dtype_b = (row[f"about{n}"] or "" for n in range(len(about)))
-        each = [(row[f"e{n}"], op, row[f"a{n}"], row[f"b{n}"]) for n, op in enumerate(measure.ops)]
+        name, name_b, shape, shape_b, dtype, dtype_b = (row[f"about{n}"] or "" for n in range(6))
+        each = [(row[f"e{n}"], op, row[f"a{n}"], row[f"b{n}"]) for n, op in enumerate(ops)]
         numbers = tuple(
-            Number(op, a, b, difference(op, a, b, excess, tables.relative), excess > 1)
+            Number(op, a, b, difference(op, a, b, excess, differences.pairing.relative), excess > 1)
             for excess, op, a, b in sorted(each, key=lambda cells: -cells[0])
         )
         yield DifferingRow(
-            signal, step, row[MICRO_STEP], micro_stepped, row["rank"], row["stage"], name, name_b, row[CALL],
-            shape, shape_b, dtype, dtype_b, row["excess"], numbers,
+            signal, step, row[MICRO_STEP], signal in wanted.micro_stepped, row["rank"], row["stage"], name, name_b,
+            row[CALL], shape, shape_b, dtype, dtype_b, row["excess"], numbers,
         )  # fmt: skip
 
 
@@ -153,20 +243,15 @@ def _key(row: DifferingRow) -> _Key:
     return row.stage, row.name, row.micro_step, row.call
 
 
-def _positions(rows: Rows, signal: str, step: int, ranks: Iterable[int]) -> dict[int, dict[_Key, int]]:
-    """Positions of rows in the step's order of execution, by rank."""
-    found: dict[int, dict[_Key, int]] = {}
-    for rank in ranks:
-        batches = [batch for each in steps_of(rows, rank, step, step, [signal]) for batch in each.batches]
-        keys = [key for batch in batches for key in batch.keys]
-        found[rank] = {(k.stage, cell_name(k), k.micro_step, k.call): n for n, k in enumerate(keys)}
-    return found
+def _positions(rows: Rows, signal: str, step: int, rank: int) -> dict[_Key, int]:
+    """Positions of a rank's rows in the step's order of execution."""
+    batches = [batch for each in steps_of(rows, rank, step, step, [signal]) for batch in each.batches]
+    keys = [key for batch in batches for key in batch.keys]
+    return {(k.stage, cell_name(k), k.micro_step, k.call): n for n, k in enumerate(keys)}
 
 
-def executed(tables: DifferenceTables, signal: str) -> dict[str, int]:
-    """Positions of names in the order of execution of the first step of A that is compared, by its first rank."""
-    places = _positions(tables.sides.a.rows, signal, tables.first_step, [tables.sides.ranks[0][0]])
+def _executed(rows: Rows, signal: str, order: tuple[int, int]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for (_, name, *_), place in next(iter(places.values())).items():
+    for (_, name, *_), place in _positions(rows, signal, order[1], order[0]).items():
         found.setdefault(name, place)
     return found

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from probe.core.analysis.convert.database_size import check_size
 from probe.core.analysis.convert.select import (
     Chosen,
     ConversionUnit,
@@ -139,12 +140,14 @@ def convert(config: CSV2DBConfig, observe: Observer | None = None) -> Imported:
         observe: called with the number of files that are done.
 
     Raises:
-        ValueError: if there is nothing to convert, or the output belongs to something else.
+        ValueError: if there is nothing to convert, or more than a database can hold in reason, or the output belongs
+            to something else.
         sqlite3.Error: if the database cannot be written. The files in it are whole: convert again to continue.
     """
     problems = Problems()
     root = checked_place("monitor_path", config.monitor_path)
     chosen = choose(root, config.time_start, config.time_end, checked_kinds(config.data_type_list), problems)
+    check_size(root, chosen)
     folder = output_folder(root, config.output_dirpath, "csv2db")
     done = Imported(folder / FILE_NAME, problems)
     with _nothing_left(done):

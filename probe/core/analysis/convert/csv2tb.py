@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +16,7 @@ from typing import NamedTuple
 from probe.core.analysis.convert.csv2db import MOST_PROCESSES
 from probe.core.analysis.convert.curves import CurveOutcome, write_folder
 from probe.core.analysis.convert.select import (
+    Chosen,
     ConversionUnit,
     Observer,
     checked_kinds,
@@ -22,13 +26,19 @@ from probe.core.analysis.convert.select import (
     output_folder,
 )
 from probe.core.analysis.convert.workers import WorkersDiedError, in_order
+from probe.core.analysis.engines import PieceEngine, mapped
+from probe.core.analysis.pieces import Piece, by_ranks
 from probe.core.messages import plural
+from probe.core.storage.directories import RecordedRun
 from probe.core.storage.event_file import curves_folder, is_event_file
 from probe.core.storage.location import Location
 from probe.core.storage.problems import Problems
 from probe.core.storage.run_directory import rank_folder
 
 logger = logging.getLogger("probe.convert")
+
+PIECES_EACH = 4
+"""Pieces for each that an engine works on at a time, if there are as many ranks."""
 
 
 @dataclass
@@ -84,6 +94,7 @@ def convert(
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | PathLike[str] | None = None,
     observe: Observer | None = None,
+    engine: PieceEngine | None = None,
 ) -> Converted:
     """Write ``rank{rank}/{kind}/events...``; files and lines that cannot be read are reported, and the rest is
     converted.
@@ -96,6 +107,8 @@ def convert(
         data_type_list: kinds, by the prefix of their files; None for all.
         output_dirpath: None for ``{curtime}_csv2tensorboard_by_step`` in ``monitor_path``.
         observe: called with the number of folders that are done.
+        engine: converts some ranks at a time, on machines that share the folders; None for ``process_num`` processes
+            of this one.
 
     Raises:
         ValueError: if a value is not of its kind, there is nothing to convert, or the output cannot be written or
@@ -116,6 +129,9 @@ def convert(
     folders = [curves_folder(done.path, rank, kind) for rank in ranks for kind in chosen.kinds]
     for folder in folders:
         _check_empty(folder)
+    if engine is not None:
+        _convert_by_ranks(engine, chosen, done, folders)
+        return done
     works = (_Work(unit, curves_folder(done.path, unit.rank, unit.kind)) for unit in chosen.units(problems))
     try:
         for number, (work, outcome) in enumerate(in_order(_convert, works, min(process_num, total)), 1):
@@ -128,6 +144,52 @@ def convert(
         _remove(folders)
         raise
     return done
+
+
+def _convert_by_ranks(engine: PieceEngine, chosen: Chosen, done: Converted, folders: Sequence[Path]) -> None:
+    """Convert pieces of whole ranks; in the order of ranks, whatever the pieces."""
+    run = RecordedRun(tuple(chosen.directories), ())
+    pieces = by_ranks(run, signals=chosen.kinds, least=1 if engine.width == 1 else PIECES_EACH * engine.width)
+    work = partial(_convert_piece, kinds=tuple(chosen.kinds), output=done.path)
+    try:
+        for problems, attempt, outcomes in mapped(engine, work, pieces, done.problems):
+            done.problems.extend(problems)
+            for rank, kind, outcome in outcomes:
+                folder = curves_folder(done.path, rank, kind)
+                _move(curves_folder(attempt, rank, kind), folder)
+                done.add(folder, outcome)
+    except BaseException:  # Ctrl-C: half of a run would look like all of it
+        _remove(folders)
+        raise
+    finally:
+        for attempt in done.path.glob(ATTEMPT.format("*")):
+            shutil.rmtree(attempt, ignore_errors=True)
+
+
+ATTEMPT = ".piece-{}.tmp"
+"""Folder of the curves of a piece until its result has come: an engine may convert a piece twice."""
+_Outcomes = list[tuple[int, str, CurveOutcome | Exception]]
+
+
+def _move(source: Path, target: Path) -> None:
+    if source.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
+
+
+def _convert_piece(piece: Piece, kinds: Sequence[str], output: Path) -> tuple[Problems, Path, _Outcomes]:
+    """Convert the ranks of a piece; return the problems of its files, the folder, and the outcome of each kind."""
+    problems, outcomes = Problems(), _Outcomes()
+    attempt = output / ATTEMPT.format(uuid.uuid4().hex)
+    for unit in Chosen(list(piece.directories), dict.fromkeys(kinds, 0)).units(problems):
+        try:
+            outcome: CurveOutcome | Exception = write_folder(unit, curves_folder(attempt, unit.rank, unit.kind))
+        except (MemoryError, ImportError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one folder's failure is not the others'
+            outcome = error
+        outcomes.append((unit.rank, unit.kind, outcome))
+    return problems, attempt, outcomes
 
 
 class _Work(NamedTuple):

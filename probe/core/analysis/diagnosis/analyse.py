@@ -7,23 +7,18 @@ from dataclasses import dataclass, field
 from math import nan
 
 from probe.core.analysis.diagnosis.causality import Cause, Incident, exchanged, incidents_of, senders
-from probe.core.analysis.diagnosis.evaluate import (
-    EvaluatedRank,
-    Extent,
-    RankEvaluator,
-    configured,
-    counted,
-    extent,
-    ops_of,
-)
+from probe.core.analysis.diagnosis.evaluate import EvaluatedRank, Extent, counted, extent
 from probe.core.analysis.diagnosis.evidence import Evidence, evidence
 from probe.core.analysis.diagnosis.explain import Kind, kind_of, on_ranks, origins, paragraph, rivals
+from probe.core.analysis.diagnosis.judge import judge, slim
 from probe.core.analysis.diagnosis.located_finding import Located
 from probe.core.analysis.diagnosis.nodes import CausalPaths
+from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.analysis.diagnosis.replicas import RULE as REPLICAS
 from probe.core.analysis.diagnosis.replicas import compare
 from probe.core.analysis.diagnosis.run_findings import RankRunFinding, run_findings
-from probe.core.analysis.diagnosis.topology import Topology, sharers, topology
+from probe.core.analysis.diagnosis.topology import Topology, topology
+from probe.core.analysis.engines import PieceEngine
 from probe.core.messages import plural
 from probe.core.naming import RUN
 from probe.core.records import Finding
@@ -103,6 +98,8 @@ def analyse(
     steps: Iterable[int] = (),
     progress: Callable[[str], None] = lambda _: None,
     connection: Connection | None = None,
+    engine: PieceEngine | None = None,
+    least: int = 1,
 ) -> Analysis:
     """Analyse the run in ``root`` that began last.
 
@@ -110,6 +107,8 @@ def analyse(
         steps: steps whose findings count; all if empty.
         progress: called with a line about each task as it begins.
         connection: database to read with.
+        engine: engine that reads the run in pieces; None to read it here as a whole. The result is the same.
+        least: number of pieces at least.
 
     Raises:
         ValueError: if there is no output of a run, or nothing of it at any of ``steps``.
@@ -121,24 +120,25 @@ def analyse(
     dump = inside.parent if inside in [directory.path for directory in run.directories] else inside
     topo = topology(run.directories)
     with Rows(run.directories, problems, connection) as rows:
-        judged, rules = _judge(rows, run, topo, wanted, progress)
+        passes = Passes(run, rows, engine, least, slim)
+        judged, rules, shared = judge(passes, wanted, progress)
         if wanted and any(rank.sampled for rank in judged) and not any(rank.counted for rank in judged):
             raise ValueError(f"{root}: expected steps of this run{_span(rows)}; it has none of those asked for")
         of_rank = {each.rank: each for each in judged}
         extra = _dumped(root, dump, run, of_rank, rules, topo, wanted, problems)
-        topo = topology(run.directories, extra.mates, sharers(rows))
+        topo = topology(run.directories, extra.mates, shared)
         progress("comparing replicas")
-        differing, aliens = compare(rows, topo, wanted)
+        differing, aliens = compare(passes, topo, wanted)
         for episode in (episode for rank in judged for episode in rank.episodes):
             episode.kept = [each._replace(call=extra.calls.get(_row(each.finding), -1)) for each in episode.kept]
         found = [*differing, *extra.live]
-        paths = _causal_paths(rows, topo, judged, found)
+        paths = _causal_paths(passes, topo, judged, found)
         incidents = [incident for incident in incidents_of(judged, paths, found) if incident.findings]
         progress("writing the diagnosis")
         main = _main(incidents)
         diagnoses = [(incident, _diagnose(rows, incident, of_rank)) for incident in incidents]
         notes = tuple(_notes(rows, aliens, judged))
-        of_run = tuple(run_findings(rows))
+        of_run = tuple(run_findings(passes))
     return Analysis(
         run,
         tuple(judged),
@@ -166,23 +166,12 @@ def _main(incidents: Sequence[Incident]) -> Incident | None:
     return next((incident for incident in begun if incident.is_non_finite), begun[0] if begun else None)
 
 
-def _judge(
-    rows: Rows, run: RecordedRun, topo: Topology, wanted: Sequence[int], progress: Callable[[str], None]
-) -> tuple[list[EvaluatedRank], set[str]]:
-    judged, rules, ops = [], set[str](), ops_of(rows)
-    for rank in run.ranks:
-        progress(f"judging rank {rank}")
-        directory = run.of(rank)[-1]
-        alert = configured(directory.manifest, directory.path, rows.problems)
-        rules |= {rule.rule_name for rule in alert.rules}
-        judged.append(RankEvaluator(rows, rank, alert, ops, topo.stage(rank)).run(wanted))
-    return judged, rules
-
-
-def _causal_paths(rows: Rows, topo: Topology, judged: Sequence[EvaluatedRank], found: Sequence[Located]) -> CausalPaths:
+def _causal_paths(
+    passes: Passes, topo: Topology, judged: Sequence[EvaluatedRank], found: Sequence[Located]
+) -> CausalPaths:
     kept = [located for each in judged for episode in each.episodes for located in episode.kept]
     firsts = {episode.first for each in judged for episode in each.episodes}
-    return CausalPaths(topo, exchanged(rows, firsts), senders([*kept, *found]))
+    return CausalPaths(topo, exchanged(passes, firsts), senders([*kept, *found]))
 
 
 def _diagnose(rows: Rows, incident: Incident, judged: dict[int, EvaluatedRank]) -> IncidentDiagnosis:

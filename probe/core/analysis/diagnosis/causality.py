@@ -6,10 +6,12 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from probe.core.analysis.diagnosis.evaluate import EvaluatedRank
 from probe.core.analysis.diagnosis.located_finding import EXCHANGE, Located
 from probe.core.analysis.diagnosis.nodes import Carried, CausalPaths, Nodes
+from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.moments import OPS
 from probe.core.rules.comm_nan import AnomalyCommNan
 from probe.core.storage.duckdb_reader import Rows
@@ -131,29 +133,49 @@ class _Ends:
         return peer_was_lost and located.phase >= EXCHANGE
 
 
-def exchanged(rows: Rows, steps: Collection[int]) -> dict[int, list[Carried]]:
+Bad = dict[tuple[int, frozenset[int]], tuple[set[int] | None, set[int]]]
+"""By step and group: ranks that sent NaN or Inf, None if no inputs were recorded, and ranks that received it."""
+
+
+def exchanged(passes: Passes, steps: Collection[int]) -> dict[int, list[Carried]]:
     """By step, the senders and receivers in each group of ranks whose rows of communication hold NaN or Inf."""
-    bad = _condition(rows)
-    if not bad or not steps:
-        return {}
-    listed = ", ".join(str(int(step)) for step in sorted(steps))
-    found = rows.connection.execute(
-        f"SELECT DISTINCT step, rank, name, {bad} AS bad FROM {rows.view('other')} "  # noqa: S608 - our own words
-        f"WHERE step IN ({listed}) AND ({bad} OR name LIKE '%.pre')"
-    ).fetchall()
+    carried: dict[int, list[Carried]] = {}
+    if not steps or not _condition(passes.rows):
+        return carried
     sent: dict[tuple[int, frozenset[int]], set[int]] = {}
     received: dict[tuple[int, frozenset[int]], set[int]] = {}
-    for step, rank, name, is_bad in found:
-        group = group_of(name)
-        own = sent.setdefault((step, group), set()) if name.endswith(".pre") else None
-        if is_bad:
-            (received.setdefault((step, group), set()) if own is None else own).add(rank)
-    carried: dict[int, list[Carried]] = {}
+    for found in passes.over_ranks(partial(_bad, steps=tuple(sorted(steps))), signals=("other",)):
+        for place, (own, others) in found.items():
+            if own is not None:
+                sent.setdefault(place, set()).update(own)
+            if others:
+                received.setdefault(place, set()).update(others)
     for (step, group), ranks in received.items():
         # if no inputs were recorded, any rank of the group may have sent it
         origins = sent.get((step, group), set(group))
         carried.setdefault(step, []).append((frozenset(origins), frozenset(ranks)))
     return carried
+
+
+def _bad(rows: Rows, steps: Sequence[int]) -> Bad:
+    bad = _condition(rows)
+    if not bad:
+        return {}
+    listed = ", ".join(map(str, steps))
+    found = rows.connection.execute(
+        f"SELECT DISTINCT step, rank, name, {bad} AS bad FROM {rows.view('other')} "  # noqa: S608 - our own words
+        f"WHERE step IN ({listed}) AND ({bad} OR name LIKE '%.pre')"
+    ).fetchall()
+    result: Bad = {}
+    for step, rank, name, is_bad in found:
+        place = step, group_of(name)
+        own, others = result.get(place, (None, set()))
+        if name.endswith(".pre"):
+            own = own or set()
+        if is_bad:
+            (others if own is None or not name.endswith(".pre") else own).add(rank)
+        result[place] = own, others
+    return result
 
 
 def _condition(rows: Rows) -> str:

@@ -164,8 +164,8 @@ def where(located: Located, ranks: Sequence[int] = ()) -> str:
 
 
 def on_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-3`` or ``ranks 0,1,5``; of more than ``NAMED`` in several spans the first spans and how many
-    there are: ``ranks 0-7,16-23 and 1,008 more (1,024 in all)``."""
+    """``rank 3``, ``ranks 0-3`` or ``ranks 0,1,5``; of more than ``NAMED`` ranks the first spans and the numbers of the
+    others and of all: ``ranks 0-7,16-23 and 1,008 more (1,024 in all)``."""
     ordered = sorted(set(ranks))
     text = ranks_text(ordered)
     if len(ordered) > NAMED and "," in text:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.located_finding import REDUCED, WEIGHTS, Located, Position
-from probe.core.analysis.diagnosis.paths import Point, Relation, leads
+from probe.core.analysis.diagnosis.paths import PathPoint, Relation, leads
 from probe.core.analysis.diagnosis.topology import Topology
 
 Carried = tuple[frozenset[int], frozenset[int]]
@@ -53,7 +53,7 @@ class CausalPaths:
             return True
         if one.began == other.began and self._by_collective(one, other):
             return True
-        return leads(Point.of(one), Point.of(other), self._relation(one, other.rank))
+        return leads(PathPoint.of(one), PathPoint.of(other), self._relation(one, other.rank))
 
     def _relation(self, one: Located, other: int) -> Relation:
         t, rank = self.topology, one.rank
@@ -103,11 +103,11 @@ class Node:
     """Findings of ranks that stand alike to others."""
 
     def __init__(self) -> None:
-        self._earliest: dict[_Alike, Point] = {}
+        self._earliest: dict[_Alike, PathPoint] = {}
         self._all: dict[_Alike, list[Located]] = {}
-        self._known: dict[tuple[Point, Relation], bool] = {}
+        self._known: dict[tuple[PathPoint, Relation], bool] = {}
 
-    def add(self, located: Located, point: Point, keep: bool = True) -> None:
+    def add(self, located: Located, point: PathPoint, keep: bool = True) -> None:
         """Add a finding.
 
         Args:
@@ -121,14 +121,14 @@ class Node:
         if keep:
             self._all.setdefault(alike, []).append(located)
 
-    def leads(self, other: Point, relation: Relation) -> bool:
+    def leads(self, other: PathPoint, relation: Relation) -> bool:
         """Return whether a finding leads to ``other``, on a rank to which all ranks here have ``relation``."""
         asked = other, relation
         if asked not in self._known:
             self._known[asked] = any(leads(point, other, relation) for point in self._earliest.values())
         return self._known[asked]
 
-    def leading(self, other: Point, relation: Relation) -> Iterator[Located]:
+    def leading(self, other: PathPoint, relation: Relation) -> Iterator[Located]:
         """Findings that lead to ``other`` if the ranks have ``relation``."""
         for alike, point in self._earliest.items():
             if leads(point, other, relation):
@@ -152,7 +152,7 @@ class Nodes:
         """Ranks of which the pipeline is not known, by stage."""
         self._reached: _Nodes = {}
         """By group of replicas: findings of ranks that are in the pipeline of a replica."""
-        self._reached_stages: dict[int, dict[_Alike, dict[int, Point]]] = {}
+        self._reached_stages: dict[int, dict[_Alike, dict[int, PathPoint]]] = {}
         """The same where replicas are not known: by stage, then by the peers of the rank in between."""
         self._spread: set[tuple[int, object]] = set()
         self._shards = _Shards()
@@ -161,7 +161,7 @@ class Nodes:
 
     def add(self, located: Located) -> None:
         """Add the first finding of a rank and phase; in causal order."""
-        point, rank = Point.of(located), located.rank
+        point, rank = PathPoint.of(located), located.rank
         numbers, stage = self._topology.numbers(rank), self._topology.stage(rank)
         for number, known, otherwise in (
             (numbers.replicas, self._replicas, self._stages),
@@ -176,7 +176,7 @@ class Nodes:
             self._shards.add(located, point)
         self._add_carried(located, point)
 
-    def _add_reached(self, located: Located, point: Point) -> None:
+    def _add_reached(self, located: Located, point: PathPoint) -> None:
         alike = point.phase, point.micro_step
         for pipeline in self._topology.containing.pipeline.get(located.rank, ()):
             if (pipeline, alike) in self._spread:  # the one that came first leads wherever this one does
@@ -190,14 +190,14 @@ class Nodes:
                     of_stage = self._reached_stages.setdefault(self._topology.stage(rank), {})
                     of_stage.setdefault(alike, {}).setdefault(numbers.peers, point)
 
-    def _add_carried(self, located: Located, point: Point) -> None:
+    def _add_carried(self, located: Located, point: PathPoint) -> None:
         for number in self._paths.collectives(point.began).sent.get(located.rank, ()):
             place = point.began, number, located.rank in self._paths.origins(point.began)
             self._carried[place] = min(self._carried.get(place, point.position), point.position)
 
     def explain(self, located: Located) -> bool:
         """Return whether a finding can have caused ``located``, the first of its rank, which comes later."""
-        point, rank = Point.of(located), located.rank
+        point, rank = PathPoint.of(located), located.rank
         return (
             self._in_replicas(located, point)
             or self._in_groups(located, point)
@@ -206,7 +206,7 @@ class Nodes:
             or self._in_collectives(rank, point)
         )
 
-    def _in_replicas(self, located: Located, point: Point) -> bool:
+    def _in_replicas(self, located: Located, point: PathPoint) -> bool:
         nodes = (self._replicas.get(number) for number in self._topology.containing.replicas.get(located.rank, ()))
         if any(node.leads(point, REPLICAS) for node in nodes if node):
             return True
@@ -217,7 +217,7 @@ class Nodes:
             return node.leads(point, CONNECTED)
         return self._leads(node, located, point, REPLICAS)  # peers of the stage are no replicas
 
-    def _in_groups(self, located: Located, point: Point) -> bool:
+    def _in_groups(self, located: Located, point: PathPoint) -> bool:
         stage, containing = self._topology.stage(located.rank), self._topology.containing
         peers = (self._peers.get(number) for number in containing.peers.get(located.rank, ()))
         if any(self._leads(node, located, point, PEERS) for node in peers if node):
@@ -227,7 +227,7 @@ class Nodes:
             return True
         return any(self._leads(node, located, point, PIPELINE) for of, node in self._piped.items() if of != stage)
 
-    def _leads(self, node: Node, located: Located, point: Point, relation: Relation) -> bool:
+    def _leads(self, node: Node, located: Located, point: PathPoint, relation: Relation) -> bool:
         """Return whether a finding of ``node`` leads to ``located``; for a gradient that replicas average, its rank may
         be a replica besides."""
         if not node.leads(point, relation):
@@ -236,7 +236,7 @@ class Nodes:
             return True
         return any(self._paths(one, located) for one in node.leading(point, relation))
 
-    def _through_pipelines(self, rank: int, point: Point) -> bool:
+    def _through_pipelines(self, rank: int, point: PathPoint) -> bool:
         containing = self._topology.containing
         nodes = (self._reached.get(number) for number in containing.replicas.get(rank, ()))
         if any(node.leads(point, CONNECTED) for node in nodes if node):
@@ -248,7 +248,7 @@ class Nodes:
                 return True
         return False
 
-    def _in_collectives(self, rank: int, point: Point) -> bool:
+    def _in_collectives(self, rank: int, point: PathPoint) -> bool:
         for number in self._paths.collectives(point.began).received.get(rank, ()):
             of_origins = self._carried.get((point.began, number, True))
             others = self._carried.get((point.began, number, False))
@@ -268,14 +268,14 @@ class _Shards:
         self._nodes: dict[tuple[int, ...], Node] = {}
         self._by_rank: dict[int, list[Node]] = {}
 
-    def add(self, located: Located, point: Point) -> None:
+    def add(self, located: Located, point: PathPoint) -> None:
         if located.ranks not in self._nodes:
             node = self._nodes[located.ranks] = Node()
             for rank in dict.fromkeys(located.ranks):
                 self._by_rank.setdefault(rank, []).append(node)
         self._nodes[located.ranks].add(located, point)
 
-    def leading(self, rank: int, point: Point) -> Iterator[Located]:
+    def leading(self, rank: int, point: PathPoint) -> Iterator[Located]:
         """Findings that lead to ``point`` if their ranks are connected with ``rank``."""
         for node in self._by_rank.get(rank, ()):
             if node.leads(point, SHARES):

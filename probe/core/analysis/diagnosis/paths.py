@@ -22,16 +22,16 @@ class Relation(NamedTuple):
     connected: bool = False
     """Anything that the one computes reaches the other in the end."""
     replicas: bool = False
-    """They average their gradients."""
+    """Both average their gradients with each other."""
     peers: bool = False
-    """They exchange activations within a forward."""
+    """Both exchange activations within a forward."""
     pipeline: bool = False
     """Activations of the one can reach the other through pipeline stages."""
     shares: bool = False
     """The other holds a part of the tensor of the finding."""
 
 
-class Point(NamedTuple):
+class PathPoint(NamedTuple):
     """Position of a finding, without its rank: all that decides, with a relation, about its consequences."""
 
     began: int
@@ -45,7 +45,7 @@ class Point(NamedTuple):
     """True for a weight's gradient before it is reduced."""
 
     @classmethod
-    def of(cls, located: Located) -> Point:
+    def of(cls, located: Located) -> PathPoint:
         """Position of ``located``."""
         micro_step = located.micro_step
         return cls(
@@ -59,7 +59,7 @@ class Point(NamedTuple):
         )
 
 
-def leads(one: Point, other: Point, relation: Relation) -> bool:
+def leads(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     """Return whether data can pass from ``one`` to ``other``, which comes later in order, on another rank.
 
     Collectives that carried NaN are apart: :class:`probe.core.analysis.diagnosis.nodes.Nodes` asks of them.
@@ -69,7 +69,7 @@ def leads(one: Point, other: Point, relation: Relation) -> bool:
     return one.began == other.began and _within(one, other, relation)
 
 
-def _later(one: Point, other: Point, relation: Relation) -> bool:
+def _later(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     """Test across a step boundary: after an update a bad gradient has reached every replica; a bad weight or state
     stays on its rank until the next forward."""
     if not relation.connected:
@@ -79,7 +79,7 @@ def _later(one: Point, other: Point, relation: Relation) -> bool:
     return _from_weights(one, other, relation)
 
 
-def _within(one: Point, other: Point, relation: Relation) -> bool:
+def _within(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     """Test within a step."""
     if one.phase == WEIGHTS:
         return other.phase != WEIGHTS and _from_weights(one, other, relation)
@@ -88,7 +88,7 @@ def _within(one: Point, other: Point, relation: Relation) -> bool:
     return one.phase == EXCHANGE and other.phase >= REDUCED and relation.connected
 
 
-def _from_weights(one: Point, other: Point, relation: Relation) -> bool:
+def _from_weights(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     """Test from a bad weight: through its rank's forward and backward, or where ranks gather it to compute."""
     if relation.shares:
         return True
@@ -97,7 +97,7 @@ def _from_weights(one: Point, other: Point, relation: Relation) -> bool:
     return _forward(one, other, relation) if other.phase == FORWARD else _backward(one, other, relation)
 
 
-def _from_micro_step(one: Point, other: Point, relation: Relation) -> bool:
+def _from_micro_step(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     if other.micro_step is not None and one.micro_step is not None and one.micro_step != other.micro_step:
         return False
     if other.phase == FORWARD:
@@ -105,13 +105,13 @@ def _from_micro_step(one: Point, other: Point, relation: Relation) -> bool:
     return _backward(one, other, relation)
 
 
-def _forward(one: Point, other: Point, relation: Relation) -> bool:
+def _forward(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     if relation.peers and one.position < other.position:
         return True
     return relation.pipeline and one.chunk < other.chunk
 
 
-def _backward(one: Point, other: Point, relation: Relation) -> bool:
+def _backward(one: PathPoint, other: PathPoint, relation: Relation) -> bool:
     """Test to a gradient: down the pipeline at once, to replicas when gradients are averaged."""
     if other.phase >= REDUCED:
         return other.phase != STATE and relation.connected

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import nan
 from typing import NamedTuple
 
 from probe.core.analysis.diagnosis.located_finding import Located
+from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.analysis.diagnosis.topology import Topology
 from probe.core.moments import OPS
 from probe.core.naming import tag
@@ -35,124 +37,207 @@ class Difference(NamedTuple):
     step: int
     key: Key
     part: str
-    rows: Mapping[int, Mapping[str, float]]
+    rows: dict[int, Mapping[str, float]]
     """Numbers of each rank."""
     until: int
     """Last step at which any tensor of the signal differs."""
 
 
 class SignalComparison(NamedTuple):
-    """Result of comparing one signal."""
+    """Steps at which tensors of a signal differ within a group; steps are -1 for none."""
 
-    differences: list[Difference]
-    alien: bool
-    """True if the ranks do not seem to be replicas at all: most of their tensors differ from the first step on."""
+    first: int
+    """First step at which several ranks have a tensor."""
+    step: int = -1
+    """First step at which any differs."""
+    until: int = -1
+    """Last step at which any differs."""
+    differing: int = 0
+    """Number of tensors that differ at that first step."""
+    of: int = 0
+    """Number of tensors that several ranks have at that first step."""
 
+    @property
+    def alien(self) -> bool:
+        """True if the ranks do not seem to be replicas at all: most of their tensors differ from the first step on."""
+        return self.step == self.first and self.of > 1 and 2 * self.differing > self.of
 
-def compare(rows: Rows, topology: Topology, wanted: Sequence[int] = ()) -> tuple[list[Located], list[tuple[int, ...]]]:
-    """Findings about tensors that differ between replicas, and groups of ranks that turn out to be no replicas.
-
-    Args:
-        wanted: steps to look at; all if empty.
-    """
-    groups = topology.replica_groups()
-    signals = [signal for signal in rows.signals if replicated(signal)]
-    if not groups or not signals:
-        return [], []
-    listed = [(rank, number) for number, group in enumerate(groups) for rank in group]
-    fill(rows.connection, GROUP, {"rank": "INTEGER", "replicas": "INTEGER"}, listed)
-    found: list[Located] = []
-    aliens: list[tuple[int, ...]] = []
-    for number, group in enumerate(groups):
-        own: list[Located] = []
-        for signal in signals:
-            compared = _compare(rows, signal, number, topology, wanted)
-            if compared.alien and not topology.says_replicas:
-                aliens.append(group)
-                own = []
-                break
-            own += [located for each in compared.differences for located in _findings(each, topology)]
-        found += own
-    return found, aliens
+    def merged(self, other: SignalComparison) -> SignalComparison:
+        """Comparison over the steps of both."""
+        first, until = min(self.first, other.first), max(self.until, other.until)
+        begun = [each for each in (self, other) if each.step >= 0]
+        return min(begun, key=lambda each: each.step, default=self)._replace(first=first, until=until)
 
 
-def _compare(rows: Rows, signal: str, group: int, topology: Topology, wanted: Sequence[int]) -> SignalComparison:
-    numbers = [op for op in rows.numbers(signal) if op in SIZES] or [
-        op for op in rows.numbers(signal) if op in OPS and op != "id"
-    ]
-    if not numbers:
-        return SignalComparison([], alien=False)
-    relation = _alike(rows, signal, numbers, group, topology, wanted)
-    first, step, until, differing, of = rows.connection.execute(
-        "SELECT min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
-        "arg_min(apart, step) FILTER (apart > 0), "
-        "arg_min(of, step) FILTER (apart > 0) FROM (SELECT step, count(*) FILTER (differs) AS apart, count(*) AS of "
-        f"FROM ({relation}) GROUP BY step)"
-    ).fetchone()
-    if step is None:
-        return SignalComparison([], alien=False)
-    alien = step == first and of > 1 and 2 * differing > of
-    return SignalComparison(list(_differences(rows, signal, numbers, group, (step, until), relation)), alien)
+Compared = dict[tuple[str, int], SignalComparison]
+"""By signal and number of the group."""
+
+
+@dataclass(frozen=True)
+class ReplicaComparison:
+    """Comparison of all groups and signals in one pass over rows."""
+
+    groups: tuple[tuple[int, ...], ...]
+    numbers: Mapping[str, tuple[str, ...]]
+    """Numbers that are compared, by signal."""
+    experts: bool
+    """True if replicas hold different experts."""
+    wanted: tuple[int, ...] = ()
+    """Steps to look at; all if empty."""
+
+    def __call__(self, rows: Rows) -> Compared:
+        """Compare within each step of ``rows``."""
+        self.fill(rows)
+        found: Compared = {}
+        for signal in self.numbers:
+            if signal in rows.signals:
+                found.update(self._signal(rows, signal))
+        return found
+
+    def fill(self, rows: Rows) -> None:
+        """Make the table of groups."""
+        listed = [(rank, number) for number, group in enumerate(self.groups) for rank in group]
+        fill(rows.connection, GROUP, {"rank": "INTEGER", "replicas": "INTEGER"}, listed)
+
+    def _signal(self, rows: Rows, signal: str) -> Compared:
+        numbers = self._held(rows, signal)
+        counts = (
+            "SELECT replicas, step, count(*) FILTER (differs) AS apart, count(*) AS of "  # noqa: S608 - our own words
+            f"FROM ({self._alike(rows.view(signal), numbers)}) GROUP BY replicas, step"
+        )
+        query = (
+            "SELECT replicas, min(step), min(step) FILTER (apart > 0), max(step) FILTER (apart > 0), "  # noqa: S608
+            "arg_min(apart, step) FILTER (apart > 0), arg_min(of, step) FILTER (apart > 0) "
+            f"FROM ({counts}) WHERE step IS NOT NULL GROUP BY replicas"
+        )
+        found = rows.connection.execute(query).fetchall()
+        return {
+            (signal, group): SignalComparison(first, *((step, *rest) if step is not None else ()))
+            for group, first, step, *rest in found
+        }
+
+    def _held(self, rows: Rows, signal: str) -> list[str]:
+        held = rows.numbers(signal)
+        return [op for op in self.numbers[signal] if op in held]
+
+    def _source(self, view: str, numbers: Sequence[str]) -> str:
+        """Query for every row that replicas should hold alike, with its part of the tensor."""
+        chosen = "".join(f", {quoted(op)}" for op in numbers)
+        return (
+            f"SELECT replicas, rank, {KEYS}, {PART_SQL} AS part{chosen} "  # noqa: S608 - our own words
+            f"FROM {view} JOIN {GROUP} USING (rank) WHERE {HOLDS_NO_TERM_SQL}"
+        )
+
+    def _alike(self, view: str, numbers: Sequence[str]) -> str:
+        """Query for each row that several ranks have, with whether they differ."""
+        differs = _differ([quoted(op) for op in numbers])
+        conditions = ["name NOT LIKE '%experts%'"] if self.experts else []
+        conditions += [f"step IN ({', '.join(str(int(step)) for step in self.wanted)})"] if self.wanted else []
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return (
+            f"SELECT replicas, {KEYS}, part, coalesce({differs}, false) AS differs "  # noqa: S608 - no word is a user's
+            f"FROM ({self._source(view, numbers)}){where} GROUP BY replicas, {KEYS}, part "
+            "HAVING count(DISTINCT rank) > 1"
+        )
+
+    def differences(
+        self, rows: Rows, signal: str, begun: Mapping[int, SignalComparison]
+    ) -> dict[int, list[Difference]]:
+        """By group, the tensors of a signal that differ at the group's first step, with the numbers of each rank."""
+        found: dict[int, dict[tuple[object, ...], Difference]] = {}
+        numbers = self._held(rows, signal)
+        by_step: dict[int, list[int]] = {}
+        for group, compared in begun.items():
+            by_step.setdefault(compared.step, []).append(group)
+        for step, groups in sorted(by_step.items()):
+            query = self._at(rows.between(signal, step, step), numbers, groups)
+            for group, vpp_stage, name, micro_step, call, part, rank, *cells in rows.connection.execute(
+                query
+            ).fetchall():
+                key = key_of(signal, name, micro_step, call, vpp_stage or 0)
+                new = Difference(signal, step, key, part, {}, begun[group].until)
+                place = vpp_stage, name, micro_step, call, part
+                difference = found.setdefault(group, {}).setdefault(place, new)
+                held = {op: nan if cell is None else float(cell) for op, cell in zip(numbers, cells, strict=True)}
+                difference.rows[rank] = held
+        return {group: list(own.values()) for group, own in found.items()}
+
+    def _at(self, view: str, numbers: Sequence[str], groups: Sequence[int]) -> str:
+        """Query for the rows of the first ``MOST`` tensors that differ in each group, within one step."""
+        chosen = "".join(f", s.{quoted(op)}" for op in numbers)
+        listed = ", ".join(map(str, groups))
+        place = "vpp_stage, name, micro_step, call, part"
+        numbered = (
+            f"SELECT *, row_number() OVER (PARTITION BY replicas ORDER BY {place}) AS place "  # noqa: S608 - our own words
+            f"FROM ({self._alike(view, numbers)}) WHERE differs AND replicas IN ({listed})"
+        )
+        return (
+            f"SELECT s.replicas, s.vpp_stage, s.name, s.micro_step, s.call, s.part, s.rank{chosen} "  # noqa: S608
+            f"FROM ({self._source(view, numbers)}) AS s JOIN ({numbered}) AS n ON s.replicas = n.replicas "
+            "AND s.vpp_stage IS NOT DISTINCT FROM n.vpp_stage AND s.name = n.name AND s.micro_step = n.micro_step "
+            f"AND s.call = n.call AND s.part = n.part WHERE n.place <= {MOST} ORDER BY s.replicas, n.place, s.rank"
+        )
 
 
 KEYS = ", ".join(KEY)
 
 
-def _source(rows: Rows, signal: str, numbers: Sequence[str], group: int) -> str:
-    """Query for every row that replicas of a group should hold alike, with its part of the tensor."""
-    chosen = ", ".join(f"{quoted(op)}" for op in numbers)
-    return (
-        f"SELECT rank, {KEYS}, {PART_SQL} AS part, {chosen} "  # noqa: S608 - our own words
-        f"FROM {rows.view(signal)} JOIN {GROUP} USING (rank) WHERE replicas = {group} "
-        f"AND {HOLDS_NO_TERM_SQL}"
-    )
+def compare(
+    passes: Passes, topology: Topology, wanted: Sequence[int] = ()
+) -> tuple[list[Located], list[tuple[int, ...]]]:
+    """Findings about tensors that differ between replicas, and groups of ranks that turn out to be no replicas.
+
+    Args:
+        wanted: steps to look at; all if empty.
+    """
+    rows, groups = passes.rows, topology.replica_groups()
+    numbers = {signal: own for signal in rows.signals if replicated(signal) and (own := _numbers(rows, signal))}
+    if not groups or not numbers:
+        return [], []
+    comparison = ReplicaComparison(tuple(groups), numbers, topology.has_experts, tuple(wanted))
+    compared: Compared = {}
+    for piece in passes.over_steps(comparison, signals=tuple(numbers)):
+        for place, found in piece.items():
+            compared[place] = compared[place].merged(found) if place in compared else found
+    aliens = _aliens(compared, len(groups), () if topology.says_replicas else tuple(numbers))
+    comparison.fill(rows)
+    by_signal = {signal: _begun(compared, signal, aliens) for signal in numbers}
+    differences = {signal: comparison.differences(rows, signal, begun) for signal, begun in by_signal.items() if begun}
+    located = [
+        finding
+        for group in range(len(groups))
+        for signal in numbers
+        for difference in differences.get(signal, {}).get(group, ())
+        for finding in _findings(difference, topology)
+    ]
+    return located, [groups[group] for group in aliens]
 
 
-def _alike(
-    rows: Rows, signal: str, numbers: Sequence[str], group: int, topology: Topology, wanted: Sequence[int]
-) -> str:
-    """Query for each row that several ranks have, with whether they differ."""
-    differs = " OR ".join(_differs(quoted(op)) for op in numbers)
-    experts = any(topology.place(rank).experts for rank in topology.ranks)
-    conditions = ["name NOT LIKE '%experts%'"] if experts else []
-    conditions += [f"step IN ({', '.join(str(int(step)) for step in wanted)})"] if wanted else []
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return (
-        f"SELECT {KEYS}, part, coalesce({differs}, false) AS differs "  # noqa: S608 - no word is a user's
-        f"FROM ({_source(rows, signal, numbers, group)}){where} GROUP BY {KEYS}, part HAVING count(DISTINCT rank) > 1"
-    )
+def _numbers(rows: Rows, signal: str) -> tuple[str, ...]:
+    sizes = tuple(op for op in rows.numbers(signal) if op in SIZES)
+    return sizes or tuple(op for op in rows.numbers(signal) if op in OPS and op != "id")
 
 
-def _differs(op: str) -> str:
-    """Condition that the values of a group differ by more than rounding. NaN and Inf are excluded, since other rules
-    report them; NaN is the largest number to DuckDB."""
-    low, high = f"min({op})", f"max({op})"
-    apart = f"{high} - {low} > {TOLERANCE} * greatest(abs({high}), abs({low}))"
-    return f"(isfinite({low}) AND isfinite({high}) AND {apart})"
+def _aliens(compared: Compared, groups: int, signals: Sequence[str]) -> list[int]:
+    """Numbers of the groups that are no replicas by any of ``signals``."""
+    places = ((group, [(signal, group) for signal in signals]) for group in range(groups))
+    return [group for group, own in places if any(place in compared and compared[place].alien for place in own)]
 
 
-def _differences(
-    rows: Rows, signal: str, numbers: Sequence[str], group: int, span: tuple[int, int], relation: str
-) -> Iterator[Difference]:
-    """Tensors that differ at the first step of ``span``, with the numbers of each rank."""
-    step, until = span
-    at = rows.connection.execute(
-        f"SELECT vpp_stage, name, micro_step, call, part FROM ({relation}) "  # noqa: S608 - our own words
-        f"WHERE differs AND step = {int(step)} ORDER BY ALL LIMIT {MOST}"
-    ).fetchall()
-    source = _source(rows, signal, numbers, group)
-    for vpp_stage, name, micro_step, call, part in at:
-        held = rows.connection.execute(
-            f"SELECT rank, {', '.join(quoted(op) for op in numbers)} FROM ({source}) WHERE step = ? "  # noqa: S608
-            "AND vpp_stage IS NOT DISTINCT FROM ? AND name = ? AND micro_step = ? AND call = ? AND part = ?",
-            [step, vpp_stage, name, micro_step, call, part],
-        ).fetchall()
-        values = {
-            rank: {op: nan if cell is None else float(cell) for op, cell in zip(numbers, cells, strict=True)}
-            for rank, *cells in held
-        }
-        key = key_of(signal, name, micro_step, call, vpp_stage or 0)
-        yield Difference(signal, step, key, part, values, until)
+def _begun(compared: Compared, signal: str, aliens: Sequence[int]) -> dict[int, SignalComparison]:
+    """Groups in which tensors of a signal differ."""
+    own = ((group, found) for (of, group), found in compared.items() if of == signal and found.step >= 0)
+    return {group: found for group, found in own if group not in aliens}
+
+
+def _differ(ops: Sequence[str]) -> str:
+    """Condition that the values of a group differ by more than rounding. A tensor with NaN or Inf on any rank is left
+    out with all its numbers, since other rules report it: where a weight has become NaN, none of its elements is zero
+    any more. NaN is the largest number to DuckDB."""
+    finite = " AND ".join(f"coalesce(isfinite(min({op})) AND isfinite(max({op})), true)" for op in ops)
+    sizes = ((f"max({op}) - min({op})", f"greatest(abs(max({op})), abs(min({op})))") for op in ops)
+    apart = " OR ".join(f"{apart} > {TOLERANCE} * {size}" for apart, size in sizes)
+    return f"{finite} AND ({apart})" if ops else "false"
 
 
 def _findings(difference: Difference, topology: Topology) -> Iterator[Located]:

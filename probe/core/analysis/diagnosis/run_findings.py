@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from probe.core.analysis.diagnosis.passes import Passes
 from probe.core.naming import PHASE, RUN
 from probe.core.records import Outcome
 from probe.core.run_state.rules import RUN_RULES, RunFinding, RunRule, RunStep
@@ -18,6 +19,8 @@ MOST = 20
 FETCHED = 10_000
 WAITED = "phase/data_seconds"
 """Phase that is compared between ranks if no collectives were recorded."""
+COMPARED = ("time outside of collectives", f"{PHASE}data")
+"""Seconds that are compared between ranks."""
 
 
 class RankRunFinding(NamedTuple):
@@ -32,14 +35,44 @@ class RankRunFinding(NamedTuple):
         return f"rank {self.rank}, step {self.finding.step}: {self.finding.message}"
 
 
-def run_findings(rows: Rows) -> list[RankRunFinding]:
+class PieceNumbers(NamedTuple):
+    """Findings and seconds of the ranks of a piece."""
+
+    found: list[RankRunFinding]
+    """The first ones."""
+    seconds: dict[str, dict[int, float]]
+    """Median by what is compared between ranks, and rank."""
+    last: int | None
+    """Last step."""
+
+
+def run_findings(passes: Passes) -> list[RankRunFinding]:
     """Return the first findings of each rule about the numbers of each rank, in order of step, at most ``MOST``."""
-    if RUN not in rows.signals:
+    if RUN not in passes.rows.signals:
         return []
+    pieces = list(passes.over_ranks(_of_piece, signals=(RUN, "other")))
+    found = [each for piece in pieces for each in piece.found]
+    last = max((piece.last for piece in pieces if piece.last is not None), default=0)
+    seconds: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
+    for piece in pieces:
+        for name, medians in piece.seconds.items():
+            seconds[name].update(medians)
+    found += _slow_ranks(seconds, last)
+    return sorted(found, key=_in_order)[:MOST]
+
+
+def _in_order(each: RankRunFinding) -> tuple[int, int]:
+    return each.finding.step, each.rank
+
+
+def _of_piece(rows: Rows) -> PieceNumbers:
+    if RUN not in rows.signals:
+        return PieceNumbers([], {}, None)
     ranks = [rank for (rank,) in rows.connection.execute(f"SELECT DISTINCT rank FROM {rows.view(RUN)}").fetchall()]  # noqa: S608
     found = [RankRunFinding(rank, finding) for rank in sorted(ranks) for finding in _of_rank(rows, rank)]
-    found += _slow_ranks(rows)
-    return sorted(found, key=lambda each: (each.finding.step, each.rank))[:MOST]
+    seconds = {name: dict(rows.connection.execute(query).fetchall()) for name, query in _times(rows)}
+    last = rows.connection.execute(f"SELECT max(step) FROM {rows.view(RUN)}").fetchone()  # noqa: S608
+    return PieceNumbers(sorted(found, key=_in_order)[:MOST], seconds, last[0] if last else None)
 
 
 def _of_rank(rows: Rows, rank: int) -> Iterator[RunFinding]:
@@ -71,14 +104,11 @@ def _steps(rows: Rows, rank: int) -> Iterator[RunStep]:
         cursor.close()
 
 
-def _slow_ranks(rows: Rows) -> Iterator[RankRunFinding]:
+def _slow_ranks(seconds: Mapping[str, Mapping[int, float]], step: int) -> Iterator[RankRunFinding]:
     """Yield ranks that take longer than the others outside of collectives, or in loading data."""
-    for name, query in _times(rows):
-        medians = dict(rows.connection.execute(query).fetchall())
-        for slow in stragglers(medians):
+    for name, medians in seconds.items():
+        for slow in stragglers(dict(sorted(medians.items()))):
             text = f"{name} takes {slow.seconds:.3g} s a step, on the other ranks {slow.expected:.3g} s (medians)"
-            last = rows.connection.execute(f"SELECT max(step) FROM {rows.view(RUN)}").fetchone()  # noqa: S608
-            step = last[0] if last else 0
             yield RankRunFinding(
                 slow.rank, RunFinding("RunStraggler", name, step, slow.seconds, slow.expected, text, "warning")
             )
@@ -96,8 +126,8 @@ def _times(rows: Rows) -> Iterator[tuple[str, str]]:
             f"SELECT r.rank, median(r.value - w.waited) FROM {run} AS r JOIN ({waited}) AS w USING (rank, step) "  # noqa: S608
             "WHERE r.name = 'step_seconds' GROUP BY r.rank"
         )
-        yield "time outside of collectives", outside
-    yield f"{PHASE}data", f"SELECT rank, median(value) FROM {run} WHERE name = '{WAITED}' GROUP BY rank"  # noqa: S608
+        yield COMPARED[0], outside
+    yield COMPARED[1], f"SELECT rank, median(value) FROM {run} WHERE name = '{WAITED}' GROUP BY rank"  # noqa: S608
 
 
 def run_lines(found: Sequence[RankRunFinding]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from probe.core.storage.directories import RankDirectory
 from probe.core.storage.duckdb_reader import Rows
-from probe.core.storage.layout import COVERAGE, coverage_of
+from probe.core.storage.layout import COVERAGE, SHARERS_SQL, coverage_of
 from probe.core.storage.manifest import DATA, PIPELINE, Manifest
 from probe.core.storage.table_files import TableFile
 
@@ -217,14 +217,35 @@ def sharers(rows: Rows) -> dict[int, tuple[int, ...]]:
     """Ranks with which each rank shares tensors while it computes; ranks that share none are left out."""
     found: dict[int, set[int]] = {}
     for signal in SIGNALS:
-        for rank, file in _first_files(rows, signal).items():
-            source = rows.source([file])
-            if COVERAGE not in (file.columns or rows.columns(source)):
-                continue
-            query = f"SELECT DISTINCT {COVERAGE} FROM {source} WHERE {COVERAGE} <> ''"  # noqa: S608 - our own words
-            covers = (coverage_of(text) for (text,) in rows.connection.execute(query).fetchall())
-            found.setdefault(rank, set()).update(rank for cover in covers if cover for rank in cover.ranks)
-    return {rank: tuple(sorted(ranks)) for rank, ranks in found.items() if len(ranks) > 1}
+        for rank, text in _coverages(rows, signal):
+            cover = coverage_of(text)
+            if cover is not None:
+                found.setdefault(rank, set()).update(cover.ranks)
+    return {rank: tuple(sorted(ranks)) for rank, ranks in sorted(found.items()) if len(ranks) > 1}
+
+
+def _coverages(rows: Rows, signal: str) -> Iterator[tuple[int, str]]:
+    """One coverage for each rank and group of ranks in the first files of a signal, of a packed run in all: a query for
+    all files of equal columns."""
+    if signal in rows.files and any(directory.packed is not None for directory in rows.directories):
+        yield from rows.connection.execute(
+            f"SELECT rank, min({COVERAGE}) FROM {rows.view(signal)} WHERE {COVERAGE} <> '' "  # noqa: S608 - our own words
+            f"GROUP BY rank, {SHARERS_SQL}"
+        ).fetchall()
+        return
+    alike: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+    files: dict[str, TableFile] = {}
+    for rank, file in _first_files(rows, signal).items():
+        files[str(file.path)] = file
+        alike.setdefault((file.format, file.columns), {})[str(file.path)] = rank
+    for (_, columns), ranks in alike.items():
+        source = rows.source([files[path] for path in ranks])
+        if COVERAGE in (columns or rows.columns(source)):
+            query = (
+                f"SELECT filename, min({COVERAGE}) FROM {source} WHERE {COVERAGE} <> '' "  # noqa: S608 - our own words
+                f"GROUP BY filename, {SHARERS_SQL}"
+            )
+            yield from ((ranks[path], text) for path, text in rows.connection.execute(query).fetchall())
 
 
 def _first_files(rows: Rows, signal: str) -> dict[int, TableFile]:

@@ -58,7 +58,7 @@ def far_ranks(rows: Rows, _: Piece | None, table: RankTable, plan: ReportPlan) -
         if signal.signal in rows.signals and op in rows.numbers(signal.signal):
             query = _query(rows.view(signal.signal), op, experts=table.experts)
             of_ranks = rows.connection.execute(query).fetchall()
-            found[signal.signal] = [FarRank(*place.values(), rank) for rank, place in of_ranks]
+            found[signal.signal] = [FarRank._make((*place.values(), rank)) for rank, place in of_ranks]
     return found
 
 

@@ -154,7 +154,7 @@ def _stage_sets(work: CellWork) -> list[tuple[int, ...]]:
 
 
 def about_lines(work: CellWork) -> dict[str, object]:
-    """What the page has to know of the lines of ranks."""
+    """Return the fields of the page about the lines of ranks."""
     fine = work.plan.fine
     assert fine is not None
     sets = {stages: n for n, stages in enumerate(_stage_sets(work))}

@@ -48,7 +48,7 @@ class RankTable:
     stages: Whole
     """Pipeline stage of each directory."""
     attributes: tuple[RankAttribute, ...]
-    """What ranks have in common, their group of replicas last."""
+    """Groups that ranks have in common, that of replicas last."""
     experts: bool = False
     """True if experts are spread over ranks, so that replicas hold different ones."""
 

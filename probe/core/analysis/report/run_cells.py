@@ -35,7 +35,7 @@ FileNames = tuple[tuple[str, int, bool], ...]
 
 
 class RunFiles(NamedTuple):
-    """What a first reading of a run, or of a piece of it, gives."""
+    """Result of the first reading of a run, or of a piece of it."""
 
     parts: list[SurveyPart]
     files: dict[str, dict[int, FileNames]]
@@ -44,7 +44,7 @@ class RunFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class CellWork:
-    """What is read of each piece of a run; it can be pickled."""
+    """Parts of each piece of a run to read; it can be pickled."""
 
     plan: ReportPlan
     table: RankTable
@@ -253,7 +253,7 @@ def surveyed(rows: Rows, _: Piece | None, table: RankTable) -> RunFiles:
 
 
 def together(found: Iterable[RunFiles]) -> RunFiles:
-    """What several pieces give together."""
+    """Merge the results of several pieces."""
     whole = RunFiles([], {})
     for parts, files in found:
         whole.parts.extend(parts)

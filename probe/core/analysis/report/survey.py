@@ -60,7 +60,7 @@ class Survey:
 
 
 class SurveyPart(NamedTuple):
-    """What the files of some ranks and steps hold of a signal; parts of a run are merged by :func:`merged`."""
+    """Contents of the files of some ranks and steps of a signal; parts of a run are merged by :func:`merged`."""
 
     signal: str
     ops: tuple[str, ...]

@@ -1,0 +1,126 @@
+"""Pieces of a comparison: some ranks of both runs, in a range of steps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from probe.core.analysis.compare.side import CLOCK_ROWS, Side
+from probe.core.analysis.pieces import Piece, by_ranks, connected, opened
+from probe.core.storage.directories import RecordedRun
+from probe.core.storage.duckdb_reader import Connection, Rows
+from probe.core.storage.manifest import HIGHEST
+from probe.core.storage.problems import Problems
+
+MOST_BYTES = 32 << 20
+"""Bytes of A's files in a piece; those of B come on top."""
+LAST = 2**32
+"""Bound that no step reaches."""
+
+
+@dataclass(frozen=True)
+class ComparedPiece(Piece):
+    """Part of A, with the part of B that it is compared with; ``steps`` are A's."""
+
+    other: Piece | None = None
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Ranks of A, each with that of B."""
+    offset: int = 0
+    """Number that is added to a step of A to get that of B."""
+
+    def halves(self) -> tuple[Piece, ...]:
+        """Return two pieces with the same rows of both runs; none if the piece cannot be cut."""
+        return tuple(_with_other(half) for half in super().halves() if isinstance(half, ComparedPiece))
+
+    def of_b(self) -> Piece:
+        """Return the part of B."""
+        assert self.other is not None
+        return self.other
+
+
+def _with_other(half: ComparedPiece) -> ComparedPiece:
+    """Return ``half`` with no more of B than belongs to it."""
+    ranks = frozenset(half.ranks)
+    pairs = tuple(pair for pair in half.pairs if pair[0] in ranks)
+    other = half.of_b().of_ranks(of_b for _, of_b in pairs)
+    if half.steps is not None:
+        first, last = half.steps
+        bounds = first + half.offset if first else 0, last + half.offset if last < HIGHEST else LAST
+        other = other.of_steps(*bounds)
+    return replace(half, other=other, pairs=pairs)
+
+
+def divided(a: Side, b: Side, ranks: Iterable[tuple[int, int]], offset: int, least: int = 1) -> list[ComparedPiece]:
+    """Divide a comparison by ranks, and ranks of more than :data:`MOST_BYTES` by ranges of steps too.
+
+    Args:
+        ranks: ranks of A, each with that of B.
+        offset: number that is added to a step of A to get that of B.
+        least: number of pieces at least, if there are as many ranks.
+    """
+    pairs = tuple(ranks)
+    (whole,) = by_ranks(_restricted(b, {of_b for _, of_b in pairs}), most_bytes=sys.maxsize)
+    of_a = _restricted(a, {of_a for of_a, _ in pairs})
+    found: list[ComparedPiece] = []
+    for part in by_ranks(of_a, most_bytes=MOST_BYTES, least=least, cuts=("ranks", "steps")):
+        fields = {name: getattr(part, name) for name in Piece.__dataclass_fields__}
+        found += _small(_with_other(ComparedPiece(**fields, other=whole, pairs=pairs, offset=offset)))
+    return found
+
+
+def _restricted(side: Side, ranks: Iterable[int]) -> RecordedRun:
+    wanted = frozenset(ranks)
+    return RecordedRun(tuple(each for each in side.run.directories if each.rank in wanted), ())
+
+
+def _small(piece: ComparedPiece) -> Iterator[ComparedPiece]:
+    """Yield pieces of at most twice :data:`MOST_BYTES`, if ``piece`` can be cut."""
+    halves = piece.halves() if piece.bytes > 2 * MOST_BYTES else ()
+    if not halves:
+        yield piece
+    for half in halves:
+        if isinstance(half, ComparedPiece):
+            yield from _small(half)
+
+
+class OpenPiece(NamedTuple):
+    """Piece whose rows can be read."""
+
+    piece: ComparedPiece
+    connection: Connection
+    a: Rows
+    b: Rows
+
+
+class ReadProblems(NamedTuple):
+    """Problems of one run in a piece."""
+
+    opening: Problems
+    """Problems of whole files."""
+    reading: Problems
+    """Problems of lines."""
+
+
+class PieceResult(NamedTuple):
+    """Part of every result: which piece it is about, and what could not be read."""
+
+    place: tuple[int, ...]
+    a: ReadProblems
+    b: ReadProblems
+
+
+@contextmanager
+def opened_piece(piece: ComparedPiece, done: list[PieceResult]) -> Iterator[OpenPiece]:
+    """Open the files of a piece in one database; at the end its problems are added to ``done``."""
+    found = [(Problems(), Problems()) for _ in "ab"]
+    with closing(connected()) as connection, ExitStack() as stack:
+        both = []
+        for letter, part, (opening, reading) in zip("ab", (piece, piece.of_b()), found, strict=True):
+            rows = stack.enter_context(opened(part, opening, connection, letter, CLOCK_ROWS))
+            rows.problems = reading
+            both.append(rows)
+        yield OpenPiece(piece, connection, *both)
+    done.append(PieceResult(piece.place, *(ReadProblems(*each) for each in found)))

@@ -1,0 +1,114 @@
+"""Loop over the pieces of a comparison: three times, each time by the workers of an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar, cast
+
+from probe.core.analysis.compare.census import Census, Wanted, count
+from probe.core.analysis.compare.compared_piece import ComparedPiece, PieceResult
+from probe.core.analysis.compare.differences import DifferenceTables, measure
+from probe.core.analysis.compare.first_difference import DifferingRow, first_rows, request
+from probe.core.analysis.compare.side import Side
+from probe.core.analysis.engines import PieceEngine, mapped
+from probe.core.analysis.pieces import Piece
+from probe.core.storage.problems import Problem, Problems
+
+R = TypeVar("R")
+
+
+class Passes:
+    """Loop over the pieces of a comparison; data that could not be read are recorded."""
+
+    def __init__(self, engine: PieceEngine, pieces: Sequence[ComparedPiece]) -> None:
+        self._engine, self._pieces = engine, pieces
+        self.failed = Problems()
+        """Pieces without a result."""
+        self._of_opening: dict[tuple[int, ...], PieceResult] = {}
+        self._of_order: list[tuple[tuple[int, ...], Problems]] = []
+        self._of_lines: list[PieceResult] = []
+        self._incomplete: set[int] = set()
+
+    def count(self, wanted: Wanted) -> Census:
+        """Count the rows of both runs."""
+        census = Census()
+        for counted, done in self._each(partial(count, wanted=wanted), self._pieces):
+            census.merge(counted)
+            self._of_opening.setdefault(done.place, done)
+        return census
+
+    def measure(self, tables: DifferenceTables, census: Census) -> None:
+        """Measure every pair of rows, and those of signals with duplicate rows once more."""
+        self._measure(tables, tuple(tables.pairing.signals), False)
+        again = tables.find_duplicated(census)
+        if again:
+            self._measure(tables, again, True)
+
+    def _measure(self, tables: DifferenceTables, signals: Sequence[str], duplicated: bool) -> None:
+        work = partial(measure, pairing=tables.pairing, bins=tables.bins, signals=signals, duplicated=duplicated)
+        for measured, _ in self._each(work, self._pieces):
+            tables.add(measured)
+        tables.merge()
+
+    def first_rows(
+        self, tables: DifferenceTables, most: int, rank: int
+    ) -> tuple[list[DifferingRow], dict[str, dict[str, int]]]:
+        """Return the rows that differ first, and for each signal the positions of its names in the order in which
+        ``rank`` has executed them in the first step."""
+        wanted = request(tables, most, (rank, tables.pairing.steps[0]))
+        work = partial(first_rows, pairing=tables.pairing, wanted=wanted, duplicated=tuple(tables.duplicated))
+        rows: list[tuple[tuple[int, ...], DifferingRow]] = []
+        executed: dict[str, dict[str, int]] = {}
+        for found, _ in self._each(work, [piece for piece in self._pieces if wanted.concerns(piece)]):
+            rows = sorted([*rows, *found.rows], key=lambda pair: pair[0])[:most]
+            executed.update(found.executed)
+            self._of_order += found.problems
+        return [row for _, row in rows], executed
+
+    def incomplete(self) -> frozenset[int]:
+        """Return the ranks of A of which a piece has no result."""
+        return frozenset(rank for n in self._incomplete for rank in self._pieces[n].ranks)
+
+    def add_problems(self, a: Side, b: Side) -> None:
+        """Record the problems of both runs: those of files, then of the order of rows, then of lines."""
+        opening = list(self._of_opening.values())
+        for of_a in opening:
+            a.problems.extend(of_a.a.opening)
+        for _, problems in sorted(self._of_order, key=lambda pair: pair[0]):
+            a.problems.extend(problems)
+        a.problems.extend(_by_file(done.a.reading for done in self._of_lines))
+        for of_b in opening:
+            b.problems.extend(of_b.b.opening)
+        b.problems.extend(_by_file(done.b.reading for done in self._of_lines))
+
+    def _each(
+        self, work: Callable[[ComparedPiece], tuple[R, PieceResult]], pieces: Sequence[ComparedPiece]
+    ) -> Iterator[tuple[R, PieceResult]]:
+        done: Counter[int] = Counter()
+        of_piece = cast("Callable[[Piece], tuple[R, PieceResult]]", work)  # engines keep the class of pieces
+        for result, about in mapped(self._engine, of_piece, pieces, self.failed):
+            done[about.place[0]] += 1 << (_DEEPEST - len(about.place))
+            self._of_lines.append(about)
+            yield result, about
+        numbers = {id(piece): n for n, piece in enumerate(self._pieces)}
+        whole = 1 << (_DEEPEST - 1)
+        self._incomplete |= {numbers[id(piece)] for n, piece in enumerate(pieces) if done[n] < whole}
+
+
+_DEEPEST = 64
+"""Number of times that a piece may be halved."""
+
+
+def _by_file(found: Iterable[Problems]) -> Problems:
+    """Return the problems of lines once each, in the order of their files."""
+    once: dict[Problem, None] = {}
+    more = 0
+    for problems in found:
+        once.update(dict.fromkeys(problems.kept))
+        more += problems.number - len(problems.kept)
+    merged = Problems(number=more)
+    for problem in sorted(once, key=lambda problem: str(problem.path)):
+        merged.add(problem.path, problem.what, problem.line, problem.skipped)
+    return merged

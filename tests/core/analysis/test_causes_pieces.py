@@ -1,0 +1,149 @@
+"""First causes over pieces of a run: the same bytes as of the whole, by this process and by others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from probe.core.analysis.diagnosis import judge
+from probe.core.analysis.diagnosis.analyse import Analysis, analyse
+from probe.core.analysis.diagnosis.export import as_json
+from probe.core.analysis.engines import PieceEngine, engine_of
+from probe.core.analysis.engines.local import LocalEngine
+from probe.core.analysis.pieces import Piece
+from probe.core.records import Key
+from probe.core.storage.duckdb_reader import Connection
+from tests.core.analysis import test_causes
+from tests.core.analysis.causes_data import bad, everything_after, write_rank, write_run
+from tests.required import require
+
+pytestmark = pytest.mark.slow
+
+require("duckdb")
+
+R = TypeVar("R")
+AT = 6
+RANKS, STEPS = 9, 12
+
+
+class ShuffledEngine:
+    """Pieces in this process, in another order at each call."""
+
+    width = 1
+
+    def __init__(self) -> None:
+        self.pieces = 0
+
+    def each(self, function: Callable[[Piece], R], pieces: Iterable[Piece]) -> Iterator[tuple[Piece, R | Exception]]:
+        held = list(pieces)
+        self.pieces = max(self.pieces, len(held))
+        np.random.default_rng(len(held)).shuffle(held)  # type: ignore[arg-type]
+        yield from LocalEngine(1).each(function, held)
+
+
+def replicas(rank: int) -> dict[str, list[int]]:
+    return {"data_parallel": [other for other in range(RANKS) if other % 3 == rank % 3]}
+
+
+def diverging(signal: str, rank: int, step: int, key: Key) -> float | None:
+    """A weight of two ranks differs from its replicas', at different steps; a third rank finds NaN."""
+    if (signal, key.name) == ("param_origin", "b.weight") and (rank, step >= AT) == (1, True):
+        return 1.23456
+    if (signal, key.name) == ("param_origin", "a.weight") and (rank, step >= AT + 2) == (5, True):
+        return 1.34567
+    return bad(("actv", 6, AT + 1, "b.output"))(signal, rank, step, key)
+
+
+def nan_everywhere(signal: str, rank: int, step: int, key: Key) -> float | None:
+    return everything_after(AT, range(RANKS), bad(("actv", 3, AT, "b.output")))(signal, rank, step, key)
+
+
+def comparable(analysis: Analysis) -> str:
+    return json.dumps(as_json(analysis))
+
+
+@pytest.mark.parametrize("change", [diverging, nan_everywhere])
+def test_any_number_of_pieces(tmp_path: Path, change: Any) -> None:
+    """1, 2, 7 and 64 pieces, in shuffled order, give the same JSON as the whole run; so do two processes."""
+    write_run(tmp_path, RANKS, STEPS, change, groups=replicas)
+    (next(tmp_path.glob("*rank2-*")) / "actv_0-4.csv").open("a").write("not a row\n")
+    whole = comparable(analyse(tmp_path))
+    assert json.loads(whole)["findings"] > 0
+    for least in (1, 2, 7, 64):
+        engine = ShuffledEngine()
+        assert comparable(analyse(tmp_path, engine=engine, least=least)) == whole
+        assert engine.pieces >= min(least, RANKS)
+    with engine_of("local", 2) as two:
+        assert comparable(analyse(tmp_path, engine=two, least=3)) == whole
+
+
+@pytest.mark.parametrize("change", [diverging, nan_everywhere])
+def test_what_matters_of_many_ranks(tmp_path: Path, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many ranks fewer findings are kept; the stories and the counts are the same."""
+    write_run(tmp_path, RANKS, STEPS, change, groups=replicas)
+    whole = analyse(tmp_path)
+    monkeypatch.setattr(judge, "FEW", RANKS - 1)
+    few = analyse(tmp_path)
+    assert len(few.findings()) <= len(whole.findings())
+    assert few.number == whole.number
+    assert [each.text for each in few.diagnoses] == [each.text for each in whole.diagnoses]
+    assert [each.incident.by_rank for each in few.diagnoses] == [each.incident.by_rank for each in whole.diagnoses]
+
+
+def test_a_piece_that_fails_is_named(tmp_path: Path) -> None:
+    """The answer is one over fewer ranks, and says so."""
+    for rank in range(3):
+        write_rank(tmp_path, rank, range(STEPS), world_size=3)
+
+    class FailingEngine(ShuffledEngine):
+        """One piece of ranks fails."""
+
+        def each(
+            self, function: Callable[[Piece], R], pieces: Iterable[Piece]
+        ) -> Iterator[tuple[Piece, R | Exception]]:
+            for piece, result in super().each(function, pieces):
+                yield piece, (OSError("lost") if piece.ranks == (1,) else result)
+
+    analysis = analyse(tmp_path, engine=FailingEngine(), least=3)
+    assert analysis.extent.ranks == (0, 2)
+    assert analysis.problems.skipped
+    assert any("rank 1: OSError: lost" in line for line in analysis.problems.lines())
+
+
+@pytest.fixture(params=["shuffled", "processes"])
+def over_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Analyses by the tests of causes over pieces."""
+
+    def over(root: Path, steps: Iterable[int] = (), connection: Connection | None = None) -> Analysis:
+        engine: PieceEngine = ShuffledEngine() if request.param == "shuffled" else LocalEngine(2)
+        return analyse(root, steps, connection=connection, engine=engine, least=3)
+
+    monkeypatch.setattr(test_causes, "analyse", over)
+
+
+AGAIN = [
+    name
+    for name, function in vars(test_causes).items()
+    if name.startswith("test_") and function.__code__.co_varnames[: function.__code__.co_argcount] == ("tmp_path",)
+]
+PROCESSES = (
+    "test_gradients_of_replicas",
+    "test_nan_through_a_collective_in_the_forward",
+    "test_one_of_three_replicas_differs",
+    "test_ranks_that_are_no_replicas_are_not_compared",
+)
+"""Tests that are run with two processes, which take a second to start at each pass."""
+
+
+@pytest.mark.usefixtures("over_pieces")
+@pytest.mark.parametrize("name", AGAIN)
+def test_causes_over_pieces(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """All tests of causes, once more."""
+    if "processes" in request.node.name and name not in PROCESSES:
+        pytest.skip("with two processes only some")
+    getattr(test_causes, name)(tmp_path)

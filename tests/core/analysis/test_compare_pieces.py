@@ -1,0 +1,134 @@
+"""Comparisons in pieces: the same bytes for any number of pieces, in any order, in any process."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from probe.cli import app
+from probe.core.analysis.compare.compare import compare
+from probe.core.analysis.compare.explain import as_json
+from probe.core.analysis.compare.pairing import Options
+from probe.core.analysis.engines.local import LocalEngine
+from tests.core.analysis import test_compare
+from tests.core.analysis.compare_data import Array, Where, rounding, write_run
+from tests.core.analysis.cut_engine import CutEngine
+from tests.required import require
+
+pytestmark = pytest.mark.slow
+
+duckdb = require("duckdb")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``a``, ``same``, and runs that differ in more and more: by columns, formats, lines that cannot be read, rows that
+    come twice, and a resume."""
+    root = tmp_path_factory.mktemp("runs")
+    about = {"ranks": range(5), "steps": range(9)}
+    write_run(root / "a", steps_per_file=3, **about)  # type: ignore[arg-type]
+    write_run(root / "differs", _growing, steps_per_file=4, **about)  # type: ignore[arg-type]
+    for name, change in (("twice", _write_twice), ("broken", _break_lines), ("parquet", _write_parquet)):
+        shutil.copytree(root / "differs", root / name)
+        change(root / name)
+    write_run(root / "resumed", rounding(5), ranks=range(5), steps=range(6))
+    later = {"first_step": 4, "start_time": "2025-12-04T21:34:40+0800"}
+    write_run(root / "later", rounding(6), ranks=range(5), steps=range(4, 9), ops=("norm", "max"), **later)
+    for path in (root / "later").iterdir():
+        path.rename(root / "resumed" / path.name.replace("Dec03", "Dec04"))
+    return root
+
+
+def _growing(at: Where, tensor: Array) -> Array | None:
+    if at.rank == 1 and at.name == "head.weight":
+        return None
+    grown = rounding(3, 1e-5)(at, tensor) * (1 + 1e-3 * at.step if at.signal == "actv" else 1)
+    return grown * (2 if at.step >= 4 and at.rank in (2, 4) else 1)
+
+
+def _write_twice(root: Path) -> None:
+    for path in sorted(root.glob("*/grad_reduced*.csv"))[::3]:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines + lines[1:9]), encoding="utf-8")
+
+
+def _break_lines(root: Path) -> None:
+    for n, path in enumerate(sorted(root.glob("*/*.csv"))[::4]):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        wrong = [line.replace(",", ",x", 2) for line in lines[3 : 5 + n % 4]]
+        path.write_text("".join([*lines[:3], *wrong, *lines[5 + n % 4 :]])[: -20 if n % 3 else None], encoding="utf-8")
+
+
+def _write_parquet(root: Path) -> None:
+    for path in sorted(root.glob("*/*.csv"))[::2]:
+        duckdb.sql(f"COPY (FROM read_csv('{path}')) TO '{path.with_suffix('.parquet')}' (FORMAT parquet)")
+        path.unlink()
+    damaged = next(root.glob("*/*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:200])
+
+
+@pytest.mark.parametrize("name", ["differs", "twice", "broken", "parquet", "resumed"])
+@pytest.mark.parametrize("options", [Options(), Options(first_step=2, ops=("norm",), relative=1e-7)])
+def test_pieces_change_no_byte(runs: Path, name: str, options: Options) -> None:
+    """1, 2, 7 and 64 pieces, shuffled: by ranks, then by steps."""
+    wanted = as_json(compare(runs / "a", runs / name, options))
+    for number in (1, 2, 7, 64):
+        engine = CutEngine(number, seed=number)
+        assert as_json(compare(runs / "a", runs / name, options, engine=engine)) == wanted
+
+
+def test_processes_change_no_byte(runs: Path) -> None:
+    """Two of them, with the pieces that the command cuts for them."""
+    wanted = as_json(compare(runs / "a", runs / "broken"))
+    assert as_json(compare(runs / "a", runs / "broken", engine=LocalEngine(2))) == wanted
+
+
+def test_a_failed_piece_is_named(runs: Path) -> None:
+    """The others are compared, the result is none over all ranks, and the runs are not the same."""
+    found = compare(runs / "a", runs / "a", engine=CutEngine(5, failing=[3]))
+    assert found.problems == [f"{runs / 'a'}: rank 3: OSError: the machine is gone: left out"]
+    assert found.skipped
+    assert found.ranks == [(rank, rank) for rank in (0, 1, 2, 4)]
+    assert found.rows == 4 * 9 * test_compare.ROWS_A_STEP
+
+
+def test_nothing_is_compared_if_every_piece_fails(runs: Path) -> None:
+    """The error names the pieces."""
+    with pytest.raises(ValueError, match=r"none can be read\n.*5 ranks from 0 to 4: OSError: the machine is gone"):
+        compare(runs / "a", runs / "a", engine=CutEngine(1, failing=[3]))
+
+
+def test_the_command_works_in_pieces(runs: Path) -> None:
+    """The same output for any number of processes; and the cost alone before anything is read."""
+
+    def output(*args: str) -> tuple[str, int]:
+        result = CliRunner().invoke(app, ["compare", str(runs / "a"), str(runs / "differs"), *args])
+        return result.stdout, result.exit_code
+
+    plain = output("--json")
+    assert plain[1] == 1
+    assert output("--json", "--engine", "local", "-j", "2") == plain
+    cost, code = output("--explain")
+    assert code == 0
+    assert cost.startswith("1 piece: 5 ranks, 150 files, ")
+    assert output("--engine", "nowhere")[1] == 2
+
+
+@pytest.fixture
+def _in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tests of comparisons work in pieces."""
+    monkeypatch.setattr(test_compare, "compare", functools.partial(compare, engine=CutEngine(7, seed=3)))
+
+
+@pytest.mark.usefixtures("_in_pieces")
+class TestComparisonInPieces:
+    """Tests of comparisons once more, in pieces."""
+
+
+for _name, _function in list(vars(test_compare).items()):
+    if _name.startswith("test_"):
+        setattr(TestComparisonInPieces, _name, staticmethod(_function))

@@ -1,0 +1,446 @@
+"""Runs in object storage, on real servers: the same answers as on a disk, few requests, and every trouble named."""
+
+from __future__ import annotations
+
+import base64
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from probe.cli import app
+from probe.core.analysis.diagnosis.analyse import analyse
+from probe.core.analysis.diagnosis.export import as_json
+from probe.core.storage import object_store
+from probe.core.storage.directories import last_run
+from probe.core.storage.duckdb_reader import Rows
+from probe.core.storage.location import Location, Place, located
+from probe.core.storage.object_store import LocationError
+from probe.core.storage.pack import pack
+from probe.core.storage.problems import Problems
+from tests.core.storage.run_files import write_run
+from tests.faulty_proxy import FaultyProxy, ProxiedRequest, Trouble
+from tests.object_storage import BUCKET, SECRET, ObjectServer, environment, seaweed, seaweedfs, storage
+from tests.required import require
+from tests.resources.monitoring_process import free_port
+from tests.simulated_run import ParallelSizes, SimulatedRun
+
+require("duckdb")
+
+__all__ = ["seaweed", "storage"]  # fixtures
+
+SIMULATED = SimulatedRun(ParallelSizes(dp=2, pp=2), "gradient", seed=1, rows=8, resumed=0.3, dead=0.3)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with every kind of file: three formats, names with special characters, damaged lines and files."""
+    root = tmp_path / "run"
+    csv = write_run(root, 0, range(4))
+    parquet = write_run(root, 1, range(4), sink="parquet")
+    write_run(root, 2, range(4), sink="sqlite")
+    (csv / "a%2541%5B1%5D%3F%2A#_0-1.csv").write_text("vpp_stage,name,step,norm\n0,fc,0,1\n0,fc,1,nan\n")
+    (csv / "b[1]*_0-1.csv").write_text("vpp_stage,name,step,norm\n0,fc,0,1\n0,fc,x,2\n0,fc,1,2\n0,fc")
+    (csv / "c_0-1.csv").write_bytes(b"")
+    (parquet / "d_0-1.parquet").write_bytes(b"PAR1 is how it begins")
+    return root
+
+
+@pytest.fixture
+def seaweed_variables(seaweed: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+    """The variables by which this process finds SeaweedFS."""
+    return with_variables(seaweed.environment, seaweed, monkeypatch)
+
+
+def with_variables(variables: dict[str, str], server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def everything(place: Place, problems: Problems) -> dict[str, list[tuple[object, ...]]]:
+    """All rows of the last run, by signal."""
+    with Rows(last_run(place, problems).directories, problems) as rows:
+        return {
+            signal: rows.connection.execute(f"SELECT * FROM {rows.view(signal)} ORDER BY ALL").fetchall()
+            for signal in rows.signals
+        }
+
+
+def told(problems: Problems, root: object) -> list[str]:
+    """Problems, with the places within the run alone."""
+    return [line.replace(str(root), "RUN") for line in problems.lines()]
+
+
+def test_rows_and_problems_are_those_of_a_folder(
+    storage: ObjectServer, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every format, with NaN, damaged lines and files, and names that contain patterns and escapes."""
+    with_variables(storage.environment, storage, monkeypatch)
+    url = storage.put(run, "all of%20it [1]*?/run")
+    here, there = Problems(), Problems()
+    assert repr(everything(located(url), there)) == repr(everything(run, here))
+    assert told(there, url) == told(here, run)
+    assert len(told(here, run)) > 3
+
+
+def answer(words: list[str], root: object) -> tuple[int, str]:
+    """Exit code and output of a command, with the places within the run alone."""
+    done = CliRunner().invoke(app, words)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, (done.stdout + done.stderr).replace(str(root), "RUN")
+
+
+def inflated(page: str) -> str:
+    """A report with the texts of its compressed parts, in which the run is named too."""
+
+    def text(found: re.Match[str]) -> str:
+        return zlib.decompress(base64.b64decode(found[1])).decode("utf-8", "replace")
+
+    page = re.sub(r'<script[^>]* id="data-cells">.*?</script>', "", page, flags=re.DOTALL)  # has ties
+    return re.sub(r'"(eN[A-Za-z0-9+/]{40,}=*)"', text, page)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_commands_answer_with_the_same_bytes(packed: bool, seaweed_variables: ObjectServer, tmp_path: Path) -> None:
+    """``anomalies``, ``report`` and ``compare`` of a bucket, packed or not, and of a folder."""
+    plain = tmp_path / "plain"
+    SIMULATED.write(plain)
+    folder = plain
+    if packed:
+        folder = tmp_path / "packed"
+        pack(plain, folder)
+    url = seaweed_variables.put(folder, f"commands{packed}")
+    out = tmp_path / "page.html"
+    pages = []
+    for root in (str(folder), url):
+        code, said = answer(["anomalies", root, "--json"], root)
+        shown = answer(["report", root, "-o", str(out)], root)
+        page = inflated(out.read_text()).replace(root, "RUN")
+        assert code == 1, said
+        compared = None if packed else answer(["compare", root, str(plain)], root)
+        pages.append((code, said, shown, page, compared))
+    for here, there in zip(*pages, strict=True):
+        assert here == there
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_conversions_write_the_same(processes: str, seaweed_variables: ObjectServer, run: Path, tmp_path: Path) -> None:
+    """The curves are equal byte by byte if the files are of the same time, the rows of the database also otherwise."""
+    url = seaweed_variables.put(run, f"conversions{processes}")
+    with_times_of(located(url), run)
+    found = []
+    for root in (str(run), url):
+        out = tmp_path / f"of{len(found)}"
+        code, said = answer(["csv2db", root, "-o", str(out), "-j", processes], root)
+        curves = answer(["csv2tb", root, "-o", str(out / "curves"), "-j", processes], root)
+        dump = subprocess.run(
+            [sys.executable, "-c", DUMP, str(out / "monitor_metrics.db")], capture_output=True, check=True
+        ).stdout
+        events = [path.read_bytes() for path in sorted((out / "curves").rglob("events*"))]
+        assert events
+        found.append((code, said.replace(str(out), "OUT"), curves[0], curves[1].replace(str(out), "OUT"), dump, events))
+    assert found[0] == found[1]
+
+
+DUMP = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).iterdump(), sep='\\n')"
+
+
+def with_times_of(place: Place, folder: Path) -> None:
+    """Give the files in ``folder`` the times of the objects of the same names."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert isinstance(place, Location)
+            time = (place / str(path.relative_to(folder))).stat().st_mtime_ns
+            os.utime(path, ns=(time, time))
+
+
+def test_each_object_is_read_once_after_one_listing(
+    seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first cause and all rows of a run: one listing, one request an object, none for what is not there."""
+    SIMULATED.write(tmp_path)
+    url = seaweed.put(tmp_path, "counted")
+    with FaultyProxy(seaweed.url) as proxy:
+        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        place = located(url)
+        analyse(place)
+        everything(place, Problems())
+    assert len(proxy.listings()) == 1
+    assert set(proxy.of_objects().values()) == {1}
+    assert len(proxy.of_objects()) <= sum(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small objects are taken for large ones."""
+    monkeypatch.setattr(object_store, "WHOLE", 1000)
+    monkeypatch.setattr(object_store, "TAIL", 300)
+    monkeypatch.setattr(object_store, "LARGEST_PART", 1 << 20)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_large_object_takes_three_requests(seaweed: ObjectServer, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end, and its other bytes in two parts, whatever is read of it and how often."""
+    url = seaweed.put(run, "large")
+    with FaultyProxy(seaweed.url) as proxy:
+        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        place = located(url)
+        assert repr(everything(place, Problems())) == repr(everything(run, Problems()))
+        everything(place, Problems())
+    assert max(proxy.of_objects().values()) == 3
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_an_object_that_changes_between_two_parts_is_an_error(
+    storage: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never the beginning of one version with the end of another."""
+    with_variables(storage.environment, storage, monkeypatch)
+    (tmp_path / "file").write_bytes(b"1" * 5000)
+    url = storage.put(tmp_path, "changing")
+    place = located(url) / "file"
+    with place.open() as file:
+        assert file.read(10) == b"1" * 10
+        storage.client().put_object(Bucket=BUCKET, Key="changing/file", Body=b"2" * 5000)
+        file.seek(4000)
+        with pytest.raises(LocationError, match="has changed since it was listed"):
+            file.read()
+
+
+def test_what_changes_or_vanishes_is_a_problem(
+    storage: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object of another size or version, or none, after the listing: left out by name, and the exit code is 1."""
+    with_variables(storage.environment, storage, monkeypatch)
+    directory = write_run(tmp_path, 0, range(4))
+    url = storage.put(tmp_path, "vanishing")
+    place, problems = located(url), Problems()
+    assert place.is_dir()
+    names = sorted(path.name for path in directory.glob("actv*.csv"))
+    key = f"vanishing/{directory.name}"
+    storage.client().delete_object(Bucket=BUCKET, Key=f"{key}/{names[0]}")
+    content = (directory / names[1]).read_bytes()
+    storage.client().put_object(Bucket=BUCKET, Key=f"{key}/{names[1]}", Body=content + content)
+    storage.client().put_object(Bucket=BUCKET, Key=f"{key}/{names[2]}", Body=content[:-2] + b"9\n")
+    rows = everything(place, problems)
+    assert {row[4] for row in rows["actv"]} == {3}
+    assert problems.skipped
+    lines = "\n".join(problems.lines())
+    assert f"{names[0]}: " in lines
+    assert "it is gone now" in lines
+    assert lines.count("has changed since it was listed") == 2
+
+
+def busy(times: int) -> Callable[[ProxiedRequest], Trouble | None]:
+    """Trouble: the first requests of each object, and every listing's first, are answered with 503."""
+    return lambda request: Trouble(status=503) if request.number <= times else None
+
+
+def cut(request: ProxiedRequest) -> Trouble | None:
+    """Trouble: the first answer of each object breaks off."""
+    return Trouble(cut_after=20) if request.number == 1 and not request.is_listing else None
+
+
+@pytest.mark.parametrize("faults", [busy(2), cut], ids=["busy", "cut"])
+def test_passing_trouble_changes_nothing(
+    faults: Callable[[ProxiedRequest], Trouble | None],
+    seaweed: ObjectServer,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """503 and answers that break off are asked for again."""
+    url = seaweed.put(run, "passing")
+    with FaultyProxy(seaweed.url, faults) as proxy:
+        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        problems, here = Problems(), Problems()
+        assert repr(everything(located(url), problems)) == repr(everything(run, here))
+        assert told(problems, url) == told(here, run)
+
+
+def test_an_object_that_is_always_refused_is_a_problem(
+    seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 to every attempt: the file is named with what came and what to do, and the rest is read."""
+    directory = write_run(tmp_path, 0, range(2))
+    url = seaweed.put(tmp_path, "refused")
+    name = f"{directory.name}/actv_0-0.csv"
+    with FaultyProxy(seaweed.url, lambda r: Trouble(status=503) if r.path.endswith(name) else None) as proxy:
+        with_variables(environment(proxy.url), seaweed, monkeypatch)
+        code, said = answer(["anomalies", url], url)
+    assert code == 1
+    assert "actv_0-0.csv" in said.replace("\n", "")
+    assert "the storage is busy, after several attempts" in said
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_trouble_within_a_query_is_an_error_that_names_the_object(
+    seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB, which reads the later parts of a large object, does not hide what happened."""
+    directory = write_run(tmp_path, 0, range(2), sink="parquet")
+    url = seaweed.put(tmp_path, "query")
+    name = sorted(path.name for path in directory.glob("actv*"))[0]
+    with_variables(seaweed.environment, seaweed, monkeypatch)
+    problems = Problems()
+    run = last_run(located(url), problems)
+
+    def asked() -> None:
+        with Rows(run.directories, problems) as rows:
+            view = rows.view("actv")
+            key = f"query/{directory.name}/{name}"
+            seaweed.client().put_object(Bucket=BUCKET, Key=key, Body=(directory / name).read_bytes() + b" ")
+            store = next(file.path for _, file in rows.files["actv"]).store
+            store._parts.clear()  # as if DuckDB had not read this part before
+            rows.connection.execute(f"SELECT sum(min) FROM {view}").fetchall()
+
+    with pytest.raises(LocationError, match=f"{name}: it has changed since it was listed"):
+        asked()
+
+
+@pytest.fixture
+def wrong(seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run, and keys that the server does not know."""
+    write_run(tmp_path, 0, range(2))
+    url = seaweed.put(tmp_path, "wrong")
+    with_variables(seaweed.environment | {"AWS_SECRET_ACCESS_KEY": "another-secret"}, seaweed, monkeypatch)
+    return url
+
+
+@pytest.mark.parametrize("command", ["anomalies", "report", "compare", "csv2db", "csv2tb", "performance"])
+def test_wrong_keys_are_refused(command: str, wrong: str, tmp_path: Path) -> None:
+    """Each command says where, what came and what to do, ends with 2 and shows no key."""
+    second = [wrong] if command == "compare" else ["-o", str(tmp_path / "out")] if command != "anomalies" else []
+    code, said = answer([command, wrong, *second], tmp_path)
+    flat = " ".join(said.split())
+    assert code == 2
+    assert f"{wrong}: expected a folder that can be listed; PermissionError" in flat
+    assert "check the credentials" in flat
+    assert "another-secret" not in flat
+
+
+def test_a_bucket_or_folder_that_is_not_there(seaweed_variables: ObjectServer, tmp_path: Path) -> None:
+    """Both are named, with exit code 2."""
+    for url in ("s3://no-such-bucket/run", f"s3://{BUCKET}/nothing"):
+        code, said = answer(["anomalies", url], tmp_path)
+        assert code == 2
+        assert f"{url}: expected the directory in which ranks have written; there is none of this name" in said
+
+
+def test_a_server_that_is_not_there(seaweed: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is named, and what to check."""
+    with_variables(environment("http://127.0.0.1:9"), seaweed, monkeypatch)
+    code, said = answer(["anomalies", f"s3://{BUCKET}/run"], tmp_path)
+    assert code == 2
+    assert "Could not connect" in said
+    assert "check the endpoint" in said
+
+
+def test_a_server_that_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was listed before is read after it, once the server is there again."""
+    require("s3fs")
+    run = tmp_path / "run"
+    write_run(run, 0, range(3))
+    port = free_port()
+    with seaweedfs(tmp_path / "weed", port) as first:
+        with_variables(first.environment, first, monkeypatch)
+        place = located(first.put(run, "restarted"))
+        assert place.is_dir()
+    with seaweedfs(tmp_path / "weed", port):
+        assert repr(everything(place, Problems())) == repr(everything(run, Problems()))
+
+
+def test_a_url_with_a_password_is_refused_without_showing_it(tmp_path: Path) -> None:
+    """It would be in reports and shell histories."""
+    code, said = answer(["anomalies", "s3://key:pass-word@bucket/run"], tmp_path)
+    assert code == 2
+    assert "pass-word" not in said
+    assert "credentials" in said
+    with pytest.raises(ValueError, match="expected a URL without credentials"):
+        located("s3://key:pass-word@bucket/run")
+
+
+def test_a_pickle_is_small_and_has_no_credentials(seaweed_variables: ObjectServer, run: Path) -> None:
+    """A location as a worker gets it: readable there, without listing again."""
+    url = seaweed_variables.put(run, "pickled")
+    place = next(path for path in next(iter(located(url).iterdir())).iterdir() if path.suffix == ".csv")
+    data = pickle.dumps(place)
+    assert len(data) < 500
+    assert SECRET.encode() not in data
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_read, (data,)) == place.read_bytes()
+
+
+def _read(data: bytes) -> bytes:
+    place: Location = pickle.loads(data)
+    return place.read_bytes()
+
+
+def test_without_the_package_the_error_names_what_to_install(run: Path, tmp_path: Path) -> None:
+    """``import probe`` and the readers need none of it; a URL does."""
+    code = (
+        "import sys; sys.modules['s3fs'] = None; sys.argv = ['probe', 'anomalies', 's3://bucket/run']\n"
+        "from probe.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install" in done.stderr
+    assert "s3fs" in done.stderr
+    assert "[s3]" in done.stderr
+
+
+def test_memory_and_its_names() -> None:
+    """The part of :class:`pathlib.Path` that readers use, on fsspec's own file system."""
+    fsspec = require("fsspec")
+    fsspec.filesystem("memory").pipe({"/names/run/a[1].csv": b"1\r\n2", "/names/run/b/c%41.json": b"{}"})
+    root = located("memory://names/run/")
+    assert isinstance(root, Location)
+    assert (str(root), root.name, root.parts) == ("memory://names/run", "run", ("memory://names", "run"))
+    assert [path.name for path in root.iterdir()] == ["a[1].csv", "b"]
+    assert [path.name for path in root.glob("a*")] == ["a[1].csv"]
+    file = root / "b" / "c%41.json"
+    assert (file.suffix, file.stem, str(file.parent), file.is_file(), file.is_dir()) == (
+        ".json",
+        "c%41",
+        "memory://names/run/b",
+        True,
+        False,
+    )
+    assert (root / "a[1].csv").read_text() == "1\n2"
+    assert str(file.relative_to(root)) == "b/c%41.json"
+    assert not (root / "b" / "d").exists()
+    assert file.with_name("x") == root / "b" / "x"
+    assert sorted([file, root]) == [root, file]
+    with pytest.raises(FileNotFoundError):
+        (root / "d").stat()
+    with pytest.raises(IsADirectoryError):
+        (root / "b").open()
+
+
+@pytest.mark.parametrize("text", ["file:///tmp/run", "s3://", "ftp://host/run", "s4://bucket/run"])
+def test_other_urls_are_refused(text: str) -> None:
+    """With the kinds that there are, or an example."""
+    with pytest.raises(ValueError, match="s3://"):
+        located(text)
+
+
+def test_the_first_cause_is_the_same_over_memory(tmp_path: Path) -> None:
+    """Any file system of fsspec serves."""
+    fsspec = require("fsspec")
+    SIMULATED.write(tmp_path)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            fsspec.filesystem("memory").pipe(f"/cause/{path.relative_to(tmp_path)}", path.read_bytes())
+    there = json.dumps(as_json(analyse(located("memory://cause"))))
+    assert there.replace("memory://cause", "RUN") == json.dumps(as_json(analyse(tmp_path))).replace(
+        str(tmp_path), "RUN"
+    )
