@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-SECONDS = 120
+from tests.forks import ROOT
+from tests.user_scripts import forks
+
+MODULES = ("tests.mindspore.toys", "probe.core.analysis.diagnosis.analyse")
+"""Of most scripts, imported once for all processes."""
+SECONDS = 600
 """After which a process is given up."""
 
 
@@ -30,10 +33,12 @@ def run(script: str, ranks: int, root: Path) -> Path:
     roles = [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(number)} for number in range(ranks)]
     with ExitStack() as ending:
         workers = []
-        for role in ({"MS_ROLE": "MS_SCHED"}, *roles):
+        for number, role in enumerate(({"MS_ROLE": "MS_SCHED"}, *roles)):
             log = ending.enter_context((root / f"{''.join(role.values())}.log").open("w"))
-            command = [sys.executable, script]
-            process = subprocess.Popen(command, cwd=root, env=environment | role, stdout=log, stderr=log)
+            server, output = forks(*MODULES, number=number % 2), log.fileno()
+            process = server.start(
+                [script], environment=environment | role, cwd=str(root), stdout=output, stderr=output
+            )
             ending.callback(process.wait)
             ending.callback(process.kill)
             if role in roles:
