@@ -50,7 +50,8 @@ def report(
         engine_of(engine, jobs, lambda done: status.update(progress_text(done))) as pieces,
     ):
         check_target(out)
-        analysis = analyse(directory, progress=status.update) if judge else None
+        chosen = pieces if engine or jobs else None
+        analysis = analyse(directory, progress=status.update, engine=chosen) if judge else None
         diagnosis, problems = (card(analysis), analysis.problems) if analysis else (None, None)
         written = write_report(directory, out, diagnosis, status.update, problems, pieces)
     typer.echo(printable_lines(written.diagnosis.paragraph))
