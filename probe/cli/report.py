@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from probe.cli import refusing
-from probe.cli.engines import EngineName, Explain, Jobs, progress_text
+from probe.cli.engines import EngineName, Explain, Jobs, in_this_process, progress_text
 from probe.cli.engines import explain as explain_pieces
 from probe.cli.places import RunPlace
 from probe.core.messages import complain, plural
@@ -50,7 +50,7 @@ def report(
         engine_of(engine, jobs, lambda done: status.update(progress_text(done))) as pieces,
     ):
         check_target(out)
-        chosen = pieces if engine or jobs else None
+        chosen = None if in_this_process(engine, jobs) else pieces
         analysis = analyse(directory, progress=status.update, engine=chosen) if judge else None
         diagnosis, problems = (card(analysis), analysis.problems) if analysis else (None, None)
         written = write_report(directory, out, diagnosis, status.update, problems, pieces)
