@@ -67,7 +67,7 @@ MUTATIONS = (
     # storage
     Mutation("core/storage/table_files.py", "min((step for step in steps if step is not None), default=lowest)", "lowest", "test_reading_directories.py test_directories.py test_reading.py test_readers.py test_damaged_files.py matrix/test_files.py"),
     Mutation("core/storage/layout.py", "return first, first + steps_per_file - 1", "return first, first + steps_per_file", "test_sinks_csv.py test_layout.py"),
-    Mutation("core/storage/batches.py", "(last is None or file.first <= last)", "(last is None or file.first < last)", "test_reading.py test_readers.py test_reading_directories.py test_directories.py"),
+    Mutation("core/storage/batches.py", "if last is None or file.first <= last]", "if last is None or file.first < last]", "test_reading.py test_readers.py test_reading_directories.py test_directories.py"),
     Mutation("core/storage/event_file.py", "padding = -len(data) % 4", "padding = len(data) % 4", "test_sinks_tensorboard.py test_csv2tb.py"),
     Mutation("core/storage/event_file.py", "(checksum >> 15 | checksum << 17)", "(checksum >> 15 | checksum << 16)", "test_sinks_tensorboard.py test_csv2tb.py"),
     Mutation("core/storage/anomaly_runs.py", "entry.step < directory.until", "entry.step <= directory.until", "test_anomaly_runs.py"),
@@ -106,7 +106,7 @@ MUTATIONS = (
     # analysis
     Mutation("core/analysis/merge.py", "complete = (counted == numels(shapes)) & ~terms", "complete = ~terms", "test_merging.py"),
     Mutation("core/analysis/compare/differences.py", "return abs(a - b) if op == \"zeros\" or op in EXACT else excess * relative", "return excess * relative", "test_compare.py test_compare_cli.py", "not pytorch and not mindspore"),
-    Mutation("core/analysis/diagnosis/causality.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
+    Mutation("core/analysis/diagnosis/paths.py", "if one.began < other.began:", "if one.began <= other.began:", "test_causes.py"),
     Mutation("core/analysis/convert/curves.py", "while number > 0x7F:", "while number > 0xFF:", "test_csv2tb.py"),
     Mutation("core/analysis/report/payload.py", "<= low and high < 1 << (8 * size - 1))", "<= low and high <= 1 << (8 * size - 1))", "test_report_cells.py test_report_sizes.py test_report.py"),
     # services beside training

@@ -12,7 +12,7 @@ from probe.core.analysis.compare.differences import RELATIVE, DifferenceTables, 
 from probe.core.analysis.compare.first_difference import DifferingRow
 from probe.core.analysis.compare.name_map import nearest
 from probe.core.analysis.compare.pairing import OnlyIn, Options, Sides, only_ranks, pair_ranks, wanted
-from probe.core.analysis.compare.passes import Passes
+from probe.core.analysis.compare.passes import ComparisonPasses
 from probe.core.analysis.compare.side import Side, found
 from probe.core.analysis.engines import PieceEngine
 from probe.core.analysis.engines.local import LocalEngine
@@ -128,7 +128,7 @@ def compare(
     side_a, side_b = found("a", a), found("b", b)
     ranks = pair_ranks(side_a, side_b, options)
     chosen = engine or LocalEngine(1)
-    passes = Passes(chosen, divided(side_a, side_b, ranks, options.step_offset, _least(chosen)))
+    passes = ComparisonPasses(chosen, divided(side_a, side_b, ranks, options.step_offset, _least(chosen)))
     census = passes.count(wanted(options))
     _check_readable(census, passes, side_a, side_b)
     sides = Sides(side_a, side_b, options, census)
@@ -162,7 +162,7 @@ def _least(engine: PieceEngine) -> int:
     return 1 if engine.width == 1 else LEAST_EACH * engine.width
 
 
-def _check_readable(census: Census, passes: Passes, a: Side, b: Side) -> None:
+def _check_readable(census: Census, passes: ComparisonPasses, a: Side, b: Side) -> None:
     for side in (a, b):
         if not census.signals(side.letter):
             passes.add_problems(a, b)

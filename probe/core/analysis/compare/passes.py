@@ -18,7 +18,7 @@ from probe.core.storage.problems import Problem, Problems
 R = TypeVar("R")
 
 
-class Passes:
+class ComparisonPasses:
     """Loop over the pieces of a comparison; data that could not be read are recorded."""
 
     def __init__(self, engine: PieceEngine, pieces: Sequence[ComparedPiece]) -> None:
