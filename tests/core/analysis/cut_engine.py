@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 from probe.core.analysis.pieces import Piece, halved
@@ -35,7 +34,7 @@ class CutEngine:
 
     def _cut(self, pieces: list[Piece]) -> list[Piece]:
         whole: list[Piece] = []
-        waiting = [replace(piece, cuts=("ranks", "steps")) for piece in pieces]
+        waiting = list(pieces)
         while waiting and len(whole) + len(waiting) < self._number:
             piece = waiting.pop(0)
             halves = halved(piece)

@@ -326,12 +326,12 @@ def test_pieces_change_nothing(tmp_path: Path) -> None:
         if rank % 2:
             path = next(directory.glob("actv_*.csv"))
             path.write_text(path.read_text()[:-9])
-    plain = by_pieces(tmp_path / "run", tmp_path / "plain")
+    plain = by_pieces(tmp_path / "run", output_dirpath=tmp_path / "plain")
     assert plain.rows
     assert len(plain.problems.lines()) == 2
     engines = [*(CutEngine(number, seed=number) for number in (1, 2, 7)), LocalEngine(2)]
     for n, engine in enumerate(engines):
-        done = by_pieces(tmp_path / "run", tmp_path / str(n), engine=engine)
+        done = by_pieces(tmp_path / "run", output_dirpath=tmp_path / str(n), engine=engine)
         assert (done.rows, done.files, done.problems) == (plain.rows, plain.files, plain.problems)
         assert read_all(tmp_path / str(n)) == read_all(tmp_path / "plain")
         assert not list((tmp_path / str(n)).glob(".*"))
@@ -341,7 +341,7 @@ def test_a_failed_piece_is_named(tmp_path: Path) -> None:
     """Its ranks have no curves, and the conversion is not complete."""
     for rank in range(3):
         write_run(tmp_path / "run", rank, range(3))
-    done = by_pieces(tmp_path / "run", tmp_path / "tb", engine=CutEngine(3, failing=[1]))
+    done = by_pieces(tmp_path / "run", output_dirpath=tmp_path / "tb", engine=CutEngine(3, failing=[1]))
     assert done.problems.lines() == [f"{tmp_path / 'run'}: rank 1: OSError: the machine is gone: left out"]
     assert done.problems.skipped
     assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["rank0", "rank2"]

@@ -28,7 +28,8 @@ def test_the_number_of_rows_is_estimated(tmp_path: Path) -> None:
 
 
 def test_too_many_bytes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """The error has the limit, the size, and the commands for such runs; a choice of kinds is converted."""
+    """The error has the limit, the size, and the commands for such runs; a choice of kinds is converted; the file that
+    cannot be read is recorded all the same."""
     directory = write_run(tmp_path / "run", 0, range(3))
     os.truncate(next(directory.glob("actv_*.csv")), 120 * 10**9)  # a hole: it takes no room
     result = CliRunner().invoke(app, ["csv2db", str(tmp_path / "run"), "-o", str(tmp_path / "db")])
@@ -37,7 +38,10 @@ def test_too_many_bytes_are_refused_before_anything_is_written(tmp_path: Path) -
         assert told in " ".join(result.stderr.split())
     assert not (tmp_path / "db").exists()
     chosen = ["csv2db", str(tmp_path / "run"), "-o", str(tmp_path / "db"), "--data-type-list", "grad_reduced"]
-    assert CliRunner().invoke(app, chosen).exit_code == 0
+    result = CliRunner().invoke(app, chosen)
+    assert result.exit_code == 1
+    assert "6 rows" in result.output
+
 
 
 def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def _logged(table: StepTable, first: int) -> tuple[LoggedUse, ...]:
     found = []
     for name, column in table.uses.items():
         query = (
-            f"SELECT avg({column}), max({column}), arg_max(rank, {column}) FROM {TABLE} "  # noqa: S608 - our own words
+            f"SELECT avg({column}), max({column}), first(rank ORDER BY {column} DESC, rank) FROM {TABLE} "  # noqa: S608 - our own words
             f"WHERE step >= ? AND isfinite({column})"
         )
         mean, highest, rank = table.connection.execute(query, [first]).fetchone() or (None, None, None)
