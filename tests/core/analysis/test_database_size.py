@@ -43,7 +43,6 @@ def test_too_many_bytes_are_refused_before_anything_is_written(tmp_path: Path) -
     assert "6 rows" in result.output
 
 
-
 def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the estimate, whatever the bytes."""
     write_run(tmp_path, 0, range(50))
